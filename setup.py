@@ -1,0 +1,60 @@
+"""Builds the native library; everything else about the package is in setup.cfg.
+
+The library has a C interface and is loaded with ctypes. So it needs no Python header, and one wheel
+serves every Python 3 on a platform.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = "libhvdc_cpu.so"
+
+
+class CMakeBuild(build_ext):
+    """Lets cmake build the library, and tells setuptools where it lies."""
+
+    def run(self):
+        # The base class clears `inplace` while it builds, so it is noted here.
+        self.in_checkout = bool(self.inplace)
+        if self.in_checkout:
+            (ROOT / "hvd_compress" / "lib").mkdir(exist_ok=True)
+        super().run()
+
+    def get_ext_filename(self, fullname):
+        return str(Path(*fullname.split(".")[:-1], LIBRARY))
+
+    def build_extension(self, ext):
+        # An editable install keeps its build tree, so that the next one compiles only what changed;
+        # setuptools' own build_temp would be a new temporary folder each time.
+        build_dir = ROOT / "build" / "native" if self.in_checkout else Path(self.build_temp)
+        package_dir = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent
+        extra = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        for arguments in (
+            ["-S", str(ROOT), "-B", str(build_dir), "-DCMAKE_BUILD_TYPE=Release", *extra],
+            ["--build", str(build_dir), "--parallel", str(len(os.sched_getaffinity(0)))],
+            ["--install", str(build_dir), "--prefix", str(package_dir)],
+        ):
+            subprocess.run(["cmake", *arguments], check=True)
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for one platform, but for every Python 3 and its every ABI."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("hvd_compress.lib.hvdc_cpu", sources=[])],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
+    # pip reads this as a requirement of the build; a cmake that is there already is preferred.
+    setup_requires=[] if shutil.which("cmake") else ["cmake>=3.18"],
+)
