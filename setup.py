@@ -37,12 +37,14 @@ class CMakeBuild(build_ext):
         build_dir = ROOT / "build" / "native" if self.in_checkout else Path(self.build_temp)
         package_dir = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent
         extra = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        # What a surrounding make hands down is not meant for the make that cmake starts.
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
         for arguments in (
             ["-S", str(ROOT), "-B", str(build_dir), "-DCMAKE_BUILD_TYPE=Release", *extra],
             ["--build", str(build_dir), "--parallel", str(len(os.sched_getaffinity(0)))],
             ["--install", str(build_dir), "--prefix", str(package_dir)],
         ):
-            subprocess.run(["cmake", *arguments], check=True)
+            subprocess.run(["cmake", *arguments], check=True, env=environment)
 
 
 class PlatformWheel(bdist_wheel):
