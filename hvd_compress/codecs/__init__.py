@@ -1,0 +1,37 @@
+"""Codecs: what is sent. Frozen configurations, byte layouts and the NumPy oracle of each.
+
+Nothing here knows a framework, a network or a thread.
+"""
+
+from hvd_compress.codecs.base import Codec, Layout
+from hvd_compress.codecs.cast import BF16, FP16, NoCompression
+from hvd_compress.codecs.ecq import ECQ
+from hvd_compress.codecs.feedback import ErrorFeedback
+from hvd_compress.codecs.int8 import Int8
+from hvd_compress.codecs.noise import NoiseKey
+from hvd_compress.codecs.onebit import OneBit
+from hvd_compress.codecs.payload import HEADER_BYTES, Header, PayloadError, read_header
+from hvd_compress.codecs.registry import CODECS, SCHEMES, Scheme, codec_from_config
+from hvd_compress.codecs.ternary import Ternary
+
+__all__ = [
+    "BF16",
+    "CODECS",
+    "ECQ",
+    "FP16",
+    "HEADER_BYTES",
+    "SCHEMES",
+    "Codec",
+    "ErrorFeedback",
+    "Header",
+    "Int8",
+    "Layout",
+    "NoCompression",
+    "NoiseKey",
+    "OneBit",
+    "PayloadError",
+    "Scheme",
+    "Ternary",
+    "codec_from_config",
+    "read_header",
+]

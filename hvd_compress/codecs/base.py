@@ -1,0 +1,225 @@
+"""What a codec is: a frozen configuration, a byte layout and the NumPy oracle of its mathematics."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from hvd_compress.codecs.noise import NoiseKey
+
+TILE = 64
+"""Contiguous groups are multiples of this many elements: a tile of noise and of bit planes."""
+
+MAX_GROUP = 65536
+"""The largest contiguous group; anything larger is ``"tensor"``."""
+
+PACK_BLOCK = 2560
+"""Elements packed together where the scale belongs to something else than a contiguous group."""
+
+TINY = np.float32(2.0**-120)
+"""Groups whose scale is below this are sent as zeros: its reciprocal would not be finite."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a payload's body stand.
+
+    Attributes:
+        count: elements of the tensor.
+        scales: float32 values at the start of the body, padded with zeros to 16 bytes.
+        block: elements that are packed together, a multiple of 64.
+        block_bytes: bytes of a full block's codes.
+        last_bytes: bytes of the last block's codes, which may be short.
+    """
+
+    count: int
+    scales: int
+    block: int
+    block_bytes: int
+    last_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the codes stand in, the last one possibly short."""
+        return -(-self.count // self.block)
+
+    @property
+    def codes_offset(self) -> int:
+        """Bytes from the start of the body to the codes."""
+        return round_up(4 * self.scales, 16)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body, padded so that a payload is a multiple of 16 bytes."""
+        codes = (self.blocks - 1) * self.block_bytes + self.last_bytes if self.count else 0
+        return round_up(self.codes_offset + codes, 16)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A way to turn float32 numbers into few bits, and back.
+
+    Subclasses are frozen dataclasses whose fields are the configuration. They hold no state: residuals
+    and noise positions belong to whoever encodes. ``codec_id`` names a frozen byte format: a change of
+    the bytes is a new id.
+    """
+
+    codec_id: ClassVar[int]
+    name: ClassVar[str]
+    error: ClassVar[Literal["unbiased", "contractive"]]
+    """How the quantization error behaves, which decides what error feedback is stable:
+    ``E[Q(x)] = x``, or ``|x - Q(x)| < |x|`` always."""
+
+    def layout(self, shape: Shape) -> Layout:
+        """The byte layout for a tensor of that shape."""
+        raise NotImplementedError
+
+    def quantize(
+        self, x: np.ndarray, shape: Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The oracle of encoding.
+
+        Args:
+            x: shape=(n,), dtype float32: the tensor in row-major order, residual added.
+            shape: the tensor's shape.
+            noise: position in the noise; codecs that round deterministically ignore it.
+
+        Returns:
+            The scales, shape=(layout.scales,), dtype float32, NaN for groups that hold a non-finite
+            number, and the codes of all blocks, dtype uint8.
+        """
+        raise NotImplementedError
+
+    def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: Shape) -> np.ndarray:
+        """The oracle of decoding: shape=(n,), dtype float32, NaN where a scale is NaN."""
+        raise NotImplementedError
+
+    def variance_factor(self, count: int) -> float:
+        """The gamma for which E|Q(x) - x|^2 <= gamma |x|^2 with ``count`` elements (unbiased codecs).
+
+        ECQ-SGD, lemma 1.
+        """
+        raise NotImplementedError
+
+    def native(self) -> dict[str, int | float]:
+        """The fields of the C interface's ``hvdc_spec`` that this configuration sets."""
+        raise NotImplementedError
+
+    def payload_bytes(self, shape: Shape) -> int:
+        """Exact size in bytes of a payload for a tensor of that shape, header and padding included."""
+        from hvd_compress.codecs.payload import HEADER_BYTES
+
+        return HEADER_BYTES + self.layout(shape).body_bytes
+
+    def bits_per_element(self, shape: Shape) -> float:
+        """Payload bits per element, everything included; infinite for an empty tensor."""
+        count = math.prod(shape)
+        return 8 * self.payload_bytes(shape) / count if count else math.inf
+
+    def to_config(self) -> dict[str, Any]:
+        """The configuration as JSON types, with the codec's name under ``"codec"``."""
+        return {"codec": self.name, **dataclasses.asdict(self)}
+
+    def config_hash(self) -> int:
+        """The first four bytes of the SHA-256 of the configuration's canonical JSON, little-endian."""
+        text = json.dumps(self.to_config(), sort_keys=True, separators=(",", ":"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is not below ``value``."""
+    return -(-value // multiple) * multiple
+
+
+def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("tensor",)) -> None:
+    """Raises unless ``value`` is a contiguous group size or one of ``words``.
+
+    Raises:
+        TypeError: neither an int nor a string.
+        ValueError: a size that is not a multiple of 64 up to 65,536, or an unknown word.
+    """
+    expected = f"a multiple of {TILE} up to {MAX_GROUP} or one of {', '.join(map(repr, words))}"
+    if isinstance(value, str):
+        good = value in words
+    elif isinstance(value, int) and not isinstance(value, bool):
+        good = 0 < value <= MAX_GROUP and value % TILE == 0
+    else:
+        raise TypeError(f"{owner}.{field}: expected {expected}, got {value!r}")
+    if not good:
+        raise ValueError(f"{owner}.{field}: expected {expected}, got {value!r}")
+
+
+def check_choice(owner: str, field: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}")
+
+
+def check_number(
+    owner: str, field: str, value: Any, low: float, high: float, *, integer: bool = False
+) -> None:
+    """Raises unless ``value`` is a number with ``low <= value <= high``.
+
+    Raises:
+        TypeError: not a number (an integer, where ``integer``).
+        ValueError: out of range or NaN.
+    """
+    types = (int, np.integer) if integer else (int, float, np.integer, np.floating)
+    what = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
+
+
+def grouped_layout(
+    shape: Shape, group: int | Literal["tensor"], code_bytes: Callable[[int], int]
+) -> Layout:
+    """The layout of a codec with one scale a group, whose ``n`` codes take ``code_bytes(n)`` bytes."""
+    count = math.prod(shape)
+    block = PACK_BLOCK if group == "tensor" else group
+    last = count % block or block
+    scales = len(group_lengths(count, group))
+    return Layout(count, scales, block, code_bytes(block), code_bytes(last))
+
+
+def native_grouping(group: int | Literal["tensor"]) -> dict[str, int | float]:
+    """``grouping`` and ``group`` of the C interface."""
+    return {"grouping": 1} if group == "tensor" else {"grouping": 0, "group": group}
+
+
+def groups_of(x: np.ndarray, group: int | Literal["tensor"]) -> list[np.ndarray]:
+    """Views of a flat tensor's groups, the last one possibly short."""
+    size = max(1, x.size) if group == "tensor" else group
+    return [x[start : start + size] for start in range(0, x.size, size)]
+
+
+def by_group(x: np.ndarray, group: int | Literal["tensor"]) -> np.ndarray:
+    """A flat tensor as rows of one group each, shape=(groups, size), padded with zeros."""
+    size = max(1, x.size) if group == "tensor" else group
+    groups = -(-x.size // size)
+    padded = np.zeros(groups * size, x.dtype)
+    padded[: x.size] = x
+    return padded.reshape(groups, size)
+
+
+def group_lengths(count: int, group: int | Literal["tensor"]) -> np.ndarray:
+    """How many elements each group really has, shape=(groups,), dtype int64."""
+    size = max(1, count) if group == "tensor" else group
+    starts = np.arange(0, count, size, dtype=np.int64)
+    return np.minimum(size, count - starts)
+
+
+def spread(per_group: np.ndarray, count: int, group: int | Literal["tensor"]) -> np.ndarray:
+    """Repeats one value a group over the group's elements, shape=(count,)."""
+    return np.repeat(per_group, group_lengths(count, group))

@@ -1,0 +1,101 @@
+"""The quantizer of QSGD and ECQ-SGD (Wu et al., 2018, section 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.noise import NoiseKey, uniform
+from hvd_compress.codecs.sums import lane_sum
+
+_NORMS = {"l2": 0, "linf": 1}
+
+
+@dataclass(frozen=True)
+class ECQ(base.Codec):
+    """``levels`` evenly spaced magnitudes below a norm, chosen at random and without bias.
+
+    An element between two levels becomes the upper one with the probability that makes the expectation
+    right (equations 8 and 9). With error feedback this is ECQ-SGD, without it QSGD.
+
+    Attributes:
+        levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
+        norm: the scaling factor of a bucket, ``"l2"`` or ``"linf"``.
+        bucket: elements that share a norm: a multiple of 64 contiguous elements, or ``"tensor"``.
+    """
+
+    codec_id: ClassVar[int] = 4
+    name: ClassVar[str] = "ecq"
+    error: ClassVar[Literal["unbiased", "contractive"]] = "unbiased"
+
+    levels: int = 4
+    norm: Literal["l2", "linf"] = "l2"
+    bucket: int | Literal["tensor"] = 4096
+
+    def __post_init__(self) -> None:
+        base.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
+        base.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
+        base.check_group("ECQ", "bucket", self.bucket)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code: the ceiling of log2(2 s + 1)."""
+        return (2 * self.levels).bit_length()
+
+    def layout(self, shape: base.Shape) -> base.Layout:
+        """One scale a bucket, ``bits`` bit planes."""
+        return base.grouped_layout(
+            shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits)
+        )
+
+    def quantize(
+        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scales by the norm, then rounds up or down at random; codes are level + s."""
+        norms = np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
+        top = np.float32(self.levels)
+        kept = norms >= base.TINY
+        inverse = np.divide(top, norms, out=np.zeros_like(norms), where=kept)
+        with np.errstate(invalid="ignore"):
+            y = np.abs(x) * base.spread(inverse, x.size, self.bucket)
+        y = np.where(base.spread(kept, x.size, self.bucket), np.minimum(y, top), np.float32(0))
+        below = np.floor(y)
+        up = uniform(x.size, noise) < (y - below) * np.float32(2**24)
+        level = below.astype(np.int32) + up
+        offset = np.where(np.signbit(x), -level, level) + self.levels
+        blank = base.spread(np.isnan(norms), x.size, self.bucket)
+        codes = np.where(blank, 0, offset).astype(np.uint8)
+        unit = np.where(kept, norms / top, np.float32(0))
+        scales = np.where(np.isnan(norms), norms, unit).astype(np.float32)
+        return scales, packing.pack_planes(codes, self.bits)
+
+    def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
+        """(code - s) times the bucket's scale, which is norm / s."""
+        count = self.layout(shape).count
+        offset = packing.unpack_planes(codes, count, self.bits)
+        level = offset.astype(np.float32) - np.float32(self.levels)
+        return level * base.spread(scales, count, self.bucket)
+
+    def variance_factor(self, count: int) -> float:
+        """min(d / s^2, sqrt(d) / s) with d the bucket's size (lemma 1)."""
+        d = count if self.bucket == "tensor" else min(count, self.bucket)
+        return min(d / self.levels**2, math.sqrt(d) / self.levels)
+
+    def native(self) -> dict[str, int | float]:
+        """``variant`` (the norm), ``levels``, ``grouping`` and ``group`` of the C interface."""
+        return {"variant": _NORMS[self.norm], "levels": self.levels, **base.native_grouping(self.bucket)}
+
+    def _norm(self, bucket: np.ndarray) -> np.float32:
+        largest = np.max(np.abs(bucket))
+        if not np.isfinite(largest):
+            return np.float32(np.nan)
+        if self.norm == "linf":
+            return largest
+        wide = bucket.astype(np.float64)
+        with np.errstate(over="ignore"):
+            norm = np.float32(np.sqrt(lane_sum(wide * wide)))
+        return norm if np.isfinite(norm) else np.float32(np.nan)

@@ -1,0 +1,93 @@
+"""Error feedback: one step around every codec.
+
+With residual ``h`` and gradient ``g``, encode ``x = g + alpha h`` and keep
+``h <- beta h + g - decode(encode(x))`` (ECQ-SGD, equations 6 and 7). 1-bit SGD is
+alpha = beta = 1 (section 3), QSGD and TernGrad are alpha = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_compress.codecs.base import Codec, Shape, check_number
+
+MIN_BETA = 1 / 16
+"""A step that is taken back (non-finite gradients) divides by beta, so beta is kept off zero."""
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """The coefficients of the fused feedback step; alpha = 0 switches it off.
+
+    Attributes:
+        alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
+        beta: time decay of the residual, 1/16 <= beta <= 1 (ECQ-SGD, equation 5).
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("ErrorFeedback", "alpha", self.alpha, 0.0, 1.0)
+        check_number("ErrorFeedback", "beta", self.beta, MIN_BETA, 1.0)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a residual is kept at all."""
+        return self.alpha != 0
+
+    def check(self, codec: Codec, shape: Shape) -> None:
+        """Raises ``ValueError`` if the residual could grow without bound.
+
+        An unbiased codec with variance factor gamma needs
+        ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
+        alpha < 2 / (gamma + 1)); a contractive one needs ``alpha <= beta``.
+        """
+        if not self.enabled:
+            return
+        if codec.error == "contractive":
+            if self.alpha > self.beta:
+                raise ValueError(
+                    f"ErrorFeedback: expected alpha <= beta = {self.beta} for {codec.name}, "
+                    f"got alpha = {self.alpha}: the residual could grow without bound"
+                )
+            return
+        gamma = codec.variance_factor(max(1, math.prod(shape)))
+        growth = self.alpha**2 * gamma + (self.beta - self.alpha) ** 2
+        if growth >= 1:
+            bound = _largest_stable_alpha(gamma, self.beta)
+            raise ValueError(
+                f"ErrorFeedback: expected alpha < {bound:.4g} for {codec!r} with beta = {self.beta} "
+                f"(ECQ-SGD, lemma 2: variance factor {gamma:.4g}), got alpha = {self.alpha}; "
+                f"more levels or smaller buckets raise the bound"
+            )
+
+    def compensate(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """x = g + alpha h, in float32: one multiplication, then one addition."""
+        return gradient + np.float32(self.alpha) * residual
+
+    def carry(
+        self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray
+    ) -> np.ndarray:
+        """(beta h + g) - decoded, in float32 and in that order; h stays where ``decoded`` is not finite."""
+        kept = (np.float32(self.beta) * residual + gradient) - decoded
+        return np.where(np.isfinite(decoded), kept, residual)
+
+    def take_back(
+        self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray
+    ) -> np.ndarray:
+        """The residual before a step that every rank drops: ((h + decoded) - g) / beta.
+
+        Exact up to rounding. Where ``decoded`` is not finite the step had not touched h.
+        """
+        before = ((residual + decoded) - gradient) / np.float32(self.beta)
+        return np.where(np.isfinite(decoded), before, residual)
+
+
+def _largest_stable_alpha(gamma: float, beta: float) -> float:
+    # The larger root of (gamma + 1) a^2 - 2 beta a + beta^2 - 1 = 0.
+    inside = beta**2 - (gamma + 1) * (beta**2 - 1)
+    return (beta + math.sqrt(inside)) / (gamma + 1)

@@ -1,0 +1,139 @@
+"""The four 8-bit data types (Dettmers, 2016, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from hvd_compress.codecs import base
+from hvd_compress.codecs.noise import NoiseKey
+
+Kind = Literal["linear", "dynamic", "static", "mantissa"]
+
+_KINDS = {"linear": 0, "dynamic": 1, "static": 2, "mantissa": 3}
+_NORMALISED = ("linear", "dynamic")
+_LEVELS = np.float32(127)
+_LOWEST = 0.1
+"""Lower end of the interval (0.1, 1) that the trees bisect."""
+
+
+@dataclass(frozen=True)
+class Int8(base.Codec):
+    """Eight bits an element: a sign and 128 magnitudes.
+
+    Attributes:
+        kind: ``"dynamic"`` tree, ``"linear"``, ``"static"`` tree or ``"mantissa"`` (figure 1).
+        group: elements that share the normalisation of the ``"linear"`` and ``"dynamic"`` types by their
+            absolute maximum: a multiple of 64 contiguous elements, or ``"tensor"`` (the paper's choice).
+        offset: exponent offset of the ``"static"`` and ``"mantissa"`` types, which are not normalised:
+            magnitudes are multiplied by ``10**offset`` (section 3.4 uses 1 and 2).
+    """
+
+    codec_id: ClassVar[int] = 2
+    name: ClassVar[str] = "int8"
+    error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
+
+    kind: Kind = "dynamic"
+    group: int | Literal["tensor"] = 2048
+    offset: int = 1
+
+    def __post_init__(self) -> None:
+        base.check_choice("Int8", "kind", self.kind, tuple(_KINDS))
+        base.check_group("Int8", "group", self.group)
+        base.check_number("Int8", "offset", self.offset, -20, 20, integer=True)
+
+    def layout(self, shape: base.Shape) -> base.Layout:
+        """One scale a group, one byte an element."""
+        return base.grouped_layout(shape, self.group, lambda n: n)
+
+    def quantize(
+        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Normalises by the group's scale and takes the nearest magnitude."""
+        largest = np.array([np.max(np.abs(g)) for g in base.groups_of(x, self.group)])
+        finite = np.isfinite(largest)
+        if self.kind in _NORMALISED:
+            kept = finite & (largest >= base.TINY)
+            largest = np.where(kept, largest, np.float32(1))
+        else:
+            kept = finite
+            largest = np.full_like(largest, 10.0**self.offset)
+        top = _LEVELS if self.kind == "linear" else np.float32(1)
+        inverse = np.where(kept, top / largest, np.float32(0))
+        with np.errstate(invalid="ignore"):
+            y = x * base.spread(inverse, x.size, self.group)
+        y = np.where(base.spread(kept, x.size, self.group), y, np.float32(0))
+        codes = _round_linear(y) if self.kind == "linear" else _round_to_table(y, self.kind)
+        scales = np.where(kept, largest / top, np.float32(0))
+        return np.where(finite, scales, np.float32(np.nan)).astype(np.float32), codes
+
+    def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
+        """Magnitude times the group's scale, with the sign."""
+        if self.kind == "linear":
+            unit = codes.view(np.int8).astype(np.float32)
+        else:
+            magnitude = magnitudes(self.kind)[codes & 0x7F]
+            unit = np.where(codes & 0x80, -magnitude, magnitude)
+        return unit * base.spread(scales, codes.size, self.group)
+
+    def native(self) -> dict[str, int | float]:
+        """``variant``, ``grouping``, ``group`` and ``factor`` of the C interface."""
+        return {"variant": _KINDS[self.kind], "factor": 10.0**self.offset, **base.native_grouping(self.group)}
+
+
+def _round_linear(y: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(y), -_LEVELS, _LEVELS).astype(np.int8).view(np.uint8)
+
+
+def _round_to_table(y: np.ndarray, kind: Kind) -> np.ndarray:
+    codes, thresholds = _ladder(kind)
+    nearest = codes[np.searchsorted(thresholds, np.abs(y), side="right")]
+    return nearest | (np.signbit(y).astype(np.uint8) << 7)
+
+
+@lru_cache(maxsize=None)
+def magnitudes(kind: Kind) -> np.ndarray:
+    """The magnitude of each 7-bit code, shape=(128,), dtype float32, before scaling.
+
+    ``"mantissa"``: 3 bits of exponent ``e`` above 4 bits of mantissa ``m``, ``(m / 10) 10**-e``.
+    ``"static"``: the same exponent above 4 bits that bisect (0.1, 1).
+    ``"dynamic"``: ``e`` zeros, a one, and the remaining ``6 - e`` bits bisect (0.1, 1); no bit set is 0.
+    A bisection of ``k`` bits names one of ``2**k`` equal parts, and stands for its middle.
+    """
+    values = [_magnitude(kind, code) for code in range(128)]
+    table = np.array(values, np.float64).astype(np.float32)
+    table.setflags(write=False)
+    return table
+
+
+def _magnitude(kind: Any, code: int) -> float:
+    if kind == "dynamic":
+        if code == 0:
+            return 0.0
+        tree_bits = code.bit_length() - 1
+        exponent = 6 - tree_bits
+        part = code - (1 << tree_bits)
+    else:
+        tree_bits = 4
+        exponent, part = divmod(code, 16)
+        if kind == "mantissa":
+            return part / 10.0 / 10.0**exponent
+    middle = (2 * part + 1) / (2 << tree_bits)
+    return (_LOWEST + (1 - _LOWEST) * middle) / 10.0**exponent
+
+
+@lru_cache(maxsize=None)
+def _ladder(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Codes in ascending order of magnitude, and the thresholds between neighbours.
+
+    A threshold is the middle of two magnitudes, rounded to float32; it belongs to the upper one. Of
+    codes with the same magnitude the smallest is used.
+    """
+    table = magnitudes(kind)
+    values, codes = np.unique(table, return_index=True)
+    wide = values.astype(np.float64)
+    thresholds = ((wide[:-1] + wide[1:]) / 2).astype(np.float32)
+    return codes.astype(np.uint8), thresholds

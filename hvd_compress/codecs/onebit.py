@@ -1,0 +1,115 @@
+"""1-bit SGD's quantizer (Seide et al., 2014, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.noise import NoiseKey
+from hvd_compress.codecs.sums import column_sum, lane_sum
+
+_GROUPINGS = {"tensor": 1, "row": 2, "column": 3}
+
+
+@dataclass(frozen=True)
+class OneBit(base.Codec):
+    """One bit an element: which side of zero it lies on.
+
+    Each group sends two reconstruction values, the means of its elements on either side of the
+    threshold 0, which minimise the squared error (section 3). Zeros count as positive.
+
+    Attributes:
+        group: elements that share two values: a multiple of 64 contiguous elements, ``"tensor"``,
+            ``"row"``, or ``"column"`` (the paper's choice). Rows and columns are those of
+            ``reshape(shape[0], -1)``.
+    """
+
+    codec_id: ClassVar[int] = 1
+    name: ClassVar[str] = "onebit"
+    error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
+
+    group: int | Literal["tensor", "row", "column"] = 1024
+
+    def __post_init__(self) -> None:
+        base.check_group("OneBit", "group", self.group, tuple(_GROUPINGS))
+
+    def layout(self, shape: base.Shape) -> base.Layout:
+        """Lower values of all groups, upper values of all groups, one bit plane."""
+        rows, columns = as_matrix(shape)
+        count = rows * columns
+        block = self.group if isinstance(self.group, int) else base.PACK_BLOCK
+        groups = {"row": rows, "column": columns, "tensor": 1}.get(str(self.group), -(-count // block))
+        last = count % block or block
+        return base.Layout(
+            count=count,
+            scales=2 * groups if count else 0,
+            block=block,
+            block_bytes=packing.plane_bytes(block, 1),
+            last_bytes=packing.plane_bytes(last, 1),
+        )
+
+    def quantize(
+        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Means on either side of zero, and the bits (1: not below zero)."""
+        upper_side = x >= 0
+        zero = np.float32(0)
+        finite = self._per_group(np.isfinite(x), shape, np.all)
+        side_means = []
+        for side in (~upper_side, upper_side):
+            total = self._sums(np.where(side, x, zero), shape)
+            count = self._per_group(side, shape, np.sum)
+            with np.errstate(all="ignore"):
+                mean = np.where(count > 0, total / np.maximum(count, 1).astype(np.float32), zero)
+            side_means.append(mean.astype(np.float32))
+            finite = finite & np.isfinite(mean)
+        if not isinstance(self.group, int):
+            finite[:] = finite.all()
+        scales = np.concatenate([np.where(finite, m, np.float32(np.nan)) for m in side_means])
+        bits = upper_side & self._spread(finite, shape)
+        return scales, packing.pack_planes(bits.astype(np.uint8), 1)
+
+    def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
+        """The lower value where the bit is 0, the upper one where it is 1."""
+        lower, upper = (self._spread(half, shape) for half in scales.reshape(2, -1))
+        bits = packing.unpack_planes(codes, lower.size, 1)
+        return np.where(bits == 1, upper, lower)
+
+    def native(self) -> dict[str, int | float]:
+        """``grouping`` and ``group`` of the C interface."""
+        if isinstance(self.group, int):
+            return {"grouping": 0, "group": self.group}
+        return {"grouping": _GROUPINGS[self.group]}
+
+    def _sums(self, x: np.ndarray, shape: base.Shape) -> np.ndarray:
+        matrix = x.reshape(as_matrix(shape))
+        if self.group == "column":
+            return column_sum(matrix)
+        return lane_sum(matrix if self.group == "row" else base.by_group(x, self.group))
+
+    def _per_group(self, x: np.ndarray, shape: base.Shape, reduce: np.ufunc) -> np.ndarray:
+        matrix = x.reshape(as_matrix(shape))
+        if self.group in ("row", "column"):
+            return reduce(matrix, axis=1 if self.group == "row" else 0)
+        return np.array([reduce(part) for part in base.groups_of(x, self.group)])
+
+    def _spread(self, per_group: np.ndarray, shape: base.Shape) -> np.ndarray:
+        rows, columns = as_matrix(shape)
+        if self.group == "row":
+            return np.repeat(per_group, columns)
+        if self.group == "column":
+            return np.tile(per_group, rows)
+        return base.spread(per_group, rows * columns, self.group)
+
+
+def as_matrix(shape: base.Shape) -> tuple[int, int]:
+    """Rows and columns of ``reshape(shape[0], -1)``; a 0-dimensional tensor is one by one."""
+    if not shape:
+        return 1, 1
+    columns = 1
+    for extent in shape[1:]:
+        columns *= extent
+    return shape[0], columns

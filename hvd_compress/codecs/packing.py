@@ -1,0 +1,77 @@
+"""Packing of small integers: bit planes and trits.
+
+Both lay neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
+unpacks without shuffling (``docs/format.md``, "Packed codes").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PLANE_TILE = 64
+"""Elements of one tile of bit planes: plane ``b`` of a tile is one little-endian 64-bit word."""
+
+
+def plane_bytes(count: int, bits: int) -> int:
+    """Bytes that ``count`` codes of ``bits`` bits take as bit planes, the last tile padded."""
+    return -(-count // PLANE_TILE) * 8 * bits
+
+
+def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Packs codes into bit planes.
+
+    Args:
+        codes: shape=(n,), dtype uint8, each below ``2**bits``.
+        bits: 1 to 8.
+
+    Returns:
+        shape=(plane_bytes(n, bits),), dtype uint8. Tile ``t`` holds elements ``64 t .. 64 t + 63`` as
+        ``bits`` words of 8 bytes, the least significant plane first; within a word, element ``e`` of
+        the tile is bit ``e``. Bits past the last element are 0.
+    """
+    tiles = -(-codes.size // PLANE_TILE)
+    padded = np.zeros(tiles * PLANE_TILE, np.uint8)
+    padded[: codes.size] = codes
+    planes = padded.reshape(tiles, 1, PLANE_TILE) >> np.arange(bits, dtype=np.uint8)[:, None] & 1
+    return np.packbits(planes, axis=-1, bitorder="little").reshape(-1)
+
+
+def unpack_planes(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
+    """The inverse of :func:`pack_planes`: shape=(count,), dtype uint8."""
+    planes = np.unpackbits(packed.reshape(-1, bits, 8), axis=-1, bitorder="little")
+    weights = (1 << np.arange(bits)).astype(np.uint8)[:, None]
+    return (planes * weights).sum(axis=1, dtype=np.uint8).reshape(-1)[:count]
+
+
+def trit_bytes(count: int) -> int:
+    """Bytes that ``count`` trits take: five a byte, rounded up to a multiple of 4."""
+    return -(-count // 20) * 4
+
+
+def pack_trits(digits: np.ndarray) -> np.ndarray:
+    """Packs base-3 digits five to a byte.
+
+    With ``m = trit_bytes(n)``, byte ``j`` is the sum over ``k = 0 .. 4`` of ``3**k`` times digit
+    ``k * m + j``; digits past the end are 0.
+
+    Args:
+        digits: shape=(n,), dtype uint8, each below 3.
+
+    Returns:
+        shape=(trit_bytes(n),), dtype uint8.
+    """
+    size = trit_bytes(digits.size)
+    padded = np.zeros(5 * size, np.uint8)
+    padded[: digits.size] = digits
+    weights = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    return (padded.reshape(5, size) * weights).sum(axis=0, dtype=np.uint8)
+
+
+def unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
+    """The inverse of :func:`pack_trits`: shape=(count,), dtype uint8, each below 3.
+
+    Bytes above 242 are not written by any encoder; their top digit, which would be 3, reads as 0.
+    """
+    weights = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    digits = packed[None, :] // weights % 3
+    return digits.astype(np.uint8).reshape(-1)[:count]

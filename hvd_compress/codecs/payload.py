@@ -1,0 +1,122 @@
+"""The payload: a fixed header, the scales, the codes (``docs/format.md``)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_compress.codecs.base import Codec, Layout, Shape
+
+HEADER_BYTES = 32
+FORMAT_VERSION = 1
+MAGIC = 0x4348
+"""The bytes ``HC``."""
+
+FLAG_NONFINITE = 1
+"""Some scale is NaN: the gradient held an Inf or a NaN."""
+
+_HEADER = struct.Struct("<HBBIQIIQ")
+_CHECKSUM_OFFSET = 24
+
+
+class PayloadError(ValueError):
+    """A payload that no encoder with this configuration can have written for this tensor."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fields of a payload's header, in the order in which they stand."""
+
+    version: int
+    codec_id: int
+    config_hash: int
+    count: int
+    flags: int
+    step: int
+    checksum: int
+
+
+def checksum(payload: np.ndarray) -> int:
+    """Sum over the payload's 32-bit little-endian words of ``word * (2 i + 1)``, modulo 2**64.
+
+    ``i`` is the word's position; the checksum's own two words count as zero. The sum can be taken in
+    any order and by any number of threads; an odd weight makes every change of a single word visible.
+
+    Args:
+        payload: shape=(bytes,), dtype uint8, bytes a multiple of 4.
+    """
+    words = payload.view("<u4").astype(np.uint64)
+    first = _CHECKSUM_OFFSET // 4
+    words[first : first + 2] = 0
+    weights = np.arange(words.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    return int((words * weights).sum(dtype=np.uint64))
+
+
+def assemble(
+    codec: Codec, shape: Shape, step: int, scales: np.ndarray, codes: np.ndarray
+) -> np.ndarray:
+    """Writes header, scales and codes into one payload, shape=(payload_bytes,), dtype uint8."""
+    layout = codec.layout(shape)
+    payload = np.zeros(HEADER_BYTES + layout.body_bytes, np.uint8)
+    body = payload[HEADER_BYTES:]
+    body[: 4 * layout.scales] = scales.astype("<f4").view(np.uint8)
+    body[layout.codes_offset : layout.codes_offset + codes.size] = codes
+    flags = FLAG_NONFINITE if _nonfinite(codec, layout, scales, codes) else 0
+    fields = (MAGIC, FORMAT_VERSION, codec.codec_id, codec.config_hash(), layout.count, flags)
+    payload[:HEADER_BYTES] = np.frombuffer(_HEADER.pack(*fields, step & 0xFFFFFFFF, 0), np.uint8)
+    total = checksum(payload)
+    payload[_CHECKSUM_OFFSET:HEADER_BYTES] = np.frombuffer(struct.pack("<Q", total), np.uint8)
+    return payload
+
+
+def _nonfinite(codec: Codec, layout: Layout, scales: np.ndarray, codes: np.ndarray) -> bool:
+    if layout.scales or not layout.count:
+        return bool(np.isnan(scales).any())
+    return not bool(np.isfinite(codec.dequantize(scales, codes, (layout.count,))).all())
+
+
+def read_header(payload: np.ndarray) -> Header:
+    """Reads a header without judging it.
+
+    Raises:
+        PayloadError: fewer bytes than a header, or another magic.
+    """
+    if payload.size < HEADER_BYTES:
+        raise PayloadError(f"payload: expected at least {HEADER_BYTES} bytes, got {payload.size}")
+    magic, *fields = _HEADER.unpack(payload[:HEADER_BYTES].tobytes())
+    if magic != MAGIC:
+        raise PayloadError(f"payload: expected magic {MAGIC:#06x}, got {magic:#06x}")
+    return Header(*fields)
+
+
+def open_payload(
+    codec: Codec, shape: Shape, step: int, payload: np.ndarray
+) -> tuple[Header, np.ndarray, np.ndarray]:
+    """Checks a payload and returns its header, scales and codes (views, not copies).
+
+    Raises:
+        PayloadError: size, header or checksum are not what this codec writes for this shape and step.
+    """
+    header = read_header(payload)
+    layout = codec.layout(shape)
+    expected = {
+        "format version": (FORMAT_VERSION, header.version),
+        "codec": (codec.codec_id, header.codec_id),
+        "configuration hash": (codec.config_hash(), header.config_hash),
+        "element count": (layout.count, header.count),
+        "step": (step & 0xFFFFFFFF, header.step),
+        "size in bytes": (HEADER_BYTES + layout.body_bytes, payload.size),
+    }
+    for field, (want, got) in expected.items():
+        if want != got:
+            raise PayloadError(f"payload: expected {field} {want}, got {got}")
+    total = checksum(payload)
+    if total != header.checksum:
+        raise PayloadError(f"payload: expected checksum {total:#018x}, got {header.checksum:#018x}")
+    body = payload[HEADER_BYTES:]
+    scales = body[: 4 * layout.scales].view("<f4")
+    codes = body[layout.codes_offset :]
+    used = (layout.blocks - 1) * layout.block_bytes + layout.last_bytes if layout.count else 0
+    return header, scales, codes[:used]

@@ -1,0 +1,69 @@
+"""Sums whose order is part of the format.
+
+A reconstruction value is a sum of floating-point numbers, and floating-point addition is not
+associative: two programs agree on the bytes of a payload only if they add in the same order. These
+functions *are* that order (``docs/format.md``, "Sums"); the C++ kernels follow it instruction by
+instruction, with any number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LANES = 16
+"""Independent partial sums: one AVX-512 register of float32, half a CUDA warp."""
+
+CHUNK = 2048
+"""Elements that one set of lanes adds up before the lanes are folded."""
+
+ROW_CHUNK = 128
+"""Rows of a matrix that are added one after the other before the next partial sum begins."""
+
+
+def lane_sum(values: np.ndarray) -> np.ndarray:
+    """Sums along the last axis in lane order.
+
+    Up to :data:`CHUNK` elements: lane ``l`` adds elements ``l``, ``l + 16``, ``l + 32``, ... to +0 in
+    that order; then lane ``l`` adds lane ``l + 8``, then ``l + 4``, ``l + 2``, ``l + 1``. More than
+    that: every chunk is summed so, and the chunk sums are summed by the same rule.
+
+    Args:
+        values: shape=(..., n), dtype float32 or float64; every addition is made in that type.
+
+    Returns:
+        shape=(...), of the same dtype.
+    """
+    *outer, n = values.shape
+    chunks = max(1, -(-n // CHUNK))
+    padded = np.zeros((*outer, chunks, CHUNK // LANES, LANES), values.dtype)
+    padded.reshape(*outer, -1)[..., :n] = values
+    lanes = np.zeros((*outer, chunks, LANES), values.dtype)
+    for step in range(CHUNK // LANES):
+        lanes += padded[..., step, :]
+    width = LANES
+    while width > 1:
+        width //= 2
+        lanes = lanes[..., :width] + lanes[..., width:]
+    sums = lanes[..., 0]
+    return sums[..., 0] if chunks == 1 else lane_sum(sums)
+
+
+def column_sum(matrix: np.ndarray) -> np.ndarray:
+    """Sums a matrix over its rows.
+
+    Rows are added one after the other to +0 within chunks of :data:`ROW_CHUNK` rows, and the chunk
+    sums one after the other to +0.
+
+    Args:
+        matrix: shape=(rows, columns), dtype float32.
+
+    Returns:
+        shape=(columns,), dtype float32.
+    """
+    total = np.zeros(matrix.shape[1], matrix.dtype)
+    for start in range(0, matrix.shape[0], ROW_CHUNK):
+        partial = np.zeros_like(total)
+        for row in matrix[start : start + ROW_CHUNK]:
+            partial += row
+        total += partial
+    return total

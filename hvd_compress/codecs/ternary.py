@@ -1,0 +1,93 @@
+"""TernGrad's quantizer (Wen et al., 2017, section 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.noise import NoiseKey, uniform
+from hvd_compress.codecs.sums import lane_sum
+
+
+@dataclass(frozen=True)
+class Ternary(base.Codec):
+    """1.6 bits an element: minus one, zero or one times a scale, at random and without bias.
+
+    The scale of a bucket is its absolute maximum (equation 2) after clipping at ``clip`` standard
+    deviations (equation 21); an element becomes plus or minus the scale with probability
+    ``|x| / scale`` (equation 3).
+
+    Where a bucket's mean is larger than ``clip`` standard deviations, elements are clipped at the mean
+    instead: the paper's rule would erase a constant bucket.
+
+    Attributes:
+        bucket: elements that share a scale: a multiple of 64 contiguous elements, or ``"tensor"``
+            (layer-wise ternarizing, section 3.3).
+        clip: the paper's ``c``; ``None`` does not clip.
+    """
+
+    codec_id: ClassVar[int] = 3
+    name: ClassVar[str] = "ternary"
+    error: ClassVar[Literal["unbiased", "contractive"]] = "unbiased"
+
+    bucket: int | Literal["tensor"] = 2048
+    clip: float | None = 2.5
+
+    def __post_init__(self) -> None:
+        base.check_group("Ternary", "bucket", self.bucket)
+        if self.clip is not None:
+            base.check_number("Ternary", "clip", self.clip, 0.1, 1000.0)
+
+    def layout(self, shape: base.Shape) -> base.Layout:
+        """One scale a bucket, five trits a byte."""
+        return base.grouped_layout(shape, self.bucket, packing.trit_bytes)
+
+    def quantize(
+        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Clips, then rounds each element to 0 or to the scale at random."""
+        scales = np.array([self._scale(b) for b in base.groups_of(x, self.bucket)], np.float32)
+        kept = scales >= base.TINY
+        inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=kept)
+        magnitude = np.minimum(np.abs(x), base.spread(scales, x.size, self.bucket))
+        probability = magnitude * base.spread(inverse, x.size, self.bucket)
+        taken = uniform(x.size, noise) < probability * np.float32(2**24)
+        digits = np.where(taken, np.where(x < 0, 2, 1), 0).astype(np.uint8)
+        block = self.layout(shape).block
+        codes = [packing.pack_trits(part) for part in base.groups_of(digits, block)]
+        sent = np.where(kept | np.isnan(scales), scales, np.float32(0))
+        return sent, np.concatenate(codes)
+
+    def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
+        """Digit 0 is zero, 1 the scale, 2 minus the scale."""
+        layout = self.layout(shape)
+        digits = [
+            packing.unpack_trits(codes[start * layout.block_bytes :][: packing.trit_bytes(n)], n)
+            for start, n in enumerate(base.group_lengths(layout.count, layout.block))
+        ]
+        unit = np.array([0, 1, -1], np.float32)[np.concatenate(digits)]
+        return unit * base.spread(scales, unit.size, self.bucket)
+
+    def variance_factor(self, count: int) -> float:
+        """Square root of the bucket's size: ECQ-SGD, lemma 1 with one level, clipping left aside."""
+        return math.sqrt(count if self.bucket == "tensor" else min(count, self.bucket))
+
+    def native(self) -> dict[str, int | float]:
+        """``grouping``, ``group`` and ``factor`` (0: no clipping) of the C interface."""
+        return {"factor": self.clip or 0.0, **base.native_grouping(self.bucket)}
+
+    def _scale(self, bucket: np.ndarray) -> np.float32:
+        largest = np.max(np.abs(bucket))
+        if not np.isfinite(largest):
+            return np.float32(np.nan)
+        if self.clip is None:
+            return largest
+        wide = bucket.astype(np.float64)
+        mean = lane_sum(wide) / bucket.size
+        variance = max(0.0, lane_sum(wide * wide) / bucket.size - mean * mean)
+        limit = max(np.float64(np.float32(self.clip)) * np.sqrt(variance), abs(mean))
+        return min(largest, np.float32(limit))

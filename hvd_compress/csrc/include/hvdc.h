@@ -1,0 +1,100 @@
+// The C interface of the native kernels: plain pointers, no Python and no framework.
+//
+// What the functions compute is defined by the NumPy oracle (hvd_compress/kernels/oracle.py) and by
+// docs/format.md; the bytes are the same. Calls are independent of each other and may run concurrently.
+// Tensors are flat, row-major arrays; payloads are aligned to 4 bytes.
+#ifndef HVDC_H_
+#define HVDC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define HVDC_API __attribute__((visibility("default")))
+#else
+#define HVDC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVDC_ABI_VERSION 1
+
+enum hvdc_codec { HVDC_ONEBIT = 1, HVDC_INT8 = 2, HVDC_TERNARY = 3, HVDC_ECQ = 4, HVDC_FP16 = 5,
+                  HVDC_BF16 = 6, HVDC_FP32 = 7 };
+enum hvdc_dtype { HVDC_DTYPE_FLOAT32 = 0, HVDC_DTYPE_FLOAT16 = 1, HVDC_DTYPE_BFLOAT16 = 2 };
+enum hvdc_grouping { HVDC_CONTIGUOUS = 0, HVDC_TENSOR = 1, HVDC_ROW = 2, HVDC_COLUMN = 3 };
+enum hvdc_int8_variant { HVDC_LINEAR = 0, HVDC_DYNAMIC = 1, HVDC_STATIC = 2, HVDC_MANTISSA = 3 };
+enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
+
+// 0 is success; everything else leaves the outputs unspecified, and nothing else touched.
+enum hvdc_status {
+  HVDC_OK = 0,
+  HVDC_BAD_SPEC = 1,      // a field of the spec is out of range
+  HVDC_BAD_SIZE = 2,      // the payload's size is not what the spec asks for
+  HVDC_BAD_HEADER = 3,    // magic, version, codec, configuration, count or step differ
+  HVDC_BAD_CHECKSUM = 4,  // the payload has been altered
+  HVDC_NO_MEMORY = 5,     // scratch memory could not be allocated
+};
+
+// A codec's configuration and a tensor's shape. Fields that a codec does not use are 0.
+typedef struct {
+  uint32_t codec;        // hvdc_codec
+  uint32_t config_hash;  // stamped on payloads and demanded of them
+  uint32_t variant;      // Int8: hvdc_int8_variant; ECQ: hvdc_norm
+  uint32_t grouping;     // hvdc_grouping
+  uint32_t group;        // elements of a group, where contiguous: a multiple of 64 up to 65,536
+  uint32_t levels;       // ECQ: s, 1 to 127
+  float factor;          // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
+  uint32_t reserved;
+  int64_t rows, columns;  // the tensor as a matrix; their product is the number of elements
+} hvdc_spec;
+
+// The position of a tensor in the noise.
+typedef struct {
+  uint32_t seed, rank, tensor, reserved;
+  uint64_t step;
+} hvdc_noise;
+
+// Error feedback: x = g + alpha h is encoded, h <- (beta h + g) - decoded is kept.
+typedef struct {
+  float alpha, beta;
+  float* residual;  // one float32 an element, in and out
+} hvdc_feedback;
+
+HVDC_API uint32_t hvdc_abi_version(void);
+
+// Name of the instruction set in use: "avx512", "avx2" or "plain". hvdc_set_isa chooses another one that
+// the machine has (for tests; not while other calls run) and returns HVDC_BAD_SPEC where it cannot.
+HVDC_API const char* hvdc_isa(void);
+HVDC_API int hvdc_set_isa(const char* name);
+
+// Exact size of a payload in bytes, or -1 where the spec is not valid.
+HVDC_API int64_t hvdc_payload_bytes(const hvdc_spec* spec);
+
+// Encodes gradient into payload; feedback may be null. threads: how many may work, at least 1.
+HVDC_API int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
+                         int dtype, const hvdc_feedback* feedback, void* payload,
+                         int64_t payload_bytes, int threads);
+
+// out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded to
+// dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error is about.
+HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
+                             int64_t payload_bytes, int64_t stride, int32_t count, float scale,
+                             void* out, int dtype, int accumulate, int threads, int32_t* bad);
+
+// Takes the residual back to what it was before payload was encoded from gradient, up to rounding:
+// h <- ((h + decoded) - g) / beta; elements that decode to a non-finite number keep theirs.
+HVDC_API int hvdc_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
+                            const hvdc_feedback* feedback, const void* payload,
+                            int64_t payload_bytes, int threads);
+
+// Sum of squares of count float32 numbers, in double precision: the residual norm's counter.
+HVDC_API double hvdc_square_sum(const float* values, int64_t count, int threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // HVDC_H_

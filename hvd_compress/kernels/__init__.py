@@ -1,0 +1,1 @@
+"""Kernels: how codecs run, per device, behind one interface."""

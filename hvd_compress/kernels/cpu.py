@@ -1,0 +1,322 @@
+"""The CPU executor: the native library, called with raw pointers through its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.kernels.oracle import OracleKernels
+
+Shape = tuple[int, ...]
+
+ABI_VERSION = 1
+_LIBRARY = Path(__file__).parent.parent / "lib" / "libhvdc_cpu.so"
+_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+class KernelError(RuntimeError):
+    """The native library is missing, does not match this package, or refused a call."""
+
+
+class CpuKernels:
+    """Implements :class:`hvd_compress.kernels.interface.Kernels` for NumPy arrays and CPU tensors.
+
+    Anything contiguous with ``data_ptr()`` (a torch tensor) or ``ctypes`` (a NumPy array) is taken. The
+    GIL is released while a kernel runs. A codec that has no native kernel yet runs in the oracle.
+
+    Args:
+        threads: how many threads a call may use.
+
+    Raises:
+        KernelError: the library was not built, or belongs to another version.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+        self._library = _load()
+        self._oracle = OracleKernels()
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use: ``"avx512"``, ``"avx2"`` or ``"plain"``."""
+        return self._library.hvdc_isa().decode()
+
+    def set_isa(self, name: str) -> None:
+        """Uses another instruction set in the whole process; for tests.
+
+        Raises:
+            KernelError: this machine does not have it.
+        """
+        if self._library.hvdc_set_isa(name.encode()):
+            raise KernelError(f"set_isa: expected an instruction set of this machine, got {name!r}")
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        residual: Any | None,
+        noise: NoiseKey,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`."""
+        if (residual is not None) != feedback.enabled:
+            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+        spec = _spec(codec, shape)
+        if spec is None:
+            arrays = (_as_numpy(gradient), _as_numpy(payload))
+            rest = None if residual is None else _as_numpy(residual)
+            self._oracle.encode(
+                codec, shape, *arrays, feedback=feedback, residual=rest, noise=noise
+            )
+            return
+        count = math.prod(shape)
+        size = codec.payload_bytes(shape)
+        position = _Noise(noise.seed, noise.rank, noise.tensor, 0, noise.step)
+        status = self._library.hvdc_encode(
+            spec,
+            ctypes.byref(position),
+            _pointer("gradient", gradient, count),
+            _dtype("gradient", gradient),
+            _feedback(feedback, residual, count),
+            _pointer("payload", payload, size, "uint8"),
+            size,
+            self.threads,
+        )
+        _check(status, codec, shape)
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: Shape,
+        payloads: Any,
+        out: Any,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
+        size = codec.payload_bytes(shape)
+        ranks, got = payloads.shape
+        if got != size:
+            raise PayloadError(f"payload: expected size in bytes {size}, got {got}")
+        spec = _spec(codec, shape)
+        if spec is None:
+            arrays = (_as_numpy(payloads), _as_numpy(out))
+            self._oracle.decode_sum(
+                codec, shape, *arrays, step=step, scale=scale, accumulate=accumulate
+            )
+            return
+        bad = ctypes.c_int32(-1)
+        status = self._library.hvdc_decode_sum(
+            spec,
+            step,
+            _pointer("payloads", payloads, ranks * size, "uint8"),
+            size,
+            size,
+            ranks,
+            scale,
+            _pointer("out", out, math.prod(shape)),
+            _dtype("out", out),
+            accumulate,
+            self.threads,
+            ctypes.byref(bad),
+        )
+        _check(status, codec, shape, step, payloads, bad.value)
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: Any,
+        residual: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`."""
+        spec = _spec(codec, shape)
+        if spec is None:
+            arrays = (_as_numpy(gradient), _as_numpy(residual), _as_numpy(payload))
+            self._oracle.take_back(codec, shape, *arrays, feedback=feedback, step=step)
+            return
+        count = math.prod(shape)
+        size = codec.payload_bytes(shape)
+        status = self._library.hvdc_take_back(
+            spec,
+            step,
+            _pointer("gradient", gradient, count),
+            _dtype("gradient", gradient),
+            _feedback(feedback, residual, count),
+            _pointer("payload", payload, size, "uint8"),
+            size,
+            self.threads,
+        )
+        _check(status, codec, shape, step, payload[None], 0)
+
+    def square_sum(self, values: Any) -> float:
+        """Sum of squares of a float32 array, in double precision."""
+        count = _size(values)
+        pointer = _pointer("values", values, count, "float32")
+        return float(self._library.hvdc_square_sum(pointer, count, self.threads))
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = [
+        ("codec", ctypes.c_uint32),
+        ("config_hash", ctypes.c_uint32),
+        ("variant", ctypes.c_uint32),
+        ("grouping", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("levels", ctypes.c_uint32),
+        ("factor", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+    ]
+
+
+class _Noise(ctypes.Structure):
+    _fields_ = [
+        ("seed", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("tensor", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("step", ctypes.c_uint64),
+    ]
+
+
+class _Feedback(ctypes.Structure):
+    _fields_ = [
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("residual", ctypes.c_void_p),
+    ]
+
+
+_I32, _I64, _U64, _P = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hvdc_abi_version": (ctypes.c_uint32, []),
+    "hvdc_isa": (ctypes.c_char_p, []),
+    "hvdc_set_isa": (_I32, [ctypes.c_char_p]),
+    "hvdc_payload_bytes": (_I64, [_P]),
+    "hvdc_encode": (_I32, [_P, _P, _P, _I32, _P, _P, _I64, _I32]),
+    "hvdc_decode_sum": (
+        _I32,
+        [_P, _U64, _P, _I64, _I64, ctypes.c_int32, ctypes.c_float, _P, _I32, _I32, _I32, _P],
+    ),
+    "hvdc_take_back": (_I32, [_P, _U64, _P, _I32, _P, _P, _I64, _I32]),
+    "hvdc_square_sum": (ctypes.c_double, [_P, _I64, _I32]),
+}
+
+
+@lru_cache(maxsize=1)
+def _load() -> ctypes.CDLL:
+    if not _LIBRARY.exists():
+        raise KernelError(
+            f"expected the native library {_LIBRARY.name} in hvd_compress/lib, found none: install the "
+            f"package with `pip install .` (needs a C++ compiler and cmake)"
+        )
+    library = ctypes.CDLL(str(_LIBRARY))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    version = library.hvdc_abi_version()
+    if version != ABI_VERSION:
+        raise KernelError(
+            f"{_LIBRARY.name}: expected interface version {ABI_VERSION}, got {version}: "
+            f"install the package again with `pip install .`"
+        )
+    return library
+
+
+@lru_cache(maxsize=4096)
+def _spec(codec: Codec, shape: Shape) -> Any | None:
+    try:
+        fields = codec.native()
+    except NotImplementedError:
+        return None
+    rows = shape[0] if shape else 1
+    columns = math.prod(shape[1:])
+    spec = _Spec(
+        codec=codec.codec_id,
+        config_hash=codec.config_hash(),
+        rows=rows,
+        columns=columns,
+        **fields,
+    )
+    expected, got = codec.payload_bytes(shape), _load().hvdc_payload_bytes(ctypes.byref(spec))
+    if expected != got:
+        raise KernelError(f"{codec!r}, shape {shape}: expected {expected} bytes, got {got}")
+    return ctypes.pointer(spec)
+
+
+def _feedback(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any | None:
+    if residual is None:
+        return None
+    pointer = _pointer("residual", residual, count, "float32")
+    return ctypes.byref(_Feedback(feedback.alpha, feedback.beta, pointer))
+
+
+def _dtype(what: str, array: Any) -> int:
+    name = str(array.dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise TypeError(f"{what}: expected dtype float32, float16 or bfloat16, got {name}")
+    return _DTYPES[name]
+
+
+def _size(array: Any) -> int:
+    return array.numel() if hasattr(array, "data_ptr") else array.size
+
+
+def _pointer(what: str, array: Any, count: int, dtype: str | None = None) -> int:
+    if dtype is not None and str(array.dtype).removeprefix("torch.") != dtype:
+        raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
+    if _size(array) != count:
+        raise ValueError(f"{what}: expected {count} elements, got {_size(array)}")
+    if hasattr(array, "data_ptr"):
+        if array.device.type != "cpu":
+            raise ValueError(f"{what}: expected a CPU tensor, got one on {array.device}")
+        contiguous, pointer = array.is_contiguous(), array.data_ptr()
+    else:
+        contiguous, pointer = array.flags.c_contiguous, array.ctypes.data
+    if not contiguous:
+        raise ValueError(f"{what}: expected a contiguous array, got strides of another order")
+    return pointer
+
+
+def _as_numpy(array: Any) -> np.ndarray:
+    return array.numpy() if hasattr(array, "data_ptr") else array
+
+
+def _check(
+    status: int,
+    codec: Codec,
+    shape: Shape,
+    step: int = 0,
+    payloads: Any = None,
+    bad: int = -1,
+) -> None:
+    if status == 0:
+        return
+    if payloads is not None and bad >= 0 and status in (2, 3, 4):
+        # The oracle's checks name the field and both values; the library only finds the payload.
+        from hvd_compress.codecs.payload import open_payload
+
+        try:
+            open_payload(codec, shape, step, np.array(_as_numpy(payloads[bad])))
+        except PayloadError as error:
+            raise PayloadError(f"rank {bad}'s {error}") from None
+    raise KernelError(f"{codec!r}, shape {shape}: the native library answered with status {status}")

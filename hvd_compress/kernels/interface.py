@@ -1,0 +1,90 @@
+"""What every executor of the codecs can do, whatever it runs on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+
+
+class Kernels(Protocol):
+    """Encodes and decodes whole tensors.
+
+    Arrays are the executor's own kind (NumPy arrays for the oracle, raw pointers with a dtype for the
+    CPU library), but sizes, dtypes and meaning are the same everywhere, and so are the bytes.
+    """
+
+    name: str
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        gradient: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        residual: Any | None,
+        noise: NoiseKey,
+    ) -> None:
+        """Writes the payload of ``gradient + alpha residual`` and updates the residual in place.
+
+        Args:
+            codec: what to encode with.
+            shape: the tensor's shape.
+            gradient: shape=(n,), float32, float16 or bfloat16, row-major. Not changed.
+            payload: shape=(codec.payload_bytes(shape),), uint8, overwritten.
+            feedback: coefficients; where it is not enabled, ``residual`` must be None.
+            residual: shape=(n,), float32, in and out; groups with a non-finite number keep theirs.
+            noise: the tensor's position in the noise; its step is stamped on the payload.
+        """
+        ...
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        payloads: Any,
+        out: Any,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """``out = [out +] scale * (decode(payloads[0]) + decode(payloads[1]) + ...)``.
+
+        Added in float32 and in that order, starting from +0, then scaled, then added to ``out`` where
+        ``accumulate``, then rounded to the type of ``out``.
+
+        Args:
+            codec: what every payload was encoded with.
+            shape: the tensor's shape.
+            payloads: shape=(k, codec.payload_bytes(shape)), uint8.
+            out: shape=(n,), float32, float16 or bfloat16.
+            step: the step that must be stamped on every payload.
+            scale: factor on the sum, rounded to float32.
+            accumulate: add to what ``out`` holds.
+
+        Raises:
+            PayloadError: a payload is not what this codec writes for this shape and step; ``out`` is
+                then unspecified, but nothing outside it has been touched.
+        """
+        ...
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        gradient: Any,
+        residual: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+    ) -> None:
+        """Restores the residual that stood before ``encode``, up to rounding, from encode's arguments.
+
+        Raises:
+            PayloadError: as in :meth:`decode_sum`.
+        """
+        ...

@@ -1,0 +1,103 @@
+"""The NumPy executor: slow, short, and the definition that the others are held to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.payload import assemble, open_payload
+
+Shape = tuple[int, ...]
+
+
+class OracleKernels:
+    """Implements :class:`hvd_compress.kernels.interface.Kernels` on NumPy arrays.
+
+    Gradients and outputs are float32 or float16 arrays; bfloat16, which NumPy lacks, is for the caller
+    to widen.
+    """
+
+    name = "oracle"
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: np.ndarray,
+        payload: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+        noise: NoiseKey,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`."""
+        if (residual is not None) != feedback.enabled:
+            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+        g = gradient.astype(np.float32)
+        x = g
+        if residual is not None:
+            with np.errstate(all="ignore"):
+                x = feedback.compensate(g, residual)
+        scales, codes = quantize(codec, shape, x, noise)
+        payload[:] = assemble(codec, shape, noise.step, scales, codes)
+        if residual is not None:
+            decoded = dequantize(codec, shape, scales, codes)
+            with np.errstate(all="ignore"):
+                residual[:] = feedback.carry(g, residual, decoded)
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: Shape,
+        payloads: np.ndarray,
+        out: np.ndarray,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
+        total = np.zeros(math.prod(shape), np.float32)
+        with np.errstate(all="ignore"):
+            for payload in payloads:
+                _, scales, codes = open_payload(codec, shape, step, payload)
+                total += dequantize(codec, shape, scales, codes)
+            total *= np.float32(scale)
+            if accumulate:
+                total = out.astype(np.float32) + total
+            out[:] = total
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        payload: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`."""
+        _, scales, codes = open_payload(codec, shape, step, payload)
+        decoded = dequantize(codec, shape, scales, codes)
+        with np.errstate(all="ignore"):
+            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
+
+
+def quantize(
+    codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey
+) -> tuple[np.ndarray, np.ndarray]:
+    """:meth:`Codec.quantize`, where an empty tensor has neither scales nor codes."""
+    if not x.size:
+        return np.empty(0, np.float32), np.empty(0, np.uint8)
+    return codec.quantize(x, shape, noise)
+
+
+def dequantize(codec: Codec, shape: Shape, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """:meth:`Codec.dequantize`, likewise."""
+    if not math.prod(shape):
+        return np.empty(0, np.float32)
+    return codec.dequantize(scales, codes, shape)
