@@ -1,0 +1,148 @@
+"""One record per parameter, and the way from a gradient to it.
+
+Horovod hands a compressor a gradient without a name, and in an order of its own on each rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.exchange.routing import DENSE, Route
+
+
+@dataclass
+class Slot:
+    """What a compressor keeps for one parameter.
+
+    Attributes:
+        name: the parameter's name, the same on every rank; gathers are called by it.
+        index: its position among the compressor's parameters: its id in the noise.
+        parameter: the parameter itself.
+        route: how its gradient travels.
+        residual: what has been computed but not yet sent, shape=(n,), float32; None before the first
+            step and without error feedback.
+        residual_scale: the loss scale that the residual's numbers are in.
+        step: how many times its gradient has been encoded: its position in the noise.
+        exchanges: how many times its gradient has been exchanged in any way.
+        pending: whether an encoded gradient waits for its decompression.
+    """
+
+    name: str
+    index: int
+    parameter: torch.Tensor
+    route: Route = DENSE
+    residual: torch.Tensor | None = None
+    residual_scale: float = 1.0
+    step: int = 0
+    exchanges: int = 0
+    pending: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.parameter.shape)
+
+
+class Slots:
+    """The slots of a model's parameters.
+
+    Args:
+        named_parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives them, or a module.
+
+    Raises:
+        TypeError: something else.
+        ValueError: none at all, or two of one name.
+    """
+
+    def __init__(
+        self, named_parameters: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
+        expected = "named_parameters: expected pairs as model.named_parameters() gives them"
+        if isinstance(named_parameters, torch.nn.Module):
+            named_parameters = named_parameters.named_parameters()
+        if isinstance(named_parameters, torch.Tensor) or not isinstance(named_parameters, Iterable):
+            raise TypeError(f"{expected}, got {type(named_parameters).__name__}")
+        self._slots: list[Slot] = []
+        for pair in named_parameters:
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+                raise TypeError(f"{expected}, got an element of type {type(pair).__name__}")
+            name, parameter = pair
+            if not isinstance(parameter, torch.Tensor):
+                raise TypeError(f"{expected}, got {type(parameter).__name__} for {name!r}")
+            self._slots.append(Slot(name, len(self._slots), parameter))
+        names = [slot.name for slot in self._slots]
+        if not names:
+            raise ValueError(f"{expected}, got none (a generator can be used only once)")
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"{expected} with distinct names, got twice: {', '.join(twice)}")
+        self._accumulated = threading.local()
+        self._found_last = -1
+        for slot in self._slots:
+            if slot.parameter.requires_grad and slot.parameter.is_leaf:
+                self._watch(slot)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def owner(self, gradient: torch.Tensor) -> Slot:
+        """The slot of the parameter whose gradient this is.
+
+        Raises:
+            ValueError: none of them, or a parameter itself (Adasum sends those), or several in doubt.
+        """
+        hooked = getattr(self._accumulated, "slot", None)
+        if hooked is not None and _is_gradient_of(gradient, hooked):
+            return self._found(hooked)
+        # Without a hook of its own: gradients missing on this rank, and members of Horovod's groups,
+        # which mostly come in the order of the last time.
+        count = len(self._slots)
+        for distance in range(1, count + 1):
+            slot = self._slots[(self._found_last + distance) % count]
+            if slot.parameter.grad is gradient:
+                return self._found(slot)
+        return self._found(self._sparse_owner(gradient))
+
+    def _found(self, slot: Slot) -> Slot:
+        self._found_last = slot.index
+        return slot
+
+    def _sparse_owner(self, gradient: torch.Tensor) -> Slot:
+        alike = [s for s in self._slots if not s.pending and _is_dense_copy(gradient, s)]
+        if len(alike) > 1:
+            alike = [s for s in alike if torch.equal(s.parameter.grad.to_dense(), gradient)]
+        if len(alike) == 1:
+            return alike[0]
+        if any(slot.parameter is gradient for slot in self._slots):
+            raise ValueError(
+                "expected a gradient, got a parameter: op=Adasum combines parameter updates, which "
+                "compressed gradients cannot stand for; use op=Average or op=Sum"
+            )
+        raise ValueError(
+            f"expected the gradient of a parameter that this compressor was made for, got a tensor of "
+            f"shape {tuple(gradient.shape)}; pass the same named_parameters to the compressor and to "
+            f"hvd.DistributedOptimizer, and one compressor to one model"
+        )
+
+    def _watch(self, slot: Slot) -> None:
+        # Runs before Horovod's hook on the same gradient and tells it without a search, even where
+        # sparse_as_dense makes the tensor a copy.
+        def remember(_: torch.Tensor) -> None:
+            self._accumulated.slot = slot
+
+        slot.parameter.register_post_accumulate_grad_hook(remember)
+
+
+def _is_gradient_of(gradient: torch.Tensor, slot: Slot) -> bool:
+    return slot.parameter.grad is gradient or (
+        not slot.pending and _is_dense_copy(gradient, slot)
+    )
+
+
+def _is_dense_copy(gradient: torch.Tensor, slot: Slot) -> bool:
+    own = slot.parameter.grad
+    return own is not None and own.is_sparse and own.shape == gradient.shape
