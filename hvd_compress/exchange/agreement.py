@@ -31,7 +31,7 @@ def check(gathered: bytes) -> None:
         return
     lines = [f"  {s}: {_by_value(s, ranks)}" for s in differing[:_SHOWN]]
     if len(differing) > _SHOWN:
-        lines.append(f"  ... and {len(differing) - _SHOWN} more")
+        lines.append(f"  ... and {len(differing) - _SHOWN} more settings")
     raise ExchangeError(
         "expected the same model and the same compression on every rank, but they differ in\n"
         + "\n".join(lines)
@@ -41,7 +41,7 @@ def check(gathered: bytes) -> None:
 def _by_value(setting: str, ranks: list[dict[str, Any]]) -> str:
     holders: dict[str, list[int]] = {}
     for rank, settings in enumerate(ranks):
-        value = json.dumps(settings[setting]) if setting in settings else "absent"
+        value = str(settings.get(setting, "absent"))
         holders.setdefault(value, []).append(rank)
     return ", ".join(f"{value} on rank {_ranges(held)}" for value, held in holders.items())
 
@@ -55,7 +55,7 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}: "))
+            flat.update(_flatten(value, f"{prefix}{key} "))
         else:
             flat[prefix + key] = value
     return flat

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.base import check_choice, check_number
@@ -44,10 +43,9 @@ class Route:
         """What a dense tensor is cast to first; None leaves it as it is."""
         return _DENSE_DTYPES[self.codec.name]
 
-    def to_config(self) -> dict[str, Any]:
-        """The route as JSON types."""
-        feedback = {"alpha": self.feedback.alpha, "beta": self.feedback.beta}
-        return {**self.codec.to_config(), **feedback}
+    def __str__(self) -> str:
+        feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
+        return f"{self.codec}{feedback if self.feedback.enabled else ''}"
 
 
 DENSE = Route(NoCompression(), OFF)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
@@ -361,24 +363,31 @@ class Compressor(HorovodCompressor):
         if self._agreed:
             return
         gathered = self._collectives.wait(self._agreement)
-        agreement.check(gathered.numpy().tobytes())
+        try:
+            agreement.check(gathered.numpy().tobytes())
+        except ExchangeError:
+            self._let_all_ranks_see()
+            raise
         self._agreed = True
+
+    def _let_all_ranks_see(self) -> None:
+        # The first rank to leave tears down the others' connections, and they would report only that.
+        with contextlib.suppress(HorovodInternalError):
+            self._collectives.wait(
+                self._collectives.gather(torch.zeros(1, dtype=torch.uint8), f"{_PREFIX}.seen")
+            )
 
     def _configuration(self) -> dict[str, Any]:
         tensors = {}
         for slot in self._slots:
-            tensors[slot.name] = {
-                "shape": list(slot.shape),
-                "dtype": str(slot.parameter.dtype).removeprefix("torch."),
-                "route": slot.route.to_config(),
-                "step": slot.step,
-            }
+            dtype = str(slot.parameter.dtype).removeprefix("torch.")
+            tensors[slot.name] = f"{dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
         return {
             "format version": FORMAT_VERSION,
             "ranks": self._collectives.size,
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
-            "tensor": tensors,
+            "gradient of": tensors,
         }
 
 
