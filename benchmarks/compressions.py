@@ -1,0 +1,71 @@
+"""Compressions as they are written on a command line: ``NAME`` or ``NAME:key=value,key=value``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Options = dict[str, Any]
+
+TERNARY = "ternary"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A codec's name and its settings.
+
+    Attributes:
+        text: as it was written; tables and JSON call it so.
+        name: what ``Compression.by_name`` of a frontend knows.
+        options: its further keywords.
+    """
+
+    text: str
+    name: str
+    options: Options = field(default_factory=dict)
+
+
+def parse(text: str, common: Options, last_layer: str) -> Compression:
+    """Reads a specification.
+
+    TernGrad leaves the last layer alone, whose gradients one-hot labels make skew (section 4 of the
+    paper), so ``ternary`` does unless ``exclude`` says otherwise.
+
+    Args:
+        text: the specification.
+        common: settings for every codec, which the specification's own override.
+        last_layer: name pattern of the model's classifier.
+
+    Raises:
+        ValueError: a setting without ``=``.
+    """
+    name, _, rest = text.partition(":")
+    defaults = {"exclude": (last_layer,)} if name == TERNARY else {}
+    own = dict(option(part) for part in rest.split(",") if part)
+    return Compression(text, name, {**defaults, **common, **own})
+
+
+def option(text: str) -> tuple[str, Any]:
+    """Reads one ``key=value``; patterns in ``exclude`` are separated by ``|``.
+
+    Raises:
+        ValueError: there is no ``=``.
+    """
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ValueError(f"expected key=value, got {text!r}")
+    if key == "exclude":
+        return key, tuple(value.split("|")) if value else ()
+    return key, _value(value)
+
+
+def _value(text: str) -> Any:
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

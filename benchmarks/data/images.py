@@ -1,0 +1,54 @@
+"""What every data set looks like to a trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class Images(Protocol):
+    """Labelled images that can be read in any order."""
+
+    labels: np.ndarray
+    """shape=(n,), dtype int64."""
+
+    def load(self, indices: np.ndarray) -> np.ndarray:
+        """Standardised, shape=(len(indices), height, width, channels), dtype float32."""
+        ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set.
+
+    Attributes:
+        name: what tables and JSON call it.
+        classes: number of classes.
+        train: images to train on.
+        test: images to test on; None where an accuracy would mean nothing.
+    """
+
+    name: str
+    classes: int
+    train: Images
+    test: Images | None
+
+
+class ArrayImages:
+    """Images that lie in memory as they were stored, and are standardised when they are read."""
+
+    def __init__(
+        self, pixels: np.ndarray, labels: np.ndarray, mean: ArrayLike, deviation: ArrayLike
+    ) -> None:
+        """Takes pixels, shape=(n, height, width, channels), and statistics that broadcast."""
+        self.labels = labels.astype(np.int64)
+        self._pixels = pixels
+        self._mean = np.asarray(mean, np.float32)
+        self._scale = np.float32(1) / np.asarray(deviation, np.float32)
+
+    def load(self, indices: np.ndarray) -> np.ndarray:
+        """See :class:`Images`."""
+        return (self._pixels[indices].astype(np.float32) - self._mean) * self._scale

@@ -1,0 +1,58 @@
+"""MNIST's IDX files (http://yann.lecun.com/exdb/mnist), as they are or compressed with gzip."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.data.images import ArrayImages, Data
+
+EXPECTED = "train-images-idx3-ubyte[.gz] (MNIST)"
+_UNSIGNED_BYTES = 8
+
+
+def found(path: Path) -> bool:
+    """Whether a folder holds MNIST."""
+    return _file(path, "train-images") is not None
+
+
+def load(path: Path, image: tuple[int, int, int]) -> Data:
+    """MNIST, 28x28x1."""
+    return Data("mnist", 10, _part(path, "train"), _part(path, "t10k"))
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array of unsigned bytes from an IDX file.
+
+    Raises:
+        ValueError: not such a file, or one that was cut off.
+    """
+    raw = path.read_bytes()
+    if path.suffix == ".gz":
+        raw = gzip.decompress(raw)
+    if len(raw) < 4 or raw[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
+        raise ValueError(f"{path}: expected an IDX file of unsigned bytes, got {raw[:4]!r}")
+    dimensions = raw[3]
+    data = 4 + 4 * dimensions
+    shape = tuple(np.frombuffer(raw[4:data], ">u4").astype(int))
+    count = int(np.prod(shape))
+    if len(shape) != dimensions or len(raw) != data + count:
+        raise ValueError(f"{path}: expected {count} bytes of shape {shape}, got {len(raw) - data}")
+    return np.frombuffer(raw, np.uint8, offset=data).reshape(shape)
+
+
+def _part(path: Path, prefix: str) -> ArrayImages:
+    files = [_file(path, f"{prefix}-{what}") for what in ("images", "labels")]
+    if None in files:
+        raise ValueError(f"{path}: expected MNIST's {prefix}-images and {prefix}-labels")
+    pixels, labels = (read_idx(file) for file in files if file)
+    if len(pixels) != len(labels):
+        raise ValueError(f"{path}: expected a label an image, got {len(pixels)}, {len(labels)}")
+    return ArrayImages(pixels[..., None], labels, 33.318, 78.567)
+
+
+def _file(path: Path, prefix: str) -> Path | None:
+    """The file of that prefix; both ``-idx3-ubyte`` and ``.idx3-ubyte`` are about."""
+    return next(iter(sorted(path.glob(f"{prefix}[-.]idx[13]-ubyte*"))), None)

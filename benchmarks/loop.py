@@ -1,0 +1,194 @@
+"""Training and measuring, whatever the framework."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.compressions import Compression
+from benchmarks.data import Data, batches
+from benchmarks.results import Epoch, Point, Run, Seconds
+from benchmarks.settings import Settings
+
+_UNTIMED_STEPS = 3
+"""Steps at the start whose time is not counted: names are negotiated, memory is allocated."""
+
+
+class Counters(Protocol):
+    """What a compressor counts, since it was made."""
+
+    uncompressed_bytes: int
+    message_bytes: int
+    wire_bytes: int
+    encode_seconds: float
+    decode_seconds: float
+
+
+class Session(Protocol):
+    """One model with its optimizer and its compressor, on one rank."""
+
+    counters: Counters
+
+    def step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
+        """Trains on a batch and returns its loss."""
+        ...
+
+    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
+        """How many of the images the model puts into the right class."""
+        ...
+
+    def residual_norm(self) -> float:
+        """The l2 norm of this rank's residuals."""
+        ...
+
+    def digest(self) -> bytes:
+        """A cryptographic digest of all parameters."""
+        ...
+
+
+class Trainer(Protocol):
+    """A framework with Horovod, on one rank."""
+
+    rank: int
+    size: int
+
+    def start(
+        self, settings: Settings, classes: int, compression: Compression, seed: int
+    ) -> Session:
+        """A fresh model, the same on every rank."""
+        ...
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        """Float64 vectors of all ranks, shape=(size, n)."""
+        ...
+
+
+def run(
+    trainer: Trainer,
+    data: Data,
+    settings: Settings,
+    compression: Compression,
+    seed: int,
+    on_step: Callable[[], None],
+    *,
+    test_every_epoch: bool = True,
+) -> Run:
+    """Trains once from scratch.
+
+    Args:
+        trainer: the framework.
+        data: what to train on.
+        settings: the recipe.
+        compression: what the exchange sends.
+        seed: of everything random.
+        on_step: called after every step.
+        test_every_epoch: otherwise the test images are looked at after the last step only.
+
+    Returns:
+        What came out, the same on every rank but for the step times.
+    """
+    session = trainer.start(settings, data.classes, compression, seed)
+    total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
+    losses = np.empty(total)
+    seconds = np.empty(total)
+    ends: list[int] = []
+    accuracies: list[float | None] = []
+    step = 0
+    while step < total:
+        for indices in _epoch(trainer, data, settings, seed, len(ends))[: total - step]:
+            start = time.perf_counter()
+            images, labels = data.train.load(indices), data.train.labels[indices]
+            losses[step] = session.step(images, labels, settings.learning_rate(step, total))
+            seconds[step] = time.perf_counter() - start
+            step += 1
+            on_step()
+        ends.append(step)
+        test = step == total or test_every_epoch
+        accuracies.append(_accuracy(trainer, data, session, settings.batch_size) if test else None)
+
+    losses = trainer.gather(losses).mean(0)
+    counters = session.counters
+    counted = [
+        counters.uncompressed_bytes,
+        counters.message_bytes,
+        counters.wire_bytes,
+        counters.encode_seconds,
+        counters.decode_seconds,
+    ]
+    uncompressed, message, wire, encode, decode = (
+        float(x) for x in trainer.gather(np.array(counted, np.float64) / total).mean(0)
+    )
+    return Run(
+        compression=compression.text,
+        seed=seed,
+        steps=total,
+        curve=_curve(losses, settings.curve_points),
+        epochs=_epochs(losses, ends, accuracies),
+        test_accuracy=accuracies[-1],
+        uncompressed_bytes_per_step=uncompressed,
+        message_bytes_per_step=message,
+        wire_bytes_per_step=wire,
+        compression_ratio=uncompressed / message if message else None,
+        step_seconds=_quantiles(seconds[_UNTIMED_STEPS:] if total > _UNTIMED_STEPS else seconds),
+        encode_seconds_per_step=encode,
+        decode_seconds_per_step=decode,
+        residual_norm=float(trainer.gather(np.array([session.residual_norm()])).mean()),
+        parameters_identical=_identical(trainer, session.digest()),
+    )
+
+
+def steps_per_epoch(data: Data, settings: Settings, ranks: int) -> int:
+    """How many steps it takes to see every image once."""
+    return len(
+        batches.epoch(len(data.train.labels), settings.batch_size, seed=0, epoch=0, size=ranks)
+    )
+
+
+def _epoch(
+    trainer: Trainer, data: Data, settings: Settings, seed: int, epoch: int
+) -> list[np.ndarray]:
+    return batches.epoch(
+        len(data.train.labels),
+        settings.batch_size,
+        seed=seed,
+        epoch=epoch,
+        rank=trainer.rank,
+        size=trainer.size,
+    )
+
+
+def _accuracy(trainer: Trainer, data: Data, session: Session, batch_size: int) -> float | None:
+    if data.test is None:
+        return None
+    labels = data.test.labels
+    shares = batches.share(len(labels), 8 * batch_size, rank=trainer.rank, size=trainer.size)
+    correct = sum(session.count_correct(data.test.load(part), labels[part]) for part in shares)
+    return float(trainer.gather(np.array([correct], np.float64)).sum()) / len(labels)
+
+
+def _curve(losses: np.ndarray, points: int) -> list[Point]:
+    width = math.ceil(len(losses) / points)
+    ends = [min(start + width, len(losses)) for start in range(0, len(losses), width)]
+    return [Point(end, float(losses[max(0, end - width) : end].mean())) for end in ends]
+
+
+def _epochs(losses: np.ndarray, ends: list[int], accuracies: list[float | None]) -> list[Epoch]:
+    means = [float(part.mean()) for part in np.split(losses, ends[:-1])]
+    return [
+        Epoch(number, loss, accuracy)
+        for number, (loss, accuracy) in enumerate(zip(means, accuracies, strict=True), start=1)
+    ]
+
+
+def _quantiles(seconds: np.ndarray) -> Seconds:
+    median, p10, p90 = (float(q) for q in np.quantile(seconds, [0.5, 0.1, 0.9]))
+    return Seconds(median, p10, p90)
+
+
+def _identical(trainer: Trainer, digest: bytes) -> bool:
+    digests = trainer.gather(np.frombuffer(digest, np.uint8).astype(np.float64))
+    return bool((digests == digests[0]).all())

@@ -1,0 +1,37 @@
+"""What a measurement ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("hvd_compress", "horovod", "torch", "tensorflow", "tensorflow-cpu", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def description() -> dict[str, str | int]:
+    """The processor, how many of its cores this process may use, and the system."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"

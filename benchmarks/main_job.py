@@ -1,0 +1,37 @@
+"""The main job: LeNet on handwritten digits, two ranks, every codec; ``make train`` runs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import launch, lenet_digits, plots, report, results
+
+COMPRESSIONS = ["none", "fp16", "onebit", "int8", "ternary", "ecq"]
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Trains, prints one table and draws the loss curves."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/train"), help="a folder")
+    args = parser.parse_args(command_line)
+    json, png = args.out / "train.json", args.out / "loss.png"
+    json.unlink(missing_ok=True)
+    try:
+        launch.horovodrun(
+            lenet_digits.RANKS,
+            "benchmarks.train",
+            [*lenet_digits.arguments(json, COMPRESSIONS), "--quiet"],
+        )
+    except launch.RankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    outcome = results.read(json)
+    plots.loss_curves(outcome, png)
+    print(f"\n{report.training_table(outcome).text()}\n\nloss curves: {png}\nnumbers: {json}")
+    return min(1, report.check(outcome))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The JSON that a training benchmark writes, and reads to go on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "hvd_compress/train/1"
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean loss over the steps up to ``step``, and over all ranks."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How an epoch went; ``test_accuracy`` is None where it was not measured."""
+
+    epoch: int
+    loss: float
+    test_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long a step took, on rank 0."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training from scratch with one compression and one seed.
+
+    Bytes and codec seconds are means over the ranks and the steps. Where there is one rank nothing
+    is exchanged: they are 0, and the ratio is None.
+
+    Attributes:
+        compression: the specification, a name with its settings.
+        seed: of the initial parameters, the order of the images and the codec's noise.
+        steps: how many steps were made.
+        curve: the loss over the steps.
+        epochs: one entry an epoch.
+        test_accuracy: after the last step, between 0 and 1; None without test images.
+        uncompressed_bytes_per_step: what the gradients occupy.
+        message_bytes_per_step: what a rank hands to Horovod.
+        wire_bytes_per_step: what a rank sends, with ring algorithms.
+        compression_ratio: uncompressed bytes by message bytes.
+        step_seconds: batch, forward, backward, exchange and update.
+        encode_seconds_per_step: time spent in encoding.
+        decode_seconds_per_step: time spent in decoding.
+        residual_norm: l2 norm of a rank's residuals after the last step, mean over the ranks.
+        parameters_identical: whether all ranks ended with the same bits.
+    """
+
+    compression: str
+    seed: int
+    steps: int
+    curve: list[Point]
+    epochs: list[Epoch]
+    test_accuracy: float | None
+    uncompressed_bytes_per_step: float
+    message_bytes_per_step: float
+    wire_bytes_per_step: float
+    compression_ratio: float | None
+    step_seconds: Seconds
+    encode_seconds_per_step: float
+    decode_seconds_per_step: float
+    residual_norm: float
+    parameters_identical: bool
+
+    @property
+    def codec_seconds_per_step(self) -> float:
+        """Encoding and decoding together."""
+        return self.encode_seconds_per_step + self.decode_seconds_per_step
+
+
+@dataclass
+class Results:
+    """All runs of one configuration."""
+
+    configuration: dict[str, Any]
+    ranks: int
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    runs: list[Run] = field(default_factory=list)
+
+    def find(self, compression: str, seed: int) -> Run | None:
+        """The run of that compression and seed, if it was made."""
+        return next((r for r in self.runs if (r.compression, r.seed) == (compression, seed)), None)
+
+    def write(self, path: Path) -> None:
+        """Replaces the file as a whole, so that whoever stops the program loses one run at most."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".part")
+        draft.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1))
+        os.replace(draft, path)
+
+
+def read(path: Path) -> Results:
+    """The inverse of :meth:`Results.write`.
+
+    Raises:
+        ValueError: not such a file.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        if raw.pop("schema") != SCHEMA:
+            raise ValueError("another schema")
+        return Results(**{**raw, "runs": [_run(run) for run in raw["runs"]]})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected JSON of schema {SCHEMA}: {error}") from error
+
+
+def _run(raw: dict[str, Any]) -> Run:
+    return Run(
+        **{
+            **raw,
+            "curve": [Point(**point) for point in raw["curve"]],
+            "epochs": [Epoch(**epoch) for epoch in raw["epochs"]],
+            "step_seconds": Seconds(**raw["step_seconds"]),
+        }
+    )

@@ -1,0 +1,87 @@
+"""Training with compressed gradients: ``horovodrun -np N python -m benchmarks.train ...``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks import arguments, compressions, data, loop, machine, report, results, trainers
+from benchmarks.models import MODELS
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Makes every run that is asked for; the exit status tells whether the ranks agree."""
+    args = arguments.parse(command_line)
+    settings = arguments.settings(args)
+    model = MODELS[args.model]
+    chosen = [
+        compressions.parse(text, dict(args.option), model.last_layer) for text in args.compression
+    ]
+    images = data.load(model, args.data)
+    trainer = trainers.load(args.framework, args.threads)
+    outcome = _open(args, images.name, trainer)
+
+    # Seed by seed: whoever stops early has compared all compressions on the seeds so far.
+    plan = [(seed, c) for seed in range(args.seed, args.seed + args.seeds) for c in chosen]
+    missing = np.array([outcome.find(c.text, seed) is None for seed, c in plan], np.float64)
+    todo = [run for run, left in zip(plan, trainer.gather(missing)[0], strict=True) if left]
+    steps = settings.total_steps(loop.steps_per_epoch(images, settings, trainer.size))
+    with tqdm(
+        total=len(todo) * steps,
+        unit="step",
+        disable=trainer.rank != 0,
+        mininterval=1 if sys.stderr.isatty() else 5,
+    ) as bar:
+        for seed, compression in todo:
+            bar.set_description(f"{compression.text}, seed {seed}", refresh=False)
+            run = loop.run(
+                trainer,
+                images,
+                settings,
+                compression,
+                seed,
+                lambda: bar.update() and None,
+                test_every_epoch=not args.test_at_end,
+            )
+            outcome.runs.append(run)
+            if trainer.rank == 0:
+                outcome.write(args.json)
+    if trainer.rank == 0 and not args.quiet:
+        print(report.training_table(outcome).text())
+    return min(1, report.check(outcome))
+
+
+def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> results.Results:
+    """What the output file holds already, or nothing yet.
+
+    Raises:
+        ValueError: the file's runs were made with other settings.
+    """
+    configuration = {
+        "framework": args.framework,
+        "data": data_name,
+        **dataclasses.asdict(arguments.settings(args)),
+        "options": {key: _as_json(value) for key, value in args.option},
+    }
+    fresh = results.Results(configuration, trainer.size, machine.versions(), machine.description())
+    if not (args.resume and trainer.rank == 0 and args.json.exists()):
+        return fresh
+    old = results.read(args.json)
+    for what in ("configuration", "ranks", "versions"):
+        if getattr(old, what) != getattr(fresh, what):
+            raise ValueError(
+                f"{args.json}: expected {what} {getattr(fresh, what)}, got {getattr(old, what)}"
+            )
+    return old
+
+
+def _as_json(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Training with torch and a stock Horovod."""
+
+from __future__ import annotations
+
+import hashlib
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hvd_compress.torch as hvdc
+from benchmarks.compressions import Compression
+from benchmarks.models.torch import build
+from benchmarks.settings import Settings
+
+
+class TorchSession:
+    """Implements :class:`benchmarks.loop.Session`."""
+
+    def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
+        self._model = model
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        self._compressor = hvdc.Compression.by_name(
+            compression.name, model.named_parameters(), **{"seed": seed, **compression.options}
+        )
+        self._optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(
+                model.parameters(),
+                lr=settings.lr,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+            ),
+            named_parameters=model.named_parameters(),
+            compression=self._compressor,
+        )
+        self.counters = self._compressor.counters
+
+    def step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
+        """See :meth:`benchmarks.loop.Session.step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._model.train()
+        self._optimizer.zero_grad()
+        loss = F.cross_entropy(self._model(_channels_first(images)), torch.from_numpy(labels))
+        loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
+        """See :meth:`benchmarks.loop.Session.count_correct`."""
+        self._model.eval()
+        classes = self._model(_channels_first(images)).argmax(1)
+        return int((classes == torch.from_numpy(labels)).sum())
+
+    def residual_norm(self) -> float:
+        """See :meth:`benchmarks.loop.Session.residual_norm`."""
+        return float(self._compressor.residual_norm())
+
+    def digest(self) -> bytes:
+        """See :meth:`benchmarks.loop.Session.digest`."""
+        digest = hashlib.sha256()
+        for parameter in self._model.parameters():
+            digest.update(parameter.detach().contiguous().numpy().tobytes())
+        return digest.digest()
+
+
+class TorchTrainer:
+    """Implements :class:`benchmarks.loop.Trainer`."""
+
+    def __init__(self) -> None:
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+
+    def start(
+        self, settings: Settings, classes: int, compression: Compression, seed: int
+    ) -> TorchSession:
+        """See :meth:`benchmarks.loop.Trainer.start`."""
+        torch.manual_seed(seed)
+        return TorchSession(build(settings.model, classes), settings, compression, seed)
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        """See :meth:`benchmarks.loop.Trainer.gather`."""
+        local = torch.from_numpy(np.ascontiguousarray(values, np.float64))
+        return hvd.allgather(local, name="benchmark").numpy().reshape(self.size, -1)
+
+
+def start(threads: int) -> TorchTrainer:
+    """Initialises Horovod and torch in this process."""
+    torch.set_num_threads(threads)
+    hvd.init()
+    return TorchTrainer()
+
+
+def _channels_first(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
