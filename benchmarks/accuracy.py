@@ -1,0 +1,118 @@
+"""Does compression cost accuracy? LeNet on the digits, the same seeds with and without."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import launch, lenet_digits, report, results
+from benchmarks.intervals import paired
+from benchmarks.results import Results
+from benchmarks.tables import Table
+
+BASELINE = "none"
+COMPRESSIONS = [BASELINE, "onebit", "onebit:alpha=0", "int8", "ternary", "ecq"]
+SCHEMA = "hvd_compress/accuracy/1"
+
+
+def compare(outcome: Results) -> list[dict[str, Any]]:
+    """Each compression beside the uncompressed runs of the same seeds, in per cent."""
+    runs = report.by_compression(outcome)
+    control = {run.seed: run.test_accuracy for run in runs[BASELINE]}
+    rows = []
+    for name, made in runs.items():
+        pairs = [
+            (100 * run.test_accuracy, 100 * base)
+            for run in made
+            if run.test_accuracy is not None and (base := control.get(run.seed)) is not None
+        ]
+        treated, untreated = zip(*pairs, strict=True)
+        interval = paired(treated, untreated)
+        rows.append(
+            {
+                "compression": name,
+                "seeds": len(pairs),
+                "test_accuracy": statistics.fmean(treated),
+                "difference": interval.mean,
+                "low": interval.low,
+                "high": interval.high,
+                "parameters_identical": all(run.parameters_identical for run in made),
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The comparison for reading."""
+    header = (
+        "compression",
+        "seeds",
+        "test accuracy",
+        "difference to none",
+        "95% interval",
+        "ranks agree",
+    )
+    return Table(
+        header,
+        [
+            [
+                row["compression"],
+                str(row["seeds"]),
+                f"{row['test_accuracy']:.2f}%",
+                f"{row['difference']:+.2f}",
+                f"{row['low']:+.2f} to {row['high']:+.2f}",
+                "yes" if row["parameters_identical"] else "NO",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Trains whatever is missing in the output folder, then compares."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy",
+        description=f"{__doc__} Started again, it goes on where it stopped.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--compression", nargs="+", default=COMPRESSIONS[1:], metavar="NAME")
+    args = parser.parse_args(command_line)
+    runs = args.out / "runs.json"
+    chosen = list(dict.fromkeys([BASELINE, *args.compression]))
+    try:
+        launch.horovodrun(
+            lenet_digits.RANKS,
+            "benchmarks.train",
+            [
+                *lenet_digits.arguments(runs, chosen),
+                *("--seeds", str(args.seeds), "--test-at-end", "--resume", "--quiet"),
+            ],
+        )
+    except launch.RankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    outcome = results.read(runs)
+    rows = compare(outcome)
+    summary = {
+        "schema": SCHEMA,
+        "configuration": outcome.configuration,
+        "ranks": outcome.ranks,
+        "versions": outcome.versions,
+        "machine": outcome.machine,
+        "unit": "percentage points of test accuracy, paired by seed, 95% t interval",
+        "compressions": rows,
+    }
+    (args.out / "accuracy.json").write_text(json.dumps(summary, indent=1))
+    markdown = table(rows).markdown()
+    (args.out / "accuracy.md").write_text(markdown + "\n")
+    print(f"\n{table(rows).text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
+    return min(1, report.check(outcome))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What the codec benchmark measures: every codec in its variants, behind one interface."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_compress.codecs import (
+    BF16,
+    ECQ,
+    FP16,
+    Codec,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    NoiseKey,
+    OneBit,
+    Ternary,
+)
+from hvd_compress.kernels.interface import Kernels
+
+CODECS: dict[str, Codec] = {
+    "none": NoCompression(),
+    "fp16": FP16(),
+    "bf16": BF16(),
+    "onebit 1024": OneBit(1024),
+    "onebit 2048": OneBit(2048),
+    "onebit tensor": OneBit("tensor"),
+    "onebit row": OneBit("row"),
+    "onebit column": OneBit("column"),
+    "int8 linear 2048": Int8("linear", 2048),
+    "int8 dynamic 2048": Int8("dynamic", 2048),
+    "int8 static": Int8("static", 2048),
+    "int8 mantissa": Int8("mantissa", 2048),
+    "int8 linear tensor": Int8("linear", "tensor"),
+    "int8 dynamic tensor": Int8("dynamic", "tensor"),
+    "ternary 2048": Ternary(2048),
+    "ternary tensor": Ternary("tensor"),
+    "ecq l2 4096": ECQ(bucket=4096),
+    "ecq l2 2048": ECQ(bucket=2048),
+    "ecq linf 2048": ECQ(norm="linf", bucket=2048),
+    "ecq l2 tensor": ECQ(bucket="tensor"),
+}
+"""Every variant, by the name that tables call it."""
+
+
+@dataclass
+class Buffers:
+    """Memory that all cases share, so that none pays for the first touch of a page.
+
+    Attributes:
+        x: shape=(n,), dtype float32: what is encoded, normally distributed.
+        residual: of the same shape; its contents are scratch.
+        out: of the same shape; its contents are scratch.
+    """
+
+    x: np.ndarray
+    residual: np.ndarray = field(init=False)
+    out: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.residual = np.zeros_like(self.x)
+        self.out = np.zeros_like(self.x)
+
+
+class CodecCase:
+    """One of our codecs on one executor."""
+
+    def __init__(self, codec: Codec, kernels: Kernels, buffers: Buffers) -> None:
+        self.config: dict[str, Any] = codec.to_config()
+        self.shape = _matrix(buffers.x.size)
+        self.bits = codec.bits_per_element(self.shape)
+        self._codec, self._kernels, self._buffers = codec, kernels, buffers
+        self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
+        self._coefficients = stable_feedback(codec, buffers.x.size)
+        buffers.residual.fill(0)
+
+    def encode(self) -> None:
+        """Without error feedback."""
+        self._encode(ErrorFeedback(alpha=0.0), None)
+
+    def encode_with_feedback(self) -> None:
+        """The fused step: compensate, encode, keep what was lost."""
+        self._encode(self._coefficients, self._buffers.residual)
+
+    def decode(self) -> None:
+        """Into memory that is overwritten."""
+        self._decode(accumulate=False)
+
+    def decode_and_add(self) -> None:
+        """Onto what the memory holds, as for the payload of one more rank."""
+        self._decode(accumulate=True)
+
+    def _encode(self, feedback: ErrorFeedback, residual: np.ndarray | None) -> None:
+        self._kernels.encode(
+            self._codec,
+            self.shape,
+            self._buffers.x,
+            self._payload[0],
+            feedback=feedback,
+            residual=residual,
+            noise=NoiseKey(),
+        )
+
+    def _decode(self, *, accumulate: bool) -> None:
+        self._kernels.decode_sum(
+            self._codec,
+            self.shape,
+            self._payload,
+            self._buffers.out,
+            step=0,
+            accumulate=accumulate,
+        )
+
+
+class BitsAndBytesCase:
+    """bitsandbytes' 8-bit dynamic map, for comparison; it has neither feedback nor addition."""
+
+    name = "bitsandbytes 4096"
+
+    def __init__(self, buffers: Buffers) -> None:
+        import bitsandbytes
+        from bitsandbytes import functional
+
+        self.config = {"bitsandbytes": bitsandbytes.__version__, "blocksize": 4096}
+        self.bits = 8 + 32 / 4096
+        self._functional = functional
+        self._x, self._out = torch.from_numpy(buffers.x), torch.from_numpy(buffers.out)
+
+    def encode(self) -> None:
+        """``quantize_blockwise``."""
+        self._codes, self._state = self._functional.quantize_blockwise(self._x, blocksize=4096)
+
+    def decode(self) -> None:
+        """``dequantize_blockwise``."""
+        self._functional.dequantize_blockwise(self._codes, self._state, out=self._out)
+
+
+def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
+    """Error feedback as strong as the codec bears: its cost is measured, not its use.
+
+    Half the bound of ECQ-SGD's lemma 2 for the unbiased codecs, 1 for the others.
+    """
+    if codec.error == "contractive":
+        return ErrorFeedback(1.0, 1.0)
+    return ErrorFeedback(min(1.0, 1 / (codec.variance_factor(count) + 1)), 1.0)
+
+
+def _matrix(count: int) -> tuple[int, int]:
+    """The shape nearest to a square, which columns and rows are taken of."""
+    rows = next(rows for rows in range(math.isqrt(count), 0, -1) if count % rows == 0)
+    return rows, count // rows

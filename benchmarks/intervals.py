@@ -1,0 +1,45 @@
+"""Confidence in a mean difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and half the width of its confidence interval."""
+
+    mean: float
+    half_width: float
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half_width
+
+
+def paired(
+    treated: Sequence[float], control: Sequence[float], confidence: float = 0.95
+) -> Interval:
+    """Student's t interval of the mean of ``treated[i] - control[i]``.
+
+    Raises:
+        ValueError: the sequences differ in length, or are shorter than two.
+    """
+    if len(treated) != len(control) or len(treated) < 2:
+        raise ValueError(f"expected at least two pairs, got {len(treated)} and {len(control)}")
+    from scipy.stats import t
+
+    difference = np.subtract(treated, control)
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    quantile = float(t.ppf((1 + confidence) / 2, len(difference) - 1))
+    return Interval(float(difference.mean()), quantile * error)

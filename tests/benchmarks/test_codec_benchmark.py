@@ -1,0 +1,47 @@
+"""The codec benchmark measures every variant; what it measures is not tested."""
+
+import json
+
+import pytest
+
+from benchmarks import codec
+from benchmarks.codec_cases import CODECS, stable_feedback
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "oracle"])
+def test_every_variant_is_measured(tmp_path, capsys, kernels):
+    out = tmp_path / "codec.json"
+
+    assert codec.main(["--quick", "--json", str(out), "--kernels", kernels]) == 0
+
+    found = json.loads(out.read_text())
+    assert found["schema"] == codec.SCHEMA and found["kernels"] == kernels
+    assert set(CODECS) <= set(found["codecs"])
+    for name in CODECS:
+        row = found["codecs"][name]
+        assert row["encode_with_feedback"]["copies"] > 0 and row["decode_and_add"]["copies"] > 0
+    assert found["codecs"]["none"]["relative_error"] == 0
+    assert found["codecs"]["onebit 1024"]["bits_per_element"] < 1.1
+    assert found["codecs"]["onebit 1024"]["relative_error"] == pytest.approx(0.363, abs=0.01)
+    assert "onebit column" in capsys.readouterr().out
+
+
+def test_codecs_are_chosen_by_how_their_names_begin(tmp_path):
+    out = tmp_path / "codec.json"
+    codec.main(
+        ["--quick", "--json", str(out), "--kernels", "oracle", "--codec", "fp16", "onebit r"]
+    )
+
+    assert list(json.loads(out.read_text())["codecs"]) == ["fp16", "onebit row"]
+
+
+def test_an_unknown_codec(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        codec.main(["--json", str(tmp_path / "a"), "--codec", "gzip"])
+
+    assert "expected beginnings of none, fp16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_feedback_that_is_measured_is_stable(name):
+    stable_feedback(CODECS[name], 1 << 26).check(CODECS[name], (8192, 8192))

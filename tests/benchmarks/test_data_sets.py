@@ -1,0 +1,159 @@
+"""Data sets: their shapes, their splits, and files that are not what they should be."""
+
+import gzip
+import pickle
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import data
+from benchmarks.data import batches, cifar10, digits, mnist
+from benchmarks.models import MODELS
+
+
+def test_digits_are_enlarged_split_evenly_and_standardised():
+    found = data.load(MODELS["lenet"])
+
+    assert (len(found.train.labels), len(found.test.labels)) == (1437, 360)
+    assert np.bincount(found.test.labels).min() >= 34
+    images = found.train.load(np.arange(1437))
+    assert images.shape == (1437, 28, 28, 1) and images.dtype == np.float32
+    assert abs(images.mean()) < 1e-3 and abs(images.std() - 1) < 1e-3
+
+
+def test_the_split_never_changes():
+    first, second = digits.load(), digits.load()
+
+    assert np.array_equal(first.test.labels, second.test.labels)
+    assert first.test.labels[:8].tolist() == [7, 6, 3, 7, 7, 3, 2, 8]
+
+
+def test_enlarging_keeps_the_mean_and_the_gradient():
+    ramp = np.broadcast_to(np.arange(8.0), (1, 8, 8))
+
+    large = digits.enlarge(ramp, 28)[0]
+
+    assert np.isclose(large.mean(), 3.5)
+    assert np.allclose(np.diff(large[0])[4:-4], 8 / 28)
+    assert np.allclose(large, large[0])
+
+
+def test_synthetic_images_are_the_same_every_time():
+    found = data.load(MODELS["resnet20"])
+
+    first, again = (found.train.load(np.array([3, 5])) for _ in range(2))
+    assert first.shape == (2, 32, 32, 3) and np.array_equal(first, again)
+    assert not np.array_equal(first[0], first[1])
+    assert found.test is None
+
+
+def test_ranks_share_an_epoch_without_overlap():
+    shards = [
+        np.concatenate(batches.epoch(103, 8, seed=1, epoch=2, rank=rank, size=3))
+        for rank in range(3)
+    ]
+
+    assert [len(shard) for shard in shards] == [32, 32, 32]
+    assert len(np.unique(np.concatenate(shards))) == 96
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    def order(seed, epoch):
+        return np.concatenate(batches.epoch(64, 8, seed=seed, epoch=epoch)).tolist()
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+def test_too_few_images_for_a_batch():
+    with pytest.raises(ValueError, match="expected at least 32 images for 2 ranks"):
+        batches.epoch(31, 16, seed=0, epoch=0, size=2)
+
+
+def test_test_images_are_shared_completely():
+    parts = [np.concatenate(list(batches.share(10, 3, rank=r, size=3))) for r in range(3)]
+
+    assert sorted(np.concatenate(parts)) == list(range(10))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_mnist(tmp_path, compress):
+    pixels = np.arange(3 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(3, 28, 28)
+    for prefix in ("train", "t10k"):
+        _write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", pixels, compress)
+        _write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", np.uint8([7, 0, 9]), compress)
+
+    found = data.load(MODELS["lenet"], tmp_path)
+
+    assert found.name == "mnist" and found.test.labels.tolist() == [7, 0, 9]
+    back = found.train.load(np.array([2]))[0, :, :, 0] * 78.567 + 33.318
+    assert np.allclose(back, pixels[2], atol=1e-3)
+
+
+def test_mnist_that_was_cut_off(tmp_path):
+    file = tmp_path / "train-images-idx3-ubyte"
+    _write_idx(file, np.zeros((2, 28, 28), np.uint8), False)
+    file.write_bytes(file.read_bytes()[:-1])
+
+    with pytest.raises(ValueError, match="expected 1568 bytes"):
+        mnist.read_idx(file)
+
+
+def test_cifar10(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3072)).astype(np.uint8)
+    batch = {b"data": pixels, b"labels": [3, 1, 4, 1]}
+    for name in ("data_batch_1", "data_batch_2", "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+    found = data.load(MODELS["resnet20"], tmp_path)
+
+    assert len(found.train.labels) == 8 and found.test.labels.tolist() == [3, 1, 4, 1]
+    stored, _ = cifar10.read_batch(tmp_path / "test_batch")
+    assert stored[1, 2, 5, 2] == pixels[1].reshape(3, 32, 32)[2, 2, 5]
+
+
+def test_cifar10_runs_no_code_from_a_pickle(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+
+    with pytest.raises(ValueError, match=r"os\.system is not part of an array"):
+        cifar10.read_batch(tmp_path / "data_batch_1")
+
+
+def test_imagenet_folder(tmp_path):
+    for part in ("train", "val"):
+        for name, colour in (("n01", (255, 0, 0)), ("n02", (0, 0, 255))):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (300, 260), colour).save(folder / "a.JPEG")
+
+    found = data.load(MODELS["resnet50"], tmp_path)
+
+    assert found.classes == 2 and found.test.labels.tolist() == [0, 1]
+    images = found.train.load(np.array([0, 1]))
+    assert images.shape == (2, 224, 224, 3)
+    assert images[0, :, :, 0].min() > 2 and images[1, :, :, 2].min() > 2
+
+
+def test_a_folder_without_images(tmp_path):
+    with pytest.raises(ValueError, match=r"with one of: .*MNIST.*CIFAR.*ImageNet"):
+        data.load(MODELS["lenet"], tmp_path)
+
+
+def test_images_of_another_shape(tmp_path):
+    batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]}
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+    with pytest.raises(ValueError, match=r"expected images of shape \(28, 28, 1\)"):
+        data.load(MODELS["lenet"], tmp_path)
+
+
+def _write_idx(file, array, compress):
+    raw = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    raw += array.tobytes()
+    if compress:
+        file.with_name(file.name + ".gz").write_bytes(gzip.compress(raw))
+    else:
+        file.write_bytes(raw)

@@ -1,0 +1,155 @@
+"""Tables, pictures and statistics of results that are given here."""
+
+import math
+
+import pytest
+
+from benchmarks import accuracy, compressions, plots, report, results
+from benchmarks.intervals import paired
+from benchmarks.tables import Table, si_bytes
+
+
+def _run(compression="none", seed=0, accuracy=0.975, **changes):
+    fields = {
+        "compression": compression,
+        "seed": seed,
+        "steps": 4,
+        "curve": [results.Point(2, 2.0), results.Point(4, 1.0)],
+        "epochs": [results.Epoch(1, 1.5, accuracy)],
+        "test_accuracy": accuracy,
+        "uncompressed_bytes_per_step": 246824.0,
+        "message_bytes_per_step": 12341.2,
+        "wire_bytes_per_step": 12341.2,
+        "compression_ratio": 20.0,
+        "step_seconds": results.Seconds(0.004, 0.003, 0.006),
+        "encode_seconds_per_step": 0.0001,
+        "decode_seconds_per_step": 0.0002,
+        "residual_norm": 0.5,
+        "parameters_identical": True,
+    }
+    return results.Run(**{**fields, **changes})
+
+
+def _results(*runs):
+    configuration = {"model": "lenet", "data": "digits", "batch_size": 32}
+    return results.Results(configuration, 2, {"python": "3.11"}, {"cpu": "a"}, list(runs))
+
+
+def test_json_comes_back(tmp_path):
+    outcome = _results(_run(), _run("onebit", accuracy=None, compression_ratio=None))
+    outcome.write(tmp_path / "new" / "out.json")
+
+    assert results.read(tmp_path / "new" / "out.json") == outcome
+
+
+def test_json_of_something_else(tmp_path):
+    (tmp_path / "out.json").write_text('{"schema": "other"}')
+
+    with pytest.raises(ValueError, match="expected JSON of schema hvd_compress/train/1"):
+        results.read(tmp_path / "out.json")
+
+
+def test_table_shows_means_over_seeds():
+    outcome = _results(_run("onebit", accuracy=0.96), _run("onebit", seed=1, accuracy=0.98))
+
+    lines = report.training_table(outcome).text().splitlines()
+
+    assert lines[2].split() == [
+        "onebit", "97.00%", "12.3", "kB", "20.0", "12.3", "kB", "4.00", "0.300", "0.5", "yes",
+    ]  # fmt: skip
+
+
+def test_absent_numbers_are_dashes():
+    row = report.training_table(_results(_run(accuracy=None, compression_ratio=None))).rows[0]
+
+    assert row[1] == row[3] == "-"
+
+
+def test_ranks_that_disagree_are_reported(capsys, tmp_path):
+    _results(_run("ecq", seed=3, parameters_identical=False)).write(tmp_path / "out.json")
+
+    assert report.main([str(tmp_path / "out.json")]) == 1
+
+    out, err = capsys.readouterr()
+    assert "ecq, seed 3: parameters differ" in err and "NO" in out
+
+
+def test_loss_curves_are_a_picture(tmp_path):
+    plots.loss_curves(_results(_run(), _run("onebit"), _run("onebit", seed=1)), tmp_path / "a.png")
+
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_markdown():
+    table = Table(("name", "value"), [["a", "1"], ["b", "2"]])
+
+    assert table.markdown().splitlines() == [
+        "| name | value |",
+        "| --- | ---: |",
+        "| a | 1 |",
+        "| b | 2 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (999_600, "1 MB"), (2.5e12, "2.5e+03 GB")],
+)
+def test_bytes(count, text):
+    assert si_bytes(count) == text
+
+
+def test_paired_interval_against_the_textbook():
+    # Differences 1, 2, 3: mean 2, deviation 1, t quantile with two degrees of freedom 4.3027.
+    interval = paired([2, 4, 6], [1, 2, 3])
+
+    assert interval.mean == 2
+    assert math.isclose(interval.high - interval.mean, 4.302653 / math.sqrt(3), rel_tol=1e-6)
+    assert interval.low < 0
+
+
+def test_one_pair_has_no_interval():
+    with pytest.raises(ValueError, match="expected at least two pairs"):
+        paired([1], [1])
+
+
+def test_accuracies_are_compared_seed_by_seed():
+    outcome = _results(
+        *(_run("none", seed, accuracy=0.9 + seed / 100) for seed in range(3)),
+        *(_run("int8", seed, accuracy=0.905 + seed / 100) for seed in range(2)),
+    )
+
+    none, int8 = accuracy.compare(outcome)
+
+    assert (none["difference"], none["seeds"], int8["seeds"]) == (0, 3, 2)
+    assert math.isclose(int8["difference"], 0.5) and math.isclose(int8["low"], 0.5)
+    assert "+0.50" in accuracy.table([int8]).markdown()
+
+
+def test_compressions_are_read_with_their_settings():
+    got = compressions.parse(
+        "ecq:levels=8,norm=linf,alpha=0.5,exclude=fc*|conv1.*",
+        {"levels": 2, "threshold": 64},
+        "fc3.*",
+    )
+
+    assert got.name == "ecq" and got.text.startswith("ecq:")
+    assert got.options == {
+        "levels": 8,
+        "norm": "linf",
+        "alpha": 0.5,
+        "exclude": ("fc*", "conv1.*"),
+        "threshold": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "excluded"), [("ternary", ("fc3.*",)), ("ternary:exclude=", ()), ("onebit", None)]
+)
+def test_ternary_leaves_out_the_last_layer(text, excluded):
+    assert compressions.parse(text, {}, "fc3.*").options.get("exclude") == excluded
+
+
+def test_a_setting_without_a_value():
+    with pytest.raises(ValueError, match="expected key=value, got 'levels'"):
+        compressions.parse("ecq:levels", {}, "fc.*")

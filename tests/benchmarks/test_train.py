@@ -1,0 +1,78 @@
+"""Real training on two ranks, a few steps each."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import launch, main_job, results
+
+
+def _train(out, *more):
+    common = ["--model", "lenet", "--steps", "6", "--batch-size", "16", "--json", str(out)]
+    launch.horovodrun(2, "benchmarks.train", [*common, *more])
+    return results.read(out)
+
+
+def test_two_ranks_train_with_several_codecs(tmp_path):
+    out = tmp_path / "train.json"
+
+    outcome = _train(out, "--compression", "none", "onebit", "ternary", "--curve-points", "3")
+
+    assert outcome.ranks == 2 and outcome.configuration["data"] == "digits"
+    assert "torch" in outcome.versions and outcome.machine["cpu"]
+    none, onebit, ternary = outcome.runs
+    for run in outcome.runs:
+        assert run.parameters_identical and run.steps == 6
+        assert [point.step for point in run.curve] == [2, 4, 6]
+        assert run.uncompressed_bytes_per_step == 4 * 61_706
+        assert 0 <= run.test_accuracy <= 1
+    assert none.curve[0].loss == pytest.approx(onebit.curve[0].loss, rel=0.05), "paired seeds"
+    assert none.compression_ratio == pytest.approx(1, rel=0.01)
+    assert onebit.compression_ratio > 15 and ternary.compression_ratio > 10
+    assert onebit.residual_norm > 0 == none.residual_norm
+    assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
+
+
+def test_a_second_start_makes_only_what_is_missing(tmp_path):
+    out = tmp_path / "train.json"
+    first = _train(out, "--compression", "none", "--quiet")
+
+    second = _train(out, "--compression", "none", "fp16", "--seeds", "2", "--resume", "--quiet")
+
+    assert second.runs[0] == first.runs[0], "not even its time was measured again"
+    made = [(run.compression, run.seed) for run in second.runs]
+    assert sorted(made) == [("fp16", 0), ("fp16", 1), ("none", 0), ("none", 1)]
+
+
+def test_results_of_another_recipe_are_not_mixed(tmp_path, capfd):
+    out = tmp_path / "train.json"
+    _train(out, "--compression", "none", "--quiet")
+
+    with pytest.raises(launch.RankError):
+        _train(out, "--compression", "none", "--lr", "0.5", "--resume", "--quiet")
+
+    assert "expected configuration" in capfd.readouterr().err
+
+
+def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(main_job, "COMPRESSIONS", ["no such codec"])
+
+    assert main_job.main(["--out", str(tmp_path)]) == 1
+
+    assert "expected benchmarks.train to succeed on 2 ranks" in capfd.readouterr().err
+    assert not (tmp_path / "loss.png").exists()
+
+
+def test_one_process_exchanges_nothing(tmp_path):
+    import subprocess
+
+    out = tmp_path / "one.json"
+    command = ["--model", "lenet", "--compression", "onebit", "--steps", "2", "--json", str(out)]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.train", *command], check=True, cwd=launch.ROOT
+    )
+
+    run = json.loads(out.read_text())["runs"][0]
+    assert run["message_bytes_per_step"] == 0 and run["compression_ratio"] is None
+    assert run["parameters_identical"] is True
