@@ -1,8 +1,11 @@
-"""What Horovod reduces in the place of a compressed gradient.
+"""Small sums that tell who takes part in a step, and what Horovod was asked to do.
+
+Every rank has the token ``[1, r + 1, (r + 1)^2]``. Summed over the ranks at the start of a step, the
+*roll call*, it tells whether all of them are there: a rank that has called ``hvd.join()`` adds zeros.
 
 Horovod's optimizers allreduce whatever a compressor returns. Packed bits cannot be added, so they are
-gathered, and Horovod gets a token: ``[1, r + 1, (r + 1)^2]`` on rank ``r``. What it becomes tells the
-operation that the user asked for and how many ranks took part, before anything waits for a gather.
+gathered, and Horovod gets a token in the gradient's place. Held against the roll call, what it becomes
+tells the operation that the user asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from collections.abc import Sequence
 
 from hvd_compress.exchange.errors import ExchangeError
 
-LENGTH = 3
 _TOLERANCE = 1e-4
 """Far above the rounding of float32 sums and predivide factors, below 1 / (number of ranks)^2."""
 
@@ -21,11 +23,22 @@ def make(rank: int) -> list[float]:
     return [1.0, rank + 1.0, (rank + 1.0) ** 2]
 
 
-def reduction_scale(reduced: Sequence[float], size: int, name: str) -> float:
-    """The factor on the sum of all ranks' gradients that Horovod's operation stands for.
+def everybody(roll_call: Sequence[float], size: int) -> bool:
+    """Whether a roll call, the sum of the tokens, counted all of ``size`` ranks.
+
+    No subset of the ranks has the sums of all of them.
+    """
+    return _close(roll_call, [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6])
+
+
+def reduction_scale(
+    reduced: Sequence[float], roll_call: Sequence[float], size: int, name: str
+) -> float:
+    """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
 
     Args:
         reduced: the token after Horovod's allreduce, its scaling included.
+        roll_call: the sum of the tokens of the ranks that take part.
         size: ranks of the compressor's process set.
         name: the tensor's name, for the message.
 
@@ -33,23 +46,23 @@ def reduction_scale(reduced: Sequence[float], size: int, name: str) -> float:
         ``1 / size`` for Average, with predivide factors or without, and ``1`` for Sum.
 
     Raises:
-        ExchangeError: Min, Max, Product, Adasum, a rank that has joined, another process set.
+        ExchangeError: Min, Max, Product, Adasum, or another process set.
     """
-    ones, ranks, squares = reduced
-    expected_ranks = (size + 1) / 2
-    expected_squares = (size + 1) * (2 * size + 1) / 6
-    if _close(ranks, ones * expected_ranks) and _close(squares, ones * expected_squares):
-        if _close(ones, 1.0):
-            return 1.0 / size
-        if _close(ones, float(size)):
-            return 1.0
+    if _close(reduced, [value / size for value in roll_call]):
+        return 1.0 / size
+    if _close(reduced, roll_call):
+        return 1.0
     raise ExchangeError(
-        f"{name}: expected every one of {size} ranks to take part in op=Average or op=Sum; Horovod's "
-        f"reduction of [1, r + 1, (r + 1)^2] gave {[round(value, 4) for value in reduced]}. Compressed "
-        f"gradients cannot be reduced with Min, Max, Product or Adasum, nor after a rank has called "
-        f"hvd.join(), and the compressor's process_set must be the optimizer's."
+        f"{name}: expected op=Average or op=Sum over the compressor's process set of {size} ranks, whose "
+        f"tokens add up to {_show(roll_call)}; Horovod's reduction gave {_show(reduced)}. Compressed "
+        f"gradients cannot be reduced with Min, Max, Product or Adasum, and the compressor's process_set "
+        f"must be the optimizer's."
     )
 
 
-def _close(value: float, expected: float) -> bool:
-    return abs(value - expected) <= _TOLERANCE * abs(expected)
+def _close(values: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(abs(v - e) <= _TOLERANCE * abs(e) for v, e in zip(values, expected, strict=True))
+
+
+def _show(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"

@@ -1,42 +1,76 @@
-"""Horovod's collectives on bytes, by name, within one process set."""
+"""Horovod's collectives, by name, within one process set."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import global_process_set
 
 from hvd_compress.exchange.errors import ExchangeError
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
+
 
 class Collectives:
-    """Asynchronous named gathers among the ranks of a process set.
+    """Asynchronous named collectives among the ranks of a process set.
 
     Args:
         process_set: as the optimizer's; None is all ranks.
+        prefix: what all names begin with.
 
     Raises:
         ExchangeError: Horovod is not initialized, or the process set is not registered.
     """
 
-    def __init__(self, process_set: hvd.ProcessSet | None) -> None:
+    def __init__(self, process_set: hvd.ProcessSet | None, prefix: str) -> None:
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
         self._process_set = global_process_set if process_set is None else process_set
+        self._prefix = prefix
         if self._process_set.process_set_id is None:
             raise ExchangeError(
                 "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
                 "hvd.add_process_set() first"
             )
-        included = self._process_set.included()
-        self.rank: int = self._process_set.rank() if included else -1
+        self.rank: int = self._process_set.rank() if self._process_set.included() else -1
         self.size: int = self._process_set.size()
 
     def gather(self, message: torch.Tensor, name: str) -> int:
-        """Starts a gather of a 1-dimensional uint8 tensor; the handle is for :meth:`wait`."""
-        return hvd.allgather_async(message, name=name, process_set=self._process_set)
+        """Starts a gather of a 1-dimensional uint8 tensor, lengths differing where they may."""
+        return hvd.allgather_async(message, f"{self._prefix}.{name}", self._process_set)
+
+    def sum(self, values: torch.Tensor, name: str) -> int:
+        """Starts a sum over the ranks; a rank that has joined adds zeros."""
+        return hvd.allreduce_async(
+            values, name=f"{self._prefix}.{name}", op=hvd.Sum, process_set=self._process_set
+        )
+
+    @staticmethod
+    def done(handle: int, within: float = 0.0) -> bool:
+        """Whether :meth:`wait` would return at once, now or ``within`` seconds."""
+        deadline = time.monotonic() + within
+        pause = _SHORTEST_PAUSE
+        while not hvd.poll(handle):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
 
     @staticmethod
     def wait(handle: int) -> torch.Tensor:
-        """All ranks' messages of one gather, one after the other in rank order."""
+        """A collective's result: of a gather, all messages one after the other in rank order."""
         return hvd.synchronize(handle)
+
+    def meet(self) -> None:
+        """Returns when every rank has come here, or one of them has gone.
+
+        The first rank to leave with an error tears down the others' connections, and they would report
+        only that; an error that all ranks find is raised after a meeting.
+        """
+        with contextlib.suppress(HorovodInternalError):
+            self.wait(self.gather(torch.zeros(1, dtype=torch.uint8), "meeting"))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.base import check_number
-from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION, HEADER_BYTES, read_header
-from hvd_compress.exchange import agreement, token
+from hvd_compress.codecs.payload import FORMAT_VERSION
+from hvd_compress.exchange import token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, check_gather
@@ -23,10 +21,9 @@ from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.slots import Slot, Slots
 from hvd_compress.torch.state import restore, snapshot
+from hvd_compress.torch.step import Encoded, Step
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-
-_PREFIX = "hvd_compress"
 
 
 @dataclass(eq=False)
@@ -35,21 +32,6 @@ class _Dense:
 
     slot: Slot
     gradient: torch.Tensor
-
-
-@dataclass(eq=False)
-class _Encoded:
-    """Context of a gradient whose payload is being gathered."""
-
-    slot: Slot
-    route: Route
-    step: int
-    gradient: torch.Tensor
-    flat: torch.Tensor
-    payload: torch.Tensor
-    handle: int | None
-    gathered: torch.Tensor | None = None
-    dropped: bool = False
 
 
 class Compressor(HorovodCompressor):
@@ -71,6 +53,8 @@ class Compressor(HorovodCompressor):
         grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
             follow when it changes the scale.
         threads: kernel threads; None is ``torch.get_num_threads()``.
+        name: what this compressor's collectives are called by; differs where two models whose parameters
+            have the same names exchange gradients at the same time.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -91,6 +75,7 @@ class Compressor(HorovodCompressor):
         process_set: Any | None = None,
         grad_scaler: Any | None = None,
         threads: int | None = None,
+        name: str = "hvd_compress",
     ) -> None:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
@@ -100,9 +85,11 @@ class Compressor(HorovodCompressor):
             raise TypeError(
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
-        self._collectives = Collectives(process_set)
-        self._kernels = CpuKernels(threads or torch.get_num_threads())
         self._slots = Slots(named_parameters)
+        # The first parameter's name keeps two models apart whose gradients are under way at one time.
+        first = next(iter(self._slots)).name
+        self._collectives = Collectives(process_set, f"{name}.{first}")
+        self._kernels = CpuKernels(threads or torch.get_num_threads())
         self._router = Router(Route(codec, feedback), threshold, exclude, layers)
         unused = self._router.unused_patterns([slot.name for slot in self._slots])
         if unused:
@@ -110,10 +97,7 @@ class Compressor(HorovodCompressor):
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._grad_scaler = grad_scaler
-        self._generation = 0
-        self._agreement: int | None = None
-        self._agreed = False
-        self._pending: list[_Encoded] = []
+        self._step = Step(self._collectives, self._configuration)
         self._exchanging = False
         self.counters = Counters()
         self._choose_routes(list(self._slots))
@@ -131,10 +115,11 @@ class Compressor(HorovodCompressor):
                 f"{slot.name}: expected its last gradient to be decompressed first, got another one; call "
                 f"optimizer.step() or optimizer.synchronize() after each backward pass"
             )
-        if not self._agreed:
-            self._compare_configurations()
+        if not self._exchanging:
+            self._step.end()
+            self._exchanging = True
+        self._step.begin()
         self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
-        self._exchanging = True
         warming_up = slot.exchanges < self._warmup_steps
         slot.exchanges += 1
         if warming_up or slot.route.dense:
@@ -149,16 +134,19 @@ class Compressor(HorovodCompressor):
             ExchangeError: an operation that compressed gradients cannot follow, or ranks that differ.
             PayloadError: a payload was altered on its way.
         """
-        self._await_agreement()
+        self._step.settle(ctx.slot.name)
         if self._exchanging:
             self.counters.steps += 1
             self._exchanging = False
         if isinstance(ctx, _Dense):
             return tensor if tensor.dtype == ctx.gradient.dtype else tensor.to(ctx.gradient.dtype)
-        scale = token.reduction_scale(tensor.tolist(), self._collectives.size, ctx.slot.name)
-        if ctx.gathered is None:
-            self._collect()
-        self._decode(ctx, scale)
+        assert self._step.roll_call is not None
+        scale = token.reduction_scale(
+            tensor.tolist(), self._step.roll_call, self._collectives.size, ctx.slot.name
+        )
+        if ctx.gathered is None and ctx.summed is None:
+            self._step.collect()
+        self._finish(ctx, scale)
         return ctx.gradient
 
     def set_codec(
@@ -183,15 +171,14 @@ class Compressor(HorovodCompressor):
 
         from hvd_compress.codecs.registry import scheme_of
 
-        if self._pending or any(slot.pending for slot in self._slots):
+        if self._step.busy or any(slot.pending for slot in self._slots):
             raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
         route = Route(codec, scheme_of(codec).feedback if feedback is None else feedback)
         chosen = [slot for slot in self._slots if fnmatchcase(slot.name, layers)]
         if not chosen:
             raise ValueError(f"set_codec: expected a pattern that matches a parameter, got {layers!r}")
         self._choose_routes(chosen, self._router.with_route(route))
-        self._agreed, self._agreement = False, None
-        self._generation += 1
+        self._step.forget_agreement()
 
     def routes(self) -> dict[str, Route]:
         """How each parameter's gradient travels, by name."""
@@ -250,7 +237,7 @@ class Compressor(HorovodCompressor):
 
     def _start_encoded(
         self, slot: Slot, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, _Encoded]:
+    ) -> tuple[torch.Tensor, Encoded]:
         route = slot.route
         flat = gradient.reshape(-1)
         if route.feedback.enabled:
@@ -271,11 +258,10 @@ class Compressor(HorovodCompressor):
             noise=noise,
         )
         self.counters.encode_seconds += time.perf_counter() - started
-        handle = self._collectives.gather(payload, f"{_PREFIX}.{slot.name}")
-        ctx = _Encoded(slot, route, slot.step, gradient, flat, payload, handle)
+        ctx = Encoded(slot, route, slot.step, gradient, flat, payload)
+        self._step.add(ctx)
         slot.step += 1
         slot.pending = True
-        self._pending.append(ctx)
         sent = torch.tensor(token.make(self._collectives.rank))
         self.counters.encoded_elements += flat.numel()
         self.counters.add_allgather(self._collectives.size, payload.numel())
@@ -299,83 +285,38 @@ class Compressor(HorovodCompressor):
     def _loss_scale(self) -> float:
         return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
 
-    def _collect(self) -> None:
-        """Waits for all gathers of this step, and sees whether the step will have to be dropped.
-
-        Every gradient has been given to compress by the time of the first decompress. One non-finite
-        gradient makes the whole step worthless, so that no residual may count it as sent.
-        """
-        pending, self._pending = self._pending, []
-        for ctx in pending:
-            gathered = self._collectives.wait(ctx.handle)
-            ctx.handle = None
-            expected = self._collectives.size * ctx.payload.numel()
-            if gathered.numel() != expected:
-                raise PayloadError(
-                    f"{ctx.slot.name}: expected {expected} bytes from {self._collectives.size} ranks, "
-                    f"got {gathered.numel()}"
-                )
-            ctx.gathered = gathered.view(self._collectives.size, -1)
-        dropped = any(_nonfinite(ctx.gathered) for ctx in pending)
-        for ctx in pending:
-            ctx.dropped = dropped
-
-    def _decode(self, ctx: _Encoded, scale: float) -> None:
-        slot, route = ctx.slot, ctx.route
+    def _finish(self, ctx: Encoded, scale: float) -> None:
         started = time.perf_counter()
-        if ctx.dropped and slot.residual is not None:
-            self._kernels.take_back(
-                route.codec,
-                slot.shape,
-                ctx.flat,
-                slot.residual,
-                ctx.payload,
-                feedback=route.feedback,
-                step=ctx.step,
-            )
+        if ctx.dropped and ctx.slot.residual is not None:
+            self._take_back(ctx)
+        if ctx.summed is not None:
+            ctx.flat.copy_(ctx.summed.mul_(scale))
+        else:
+            self._decode(ctx, scale)
+        if not ctx.gradient.is_contiguous():
+            ctx.gradient.copy_(ctx.flat.view(ctx.slot.shape))
+        self.counters.decode_seconds += time.perf_counter() - started
+        ctx.gathered = ctx.summed = None
+        ctx.slot.pending = False
+
+    def _take_back(self, ctx: Encoded) -> None:
+        self._kernels.take_back(
+            ctx.route.codec,
+            ctx.slot.shape,
+            ctx.flat,
+            ctx.slot.residual,
+            ctx.payload,
+            feedback=ctx.route.feedback,
+            step=ctx.step,
+        )
+
+    def _decode(self, ctx: Encoded, scale: float) -> None:
         try:
             self._kernels.decode_sum(
-                route.codec, slot.shape, ctx.gathered, ctx.flat, step=ctx.step, scale=scale
+                ctx.route.codec, ctx.slot.shape, ctx.gathered, ctx.flat, step=ctx.step, scale=scale
             )
         except PayloadError as error:
-            raise PayloadError(f"{slot.name}: {error}") from None
-        if not ctx.gradient.is_contiguous():
-            ctx.gradient.copy_(ctx.flat.view(slot.shape))
-        self.counters.decode_seconds += time.perf_counter() - started
-        ctx.gathered = None
-        slot.pending = False
-
-    def _compare_configurations(self) -> None:
-        if self._agreement is not None:
-            return
-        line = agreement.serialize(self._configuration())
-        message = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-        name = f"{_PREFIX}.configuration.{self._generation}"
-        self._agreement = self._collectives.gather(message, name)
-        # Nothing may wait in a hook, whose order differs between ranks; the end of the backward pass is
-        # the first place that all ranks reach, and Horovod has not waited for anything before it.
-        try:
-            torch.autograd.Variable._execution_engine.queue_callback(self._await_agreement)
-        except RuntimeError:  # Not in a backward pass: no hook, and waiting is safe.
-            self._await_agreement()
-
-    def _await_agreement(self) -> None:
-        if self._agreed:
-            return
-        gathered = self._collectives.wait(self._agreement)
-        try:
-            agreement.check(gathered.numpy().tobytes())
-        except ExchangeError:
-            self._let_all_ranks_see()
-            raise
-        self._agreed = True
-
-    def _let_all_ranks_see(self) -> None:
-        # The first rank to leave tears down the others' connections, and they would report only that.
-        with contextlib.suppress(HorovodInternalError):
-            self._collectives.wait(
-                self._collectives.gather(torch.zeros(1, dtype=torch.uint8), f"{_PREFIX}.seen")
-            )
+            raise PayloadError(f"{ctx.slot.name}: {error}") from None
 
     def _configuration(self) -> dict[str, Any]:
         tensors = {}
@@ -390,8 +331,3 @@ class Compressor(HorovodCompressor):
             "gradient of": tensors,
         }
 
-
-def _nonfinite(gathered: torch.Tensor | None) -> bool:
-    assert gathered is not None
-    headers = gathered[:, :HEADER_BYTES].numpy()
-    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)

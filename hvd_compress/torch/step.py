@@ -1,0 +1,202 @@
+"""The collectives of one optimizer step, started from hooks and waited for outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_compress.codecs import PayloadError
+from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
+from hvd_compress.exchange import agreement, token
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import Route
+from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.slots import Slot
+
+_PATIENCE = 60.0
+"""Seconds for collectives that every rank has started already, if all is well."""
+
+_PATIENCE_IN_BACKWARD = 20.0
+"""Seconds for slower ranks at the end of a backward pass; what is not there then is waited for later."""
+
+
+@dataclass(eq=False)
+class Encoded:
+    """A gradient between compress and decompress.
+
+    Attributes:
+        slot: whose gradient.
+        route: how it was encoded.
+        step: the position in the noise that it was encoded at.
+        gradient: the tensor that compress was given; decompress gives it back.
+        flat: its elements in row-major order, shape=(n,), sharing its memory where it is contiguous.
+        payload: this rank's payload, shape=(bytes,), uint8.
+        handle: of the gather or the dense sum, once started.
+        gathered: all ranks' payloads, shape=(ranks, bytes), uint8, once there.
+        summed: the sum of the ranks' gradients, shape=(n,), float32, where they went dense.
+        dropped: whether the step's residuals have to be taken back.
+    """
+
+    slot: Slot
+    route: Route
+    step: int
+    gradient: torch.Tensor
+    flat: torch.Tensor
+    payload: torch.Tensor
+    handle: int | None = None
+    gathered: torch.Tensor | None = None
+    summed: torch.Tensor | None = None
+    dropped: bool = False
+
+
+class Step:
+    """Starts gathers when all ranks are known to take part in a step, and collects them.
+
+    A gather among ranks of which one has joined would bring Horovod down, so that payloads are held back
+    until a roll call has come back: a sum of a few bytes, started by the step's first gradient. Nothing
+    waits in a hook, because hooks fire in another order on each rank; what the hooks leave to be started
+    is started at the end of the backward pass, the first place that all ranks reach.
+
+    Args:
+        collectives: the ranks.
+        configuration: called once before the first step; compared between the ranks.
+    """
+
+    def __init__(
+        self, collectives: Collectives, configuration: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._collectives = collectives
+        self._configuration = configuration
+        self._agreement: int | None = None
+        self._agreed = False
+        self._calling: int | None = None
+        self._pending: list[Encoded] = []
+        self.roll_call: list[float] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether gradients are on their way."""
+        return bool(self._pending)
+
+    def forget_agreement(self) -> None:
+        """Has the ranks compare their configurations again in the next step."""
+        self._agreed, self._agreement = False, None
+
+    def begin(self) -> None:
+        """Called with every gradient, encoded or not, before it is sent."""
+        if self._agreed or self._agreement is not None:
+            return
+        line = agreement.serialize(self._configuration())
+        message = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+        self._agreement = self._collectives.gather(message, "configuration")
+        self._at_end_of_backward(lambda: self._agree(_PATIENCE_IN_BACKWARD))
+
+    def add(self, encoded: Encoded) -> None:
+        """Sends one payload, now or as soon as all ranks are known to take part."""
+        self._pending.append(encoded)
+        if self.roll_call is None and self._calling is None:
+            values = torch.tensor(token.make(self._collectives.rank))
+            self._calling = self._collectives.sum(values, "roll call")
+            self._at_end_of_backward(lambda: self._release(_PATIENCE_IN_BACKWARD))
+        else:
+            self._release(0.0)
+
+    def settle(self, name: str) -> None:
+        """Waits until all ranks are known to agree and to take part, and has started what was held back.
+
+        Called when Horovod has reduced something, for which all of the optimizer's ranks had to come here.
+
+        Args:
+            name: the tensor that was reduced, for the message.
+
+        Raises:
+            ExchangeError: ranks differ, or some of the compressor's ranks never come.
+        """
+        if not (self._agree(_PATIENCE) and self._release(_PATIENCE)):
+            raise ExchangeError(
+                f"{name}: expected all {self._collectives.size} ranks of the compressor's process set, got "
+                f"only those of the optimizer: pass the same process_set to both"
+            )
+
+    def collect(self) -> None:
+        """Waits for everything sent in this step, and sees whether the step will have to be dropped.
+
+        Horovod asks for the first result after it has sent all gradients. One non-finite gradient makes
+        the whole step worthless, so that no residual may count it as sent.
+        """
+        pending, self._pending = self._pending, []
+        complete = self._complete()
+        for encoded in pending:
+            assert encoded.handle is not None
+            result = self._collectives.wait(encoded.handle)
+            if complete:
+                encoded.gathered = self._rows(encoded, result)
+            else:
+                encoded.summed = result
+        dropped = not complete or any(map(_nonfinite, pending))
+        for encoded in pending:
+            encoded.dropped = dropped
+
+    def end(self) -> None:
+        """Called when the next gradient belongs to a new step."""
+        self.roll_call = None
+
+    def _agree(self, patience: float) -> bool:
+        if self._agreed or self._agreement is None:
+            return True
+        if not self._collectives.done(self._agreement, patience):
+            return False
+        gathered = self._collectives.wait(self._agreement)
+        try:
+            agreement.check(gathered.numpy().tobytes())
+        except ExchangeError:
+            self._collectives.meet()
+            raise
+        self._agreed = True
+        return True
+
+    def _release(self, patience: float) -> bool:
+        if not self._agreed:
+            return False
+        if self._calling is not None:
+            if not self._collectives.done(self._calling, patience):
+                return False
+            self.roll_call = self._collectives.wait(self._calling).tolist()
+            self._calling = None
+        for encoded in self._pending:
+            if encoded.handle is None:
+                encoded.handle = self._send(encoded)
+        return True
+
+    def _complete(self) -> bool:
+        return self.roll_call is None or token.everybody(self.roll_call, self._collectives.size)
+
+    def _send(self, encoded: Encoded) -> int:
+        if self._complete():
+            return self._collectives.gather(encoded.payload, encoded.slot.name)
+        return self._collectives.sum(encoded.flat.float(), f"{encoded.slot.name}.dense")
+
+    def _rows(self, encoded: Encoded, gathered: torch.Tensor) -> torch.Tensor:
+        ranks, expected = self._collectives.size, encoded.payload.numel()
+        if gathered.numel() != ranks * expected:
+            raise PayloadError(
+                f"{encoded.slot.name}: expected {ranks} times {expected} bytes, got {gathered.numel()}"
+            )
+        return gathered.view(ranks, expected)
+
+    @staticmethod
+    def _at_end_of_backward(call: Callable[[], None]) -> None:
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(call)
+        except RuntimeError:
+            # Not in a backward pass, so not in a hook either: the first decompress will do it.
+            pass
+
+
+def _nonfinite(encoded: Encoded) -> bool:
+    assert encoded.gathered is not None
+    headers = encoded.gathered[:, :HEADER_BYTES].numpy()
+    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)
