@@ -182,6 +182,15 @@ def check_number(
         raise ValueError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
 
 
+def store(instance: Any, field: str, value: float) -> None:
+    """Sets a field of a frozen dataclass to the plain Python number that it was given as.
+
+    2, 2.0 and ``numpy.float32(2)`` are equal, so configurations with them are; their JSON, and with
+    it their hash, must be equal too.
+    """
+    object.__setattr__(instance, field, value)
+
+
 def grouped_layout(
     shape: Shape, group: int | Literal["tensor"], code_bytes: Callable[[int], int]
 ) -> Layout:

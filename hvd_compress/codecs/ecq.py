@@ -38,6 +38,7 @@ class ECQ(base.Codec):
 
     def __post_init__(self) -> None:
         base.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
+        base.store(self, "levels", int(self.levels))
         base.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
         base.check_group("ECQ", "bucket", self.bucket)
 
@@ -48,9 +49,7 @@ class ECQ(base.Codec):
 
     def layout(self, shape: base.Shape) -> base.Layout:
         """One scale a bucket, ``bits`` bit planes."""
-        return base.grouped_layout(
-            shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits)
-        )
+        return base.grouped_layout(shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits))
 
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
@@ -87,7 +86,11 @@ class ECQ(base.Codec):
 
     def native(self) -> dict[str, int | float]:
         """``variant`` (the norm), ``levels``, ``grouping`` and ``group`` of the C interface."""
-        return {"variant": _NORMS[self.norm], "levels": self.levels, **base.native_grouping(self.bucket)}
+        return {
+            "variant": _NORMS[self.norm],
+            "levels": self.levels,
+            **base.native_grouping(self.bucket),
+        }
 
     def _norm(self, bucket: np.ndarray) -> np.float32:
         largest = np.max(np.abs(bucket))

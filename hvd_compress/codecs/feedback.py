@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.codecs.base import Codec, Shape, check_number
+from hvd_compress.codecs.base import Codec, Shape, check_number, store
 
 MIN_BETA = 1 / 16
 """A step that is taken back (non-finite gradients) divides by beta, so beta is kept off zero."""
@@ -33,6 +33,8 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         check_number("ErrorFeedback", "alpha", self.alpha, 0.0, 1.0)
         check_number("ErrorFeedback", "beta", self.beta, MIN_BETA, 1.0)
+        store(self, "alpha", float(self.alpha))
+        store(self, "beta", float(self.beta))
 
     @property
     def enabled(self) -> bool:
@@ -69,9 +71,7 @@ class ErrorFeedback:
         """x = g + alpha h, in float32: one multiplication, then one addition."""
         return gradient + np.float32(self.alpha) * residual
 
-    def carry(
-        self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray
-    ) -> np.ndarray:
+    def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
         """(beta h + g) - decoded, in float32 and in that order; h stays where ``decoded`` is not finite."""
         kept = (np.float32(self.beta) * residual + gradient) - decoded
         return np.where(np.isfinite(decoded), kept, residual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -44,6 +44,7 @@ class Int8(base.Codec):
         base.check_choice("Int8", "kind", self.kind, tuple(_KINDS))
         base.check_group("Int8", "group", self.group)
         base.check_number("Int8", "offset", self.offset, -20, 20, integer=True)
+        base.store(self, "offset", int(self.offset))
 
     def layout(self, shape: base.Shape) -> base.Layout:
         """One scale a group, one byte an element."""
@@ -81,7 +82,11 @@ class Int8(base.Codec):
 
     def native(self) -> dict[str, int | float]:
         """``variant``, ``grouping``, ``group`` and ``factor`` of the C interface."""
-        return {"variant": _KINDS[self.kind], "factor": 10.0**self.offset, **base.native_grouping(self.group)}
+        return {
+            "variant": _KINDS[self.kind],
+            "factor": 10.0**self.offset,
+            **base.native_grouping(self.group),
+        }
 
 
 def _round_linear(y: np.ndarray) -> np.ndarray:
@@ -94,7 +99,7 @@ def _round_to_table(y: np.ndarray, kind: Kind) -> np.ndarray:
     return nearest | (np.signbit(y).astype(np.uint8) << 7)
 
 
-@lru_cache(maxsize=None)
+@cache
 def magnitudes(kind: Kind) -> np.ndarray:
     """The magnitude of each 7-bit code, shape=(128,), dtype float32, before scaling.
 
@@ -125,7 +130,7 @@ def _magnitude(kind: Any, code: int) -> float:
     return (_LOWEST + (1 - _LOWEST) * middle) / 10.0**exponent
 
 
-@lru_cache(maxsize=None)
+@cache
 def _ladder(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Codes in ascending order of magnitude, and the thresholds between neighbours.
 

@@ -27,7 +27,7 @@ class NoiseKey:
 
     Attributes:
         seed: 0 <= seed < 2**32, the same on every rank.
-        rank: the rank within its process set, so that ranks draw independent noise.
+        rank: 0 <= rank < 2**32, the rank within its process set: ranks draw independent noise.
         tensor: 0 <= tensor < 2**32, an integer id of the tensor, the same on every rank.
         step: how many times this tensor has been encoded before, below 2**64.
     """
@@ -36,6 +36,14 @@ class NoiseKey:
     rank: int = 0
     tensor: int = 0
     step: int = 0
+
+    def __post_init__(self) -> None:
+        for field, bits in (("seed", 32), ("rank", 32), ("tensor", 32), ("step", 64)):
+            value = getattr(self, field)
+            if not 0 <= value < 1 << bits:
+                raise ValueError(
+                    f"NoiseKey.{field}: expected an integer in [0, 2**{bits}), got {value!r}"
+                )
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:

@@ -41,7 +41,9 @@ class OneBit(base.Codec):
         rows, columns = as_matrix(shape)
         count = rows * columns
         block = self.group if isinstance(self.group, int) else base.PACK_BLOCK
-        groups = {"row": rows, "column": columns, "tensor": 1}.get(str(self.group), -(-count // block))
+        groups = {"row": rows, "column": columns, "tensor": 1}.get(
+            str(self.group), -(-count // block)
+        )
         last = count % block or block
         return base.Layout(
             count=count,

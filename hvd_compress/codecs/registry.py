@@ -47,8 +47,9 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def scheme_of(codec: Codec) -> Scheme:
-    """The first scheme with that codec: the feedback that its paper gives it."""
-    return next(scheme for scheme in SCHEMES.values() if isinstance(codec, scheme.codec))
+    """The first scheme with that codec, for its paper's feedback; without any where none has it."""
+    matching = (scheme for scheme in SCHEMES.values() if isinstance(codec, scheme.codec))
+    return next(matching, Scheme(type(codec), OFF))
 
 
 def codec_from_config(config: dict[str, Any]) -> Codec:

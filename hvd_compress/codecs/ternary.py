@@ -41,6 +41,7 @@ class Ternary(base.Codec):
         base.check_group("Ternary", "bucket", self.bucket)
         if self.clip is not None:
             base.check_number("Ternary", "clip", self.clip, 0.1, 1000.0)
+            base.store(self, "clip", float(self.clip))
 
     def layout(self, shape: base.Shape) -> base.Layout:
         """One scale a bucket, five trits a byte."""

@@ -26,7 +26,7 @@ def check(gathered: bytes) -> None:
     """
     ranks = [_flatten(json.loads(line)) for line in gathered.splitlines()]
     settings = sorted(set().union(*ranks))
-    differing = [s for s in settings if len({json.dumps(r.get(s)) for r in ranks}) > 1]
+    differing = [s for s in settings if len({_canonical(rank, s) for rank in ranks}) > 1]
     if not differing:
         return
     lines = [f"  {s}: {_by_value(s, ranks)}" for s in differing[:_SHOWN]]
@@ -39,11 +39,18 @@ def check(gathered: bytes) -> None:
 
 
 def _by_value(setting: str, ranks: list[dict[str, Any]]) -> str:
-    holders: dict[str, list[int]] = {}
+    holders: dict[str | None, list[int]] = {}
     for rank, settings in enumerate(ranks):
-        value = str(settings.get(setting, "absent"))
-        holders.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on rank {_ranges(held)}" for value, held in holders.items())
+        holders.setdefault(_canonical(settings, setting), []).append(rank)
+    shown = []
+    for value, held in holders.items():
+        text = "absent" if value is None else str(ranks[held[0]][setting])
+        shown.append(f"{text} on rank {_ranges(held)}")
+    return ", ".join(shown)
+
+
+def _canonical(settings: dict[str, Any], setting: str) -> str | None:
+    return json.dumps(settings[setting]) if setting in settings else None
 
 
 def _ranges(ranks: list[int]) -> str:

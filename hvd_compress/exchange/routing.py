@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -73,8 +73,10 @@ class Router:
         layers: Mapping[str, Codec | str | None] | None = None,
     ) -> None:
         check_number("Compressor", "threshold", threshold, 0, 2**63 - 1, integer=True)
-        if isinstance(exclude, str) or not all(isinstance(p, str) for p in exclude):
+        if not isinstance(exclude, Sequence) or isinstance(exclude, str) or not _strings(exclude):
             raise TypeError(f"Compressor.exclude: expected a sequence of patterns, got {exclude!r}")
+        if not isinstance(layers, Mapping | None) or not _strings(layers or ()):
+            raise TypeError(f"Compressor.layers: expected codecs by name pattern, got {layers!r}")
         self._route = route
         self._threshold = threshold
         self._exclude = tuple(exclude)
@@ -116,6 +118,10 @@ class Router:
     @staticmethod
     def _matches(name: str, patterns: Sequence[str]) -> str | None:
         return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def _strings(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _layer_route(pattern: str, codec: Codec | str | None) -> Route:

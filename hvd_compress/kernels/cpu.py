@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import BF16, Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.base import check_number
 from hvd_compress.kernels.oracle import OracleKernels
 
 Shape = tuple[int, ...]
@@ -40,6 +41,7 @@ class CpuKernels:
     name = "cpu"
 
     def __init__(self, threads: int = 1) -> None:
+        check_number("CpuKernels", "threads", threads, 1, 1024, integer=True)
         self.threads = threads
         self._library = _load()
         self._oracle = OracleKernels()
@@ -74,7 +76,7 @@ class CpuKernels:
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
         spec = _spec(codec, shape)
         if spec is None:
-            arrays = (_as_numpy(gradient), _as_numpy(payload))
+            arrays = (_readable(gradient), _as_numpy(payload))
             rest = None if residual is None else _as_numpy(residual)
             self._oracle.encode(
                 codec, shape, *arrays, feedback=feedback, residual=rest, noise=noise
@@ -113,10 +115,18 @@ class CpuKernels:
             raise PayloadError(f"payload: expected size in bytes {size}, got {got}")
         spec = _spec(codec, shape)
         if spec is None:
-            arrays = (_as_numpy(payloads), _as_numpy(out))
+            total = _readable(out)
             self._oracle.decode_sum(
-                codec, shape, *arrays, step=step, scale=scale, accumulate=accumulate
+                codec,
+                shape,
+                _as_numpy(payloads),
+                total,
+                step=step,
+                scale=scale,
+                accumulate=accumulate,
             )
+            if _is_bfloat16(out):
+                _bits_of(out)[:] = BF16().quantize(total, shape, NoiseKey())[1].view(np.uint16)
             return
         bad = ctypes.c_int32(-1)
         status = self._library.hvdc_decode_sum(
@@ -149,7 +159,7 @@ class CpuKernels:
         """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`."""
         spec = _spec(codec, shape)
         if spec is None:
-            arrays = (_as_numpy(gradient), _as_numpy(residual), _as_numpy(payload))
+            arrays = (_readable(gradient), _as_numpy(residual), _as_numpy(payload))
             self._oracle.take_back(codec, shape, *arrays, feedback=feedback, step=step)
             return
         count = math.prod(shape)
@@ -298,7 +308,25 @@ def _pointer(what: str, array: Any, count: int, dtype: str | None = None) -> int
 
 
 def _as_numpy(array: Any) -> np.ndarray:
-    return array.numpy() if hasattr(array, "data_ptr") else array
+    return array.detach().numpy() if hasattr(array, "data_ptr") else array
+
+
+def _readable(array: Any) -> np.ndarray:
+    """For the oracle: NumPy has no bfloat16, so that such tensors are widened into a copy."""
+    if not _is_bfloat16(array):
+        return _as_numpy(array)
+    return (_bits_of(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _is_bfloat16(array: Any) -> bool:
+    return _dtype("array", array) == _DTYPES["bfloat16"]
+
+
+def _bits_of(tensor: Any) -> np.ndarray:
+    """A bfloat16 tensor's memory, shape=(n,), dtype uint16."""
+    pointer = _pointer("array", tensor, _size(tensor))
+    words = (ctypes.c_uint16 * _size(tensor)).from_address(pointer) if pointer else ()
+    return np.asarray(words, np.uint16)
 
 
 def _check(

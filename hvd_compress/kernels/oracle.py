@@ -36,15 +36,12 @@ class OracleKernels:
         if (residual is not None) != feedback.enabled:
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
         g = gradient.astype(np.float32)
-        x = g
-        if residual is not None:
-            with np.errstate(all="ignore"):
-                x = feedback.compensate(g, residual)
-        scales, codes = quantize(codec, shape, x, noise)
-        payload[:] = assemble(codec, shape, noise.step, scales, codes)
-        if residual is not None:
-            decoded = dequantize(codec, shape, scales, codes)
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            x = g if residual is None else feedback.compensate(g, residual)
+            scales, codes = quantize(codec, shape, x, noise)
+            payload[:] = assemble(codec, shape, noise.step, scales, codes)
+            if residual is not None:
+                decoded = dequantize(codec, shape, scales, codes)
                 residual[:] = feedback.carry(g, residual, decoded)
 
     def decode_sum(
@@ -82,8 +79,8 @@ class OracleKernels:
     ) -> None:
         """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`."""
         _, scales, codes = open_payload(codec, shape, step, payload)
-        decoded = dequantize(codec, shape, scales, codes)
         with np.errstate(all="ignore"):
+            decoded = dequantize(codec, shape, scales, codes)
             residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
 
 
