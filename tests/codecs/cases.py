@@ -1,0 +1,150 @@
+"""Tensors to encode, and short ways to encode them with the oracle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.payload import open_payload
+from hvd_compress.kernels.oracle import OracleKernels, dequantize, quantize
+from tests.codecs.rows import Row
+
+Shape = tuple[int, ...]
+
+OFF = ErrorFeedback(alpha=0.0)
+ORACLE = OracleKernels()
+
+SHAPES: tuple[Shape, ...] = (
+    (),
+    (1,),
+    (0,),
+    (3, 0, 2),
+    (1, 77),
+    (77, 1),
+    (63,),
+    (64,),
+    (65,),
+    (5, 3, 2, 7),
+    (129, 5),
+    (151, 17),
+    (2559,),
+    (2560,),
+    (2561,),
+    (3, 1377),
+)
+"""Empty and 0-dimensional ones, and sizes around tiles, groups, blocks and chunks of sums."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def normal(shape: Shape, seed: int = 1, scale: float = 1.0) -> np.ndarray:
+    """Gaussian numbers, shape=(n,), dtype float32."""
+    values = np.random.default_rng(seed).normal(0.0, scale, math.prod(shape))
+    return values.astype(np.float32)
+
+
+def special_values(count: int) -> dict[str, np.ndarray]:
+    """Finite tensors that codecs trip over, each shape=(count,), dtype float32."""
+    base = normal((count,), seed=count)
+    one_hot = np.zeros(count)
+    one_hot[count // 2 : count // 2 + 1] = -3.0
+    named = {
+        "zeros": np.zeros(count),
+        "negative zeros": -np.zeros(count),
+        "zeros of both signs": np.where(base < 0, -0.0, 0.0),
+        "smallest subnormals": np.where(base < 0, -(2.0**-149), 2.0**-149),
+        "subnormals": base * 2.0**-130,
+        "around the smallest normal": base * 2.0**-126,
+        "just below the smallest scale": np.clip(base, -0.9, 0.9) * 2.0**-120,
+        "around the smallest scale": base * 2.0**-120,
+        "large": base * 1e30,
+        "huge": np.where(base < 0, -1e38, 1e38),
+        "constant": np.full(count, 0.1),
+        "negative constant": np.full(count, -7.25),
+        "one element": one_hot,
+        "nearly constant": 1.0 + base * 1e-7,
+        "very different magnitudes": base * 10.0 ** np.arange(-20, 20)[np.arange(count) % 40],
+        "ties": np.round(base * 8) / 8,
+    }
+    return {name: values.astype(np.float32) for name, values in named.items()}
+
+
+def shapes() -> st.SearchStrategy[Shape]:
+    """Small shapes of up to four dimensions, and lengths around tiles and groups."""
+    boundary = st.builds(
+        lambda unit, times, off: (max(0, unit * times + off),),
+        st.sampled_from((16, 20, 64, 192)),
+        st.integers(0, 4),
+        st.integers(-2, 2),
+    )
+    small = st.lists(st.integers(0, 7), max_size=4).map(tuple)
+    wide = st.tuples(st.integers(1, 9), st.integers(1, 140))
+    return st.one_of(boundary, small, wide, wide.map(lambda shape: shape[::-1]))
+
+
+def floats(limit: float = 3e38) -> st.SearchStrategy[float]:
+    """float32 numbers of any magnitude below a limit, zeros and subnormals included."""
+    bound = float(np.float32(limit))
+    return st.floats(-bound, bound, width=32)
+
+
+def tensors(count: int, elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
+    """shape=(count,), dtype float32; many elements are alike, as Hypothesis fills arrays."""
+    return npst.arrays(np.float32, count, elements=elements, fill=elements)
+
+
+def encode(
+    codec: Codec,
+    shape: Shape,
+    gradient: np.ndarray,
+    *,
+    feedback: ErrorFeedback = OFF,
+    residual: np.ndarray | None = None,
+    noise: NoiseKey | None = None,
+) -> np.ndarray:
+    """A payload by the oracle; the residual is updated in place."""
+    payload = np.full(codec.payload_bytes(shape), 0xAA, np.uint8)
+    ORACLE.encode(
+        codec,
+        shape,
+        gradient,
+        payload,
+        feedback=feedback,
+        residual=residual,
+        noise=noise or NoiseKey(),
+    )
+    return payload
+
+
+def decode(codec: Codec, shape: Shape, payload: np.ndarray, step: int = 0) -> np.ndarray:
+    """What one payload stands for, shape=(n,), dtype float32, bit for bit (no sum from +0)."""
+    _, scales, codes = open_payload(codec, shape, step, payload)
+    return dequantize(codec, shape, scales, codes)
+
+
+def through(codec: Codec, x: np.ndarray, shape: Shape | None = None, **noise: Any) -> np.ndarray:
+    """Q(x): quantized and dequantized again."""
+    shape = x.shape if shape is None else shape
+    with np.errstate(all="ignore"):
+        return dequantize(codec, shape, *quantize(codec, shape, x.reshape(-1), NoiseKey(**noise)))
+
+
+def group_of_each(row: Row, count: int) -> np.ndarray:
+    """The number of the group that decides whether an element is sent as NaN, shape=(count,)."""
+    if row.whole:
+        return np.zeros(count, np.int64)
+    size = row.group if isinstance(row.group, int) else 1
+    return np.arange(count) // size
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two arrays are the same to the bit, signs of zeros included; all NaNs are alike."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    bits = f"u{left.dtype.itemsize}"
+    return bool(np.all((left.view(bits) == right.view(bits)) | (np.isnan(left) & np.isnan(right))))

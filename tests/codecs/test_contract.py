@@ -1,0 +1,422 @@
+"""What every codec promises, whatever it is: one table of configurations, held to one contract."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_compress.codecs import (
+    CODECS,
+    HEADER_BYTES,
+    SCHEMES,
+    ErrorFeedback,
+    NoiseKey,
+    codec_from_config,
+    read_header,
+)
+from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
+from hvd_compress.kernels.oracle import quantize
+from tests.codecs.cases import (
+    OFF,
+    ORACLE,
+    SHAPES,
+    decode,
+    encode,
+    floats,
+    group_of_each,
+    normal,
+    same_bits,
+    shapes,
+    special_values,
+    tensors,
+)
+from tests.codecs.rows import ROWS, Row
+
+EPS = 2.0**-24
+"""Half a unit in the last place of 1: the relative error of one float32 operation."""
+
+MODES = (OFF, ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
+
+every_row = pytest.mark.parametrize("row", ROWS, ids=str)
+
+
+def test_the_table_holds_every_codec() -> None:
+    assert {type(row.codec) for row in ROWS} == set(CODECS.values())
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+# Sizes and headers
+
+
+@every_row
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scales_and_codes_fill_the_layout_exactly(row: Row, shape: tuple[int, ...]) -> None:
+    layout = row.codec.layout(shape)
+    scales, codes = quantize(row.codec, shape, normal(shape), NoiseKey())
+
+    assert layout.count == math.prod(shape)
+    assert (scales.dtype, codes.dtype) == (np.float32, np.uint8)
+    assert scales.shape == (layout.scales,)
+    full_blocks = max(0, layout.blocks - 1)
+    assert codes.size == (full_blocks * layout.block_bytes + layout.last_bytes if codes.size else 0)
+    assert row.codec.payload_bytes(shape) % 16 == 0
+    used = HEADER_BYTES + -(-4 * scales.size // 16) * 16 + codes.size
+    assert 0 <= row.codec.payload_bytes(shape) - used < 16
+
+
+@every_row
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_payload_states_what_it_is_and_decodes_to_the_shape(
+    row: Row, shape: tuple[int, ...]
+) -> None:
+    gradient = normal(shape)
+    before = gradient.copy()
+
+    payload = encode(row.codec, shape, gradient, noise=NoiseKey(step=2**32 + 5))
+
+    assert same_bits(gradient, before)
+    header = read_header(payload)
+    assert header.version == FORMAT_VERSION
+    assert header.codec_id == row.codec.codec_id
+    assert header.config_hash == row.config_hash
+    assert header.count == math.prod(shape)
+    assert header.flags == 0
+    assert header.step == 5
+    decoded = decode(row.codec, shape, payload, step=2**32 + 5)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == (math.prod(shape),)
+    assert np.isfinite(decoded).all()
+
+
+@every_row
+def test_what_stood_in_the_payload_before_does_not_matter(row: Row) -> None:
+    shape = (5, 3, 2, 7)
+    payloads = []
+    for filler in (0x00, 0xFF):
+        payload = np.full(row.codec.payload_bytes(shape), filler, np.uint8)
+        ORACLE.encode(
+            row.codec,
+            shape,
+            normal(shape),
+            payload,
+            feedback=OFF,
+            residual=None,
+            noise=NoiseKey(),
+        )
+        payloads.append(payload)
+    assert np.array_equal(*payloads)
+
+
+@every_row
+def test_only_unbiased_codecs_read_the_noise(row: Row) -> None:
+    shape = (640,)
+    payloads = [
+        encode(row.codec, shape, normal(shape), noise=NoiseKey(seed=s, rank=r, tensor=t))
+        for s, r, t in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    ]
+    alike = [np.array_equal(payloads[0], other) for other in payloads[1:]]
+    assert alike == [not row.unbiased] * 3
+
+
+# Configurations
+
+
+@every_row
+def test_a_configuration_survives_json(row: Row) -> None:
+    config = json.loads(json.dumps(row.codec.to_config()))
+    assert codec_from_config(config) == row.codec
+    assert codec_from_config(config).config_hash() == row.codec.config_hash()
+
+
+@every_row
+def test_the_configuration_hash_is_frozen(row: Row) -> None:
+    assert row.codec.config_hash() == row.config_hash
+
+
+def test_configurations_and_codec_ids_are_distinct() -> None:
+    assert len({row.config_hash for row in ROWS}) == len(ROWS)
+    assert len({codec.codec_id for codec in CODECS.values()}) == len(CODECS)
+    assert {codec.name: codec.codec_id for codec in CODECS.values()} == {
+        "onebit": 1,
+        "int8": 2,
+        "ternary": 3,
+        "ecq": 4,
+        "fp16": 5,
+        "bf16": 6,
+        "none": 7,
+    }
+
+
+def test_schemes_are_within_their_bounds() -> None:
+    for scheme in SCHEMES.values():
+        scheme.feedback.check(scheme.codec(), (1 << 20,))
+
+
+# Error feedback
+
+
+@every_row
+@pytest.mark.parametrize("shape", ((), (65,), (129, 5), (3, 1377)), ids=str)
+def test_the_residual_is_what_was_not_sent(row: Row, shape: tuple[int, ...]) -> None:
+    for feedback in MODES[1:]:
+        residual = normal(shape, seed=9)
+        for step in range(3):
+            gradient = normal(shape, seed=step)
+            alpha, beta = np.float32(feedback.alpha), np.float32(feedback.beta)
+            compensated = gradient + alpha * residual
+            expected = encode(row.codec, shape, compensated, noise=NoiseKey(step=step))
+            before = residual.copy()
+
+            payload = encode(
+                row.codec,
+                shape,
+                gradient,
+                feedback=feedback,
+                residual=residual,
+                noise=NoiseKey(step=step),
+            )
+
+            assert np.array_equal(payload, expected)
+            decoded = decode(row.codec, shape, payload, step)
+            assert same_bits(residual, (beta * before + gradient) - decoded)
+
+
+@every_row
+@pytest.mark.parametrize("scale", (1.0, 1e-30, 1e30))
+def test_a_step_that_is_taken_back_leaves_the_residual(row: Row, scale: float) -> None:
+    shape = (129, 5)
+    for feedback in MODES[1:]:
+        gradient = normal(shape, seed=3, scale=scale)
+        residual = normal(shape, seed=4, scale=scale)
+        before = residual.copy()
+        payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
+        decoded = decode(row.codec, shape, payload)
+
+        ORACLE.take_back(
+            row.codec, shape, gradient, residual, payload, feedback=feedback, step=0
+        )
+
+        # Three operations there and three back, each wrong by half a unit of what it works on.
+        sizes = sum(np.abs(part.astype(np.float64)) for part in (before, gradient, decoded))
+        finite = np.isfinite(decoded)
+        error = np.abs(residual.astype(np.float64) - before)
+        assert np.all(error[finite] <= 8 * EPS * sizes[finite] / feedback.beta)
+        assert same_bits(residual[~finite], before[~finite])
+
+
+@every_row
+def test_feedback_loses_nothing_over_many_steps(row: Row) -> None:
+    shape = (7, 67)
+    feedback = ErrorFeedback(row.feedback.alpha, 1.0)
+    feedback.check(row.codec, shape)
+    residual = np.zeros(math.prod(shape), np.float32)
+    given_, sent = np.zeros(residual.size), np.zeros(residual.size)
+    largest = 0.0
+    steps = 200
+    for step in range(steps):
+        gradient = normal(shape, seed=step, scale=0.1)
+        noise = NoiseKey(step=step)
+        payload = encode(
+            row.codec, shape, gradient, feedback=feedback, residual=residual, noise=noise
+        )
+        decoded = decode(row.codec, shape, payload, step)
+        given_ += gradient
+        sent += decoded
+        largest = max(largest, *(float(np.abs(part).max()) for part in (decoded, residual)))
+    # A step rounds twice, each time by at most half a unit of the sum of a residual and a gradient.
+    assert np.all(np.abs(sent + residual - given_) <= steps * 2 * EPS * (2 * largest + 1))
+
+
+# Numbers that are not finite
+
+
+@every_row
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf), ids=str)
+@pytest.mark.parametrize("shape", ((1,), (151, 17), (6, 700)), ids=str)
+def test_non_finite_numbers_stay_in_their_group(
+    row: Row, shape: tuple[int, ...], bad: float
+) -> None:
+    count = math.prod(shape)
+    feedback = ErrorFeedback(0.37, 0.83)
+    for position in {0, count // 2, count - 1}:
+        gradient = normal(shape)
+        gradient[position] = bad
+        clean = gradient.copy()
+        clean[position] = 0.0
+        before = normal(shape, seed=2)
+        residual = before.copy()
+        groups = group_of_each(row, count)
+        hit = groups == groups[position]
+
+        payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
+
+        assert read_header(payload).flags == FLAG_NONFINITE
+        decoded = decode(row.codec, shape, payload)
+        assert not np.isfinite(decoded[hit]).any()
+        if row.group is not None:
+            assert np.isnan(decoded[hit]).all()
+        assert same_bits(residual[hit], before[hit])
+        rest = before.copy()
+        undisturbed = encode(row.codec, shape, clean, feedback=feedback, residual=rest)
+        assert same_bits(decoded[~hit], decode(row.codec, shape, undisturbed)[~hit])
+        assert same_bits(residual[~hit], rest[~hit])
+
+
+@every_row
+def test_a_dropped_step_with_a_non_finite_gradient_leaves_the_residual(row: Row) -> None:
+    shape = (151, 17)
+    feedback = ErrorFeedback(1.0, 0.83)
+    gradient = normal(shape)
+    gradient[1000] = np.inf
+    before = normal(shape, seed=2)
+    residual = before.copy()
+    payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
+    ORACLE.take_back(row.codec, shape, gradient, residual, payload, feedback=feedback, step=0)
+    assert np.isfinite(residual).all()
+    assert np.abs(residual - before).max() < 1e-5
+
+
+# Finite numbers of all kinds
+
+
+def check_finite(row: Row, shape: tuple[int, ...], x: np.ndarray) -> None:
+    """The promises about Q(x) alone, for finite x."""
+    payload = encode(row.codec, shape, x)
+    decoded = decode(row.codec, shape, payload)
+    finite = np.isfinite(decoded)
+    assert (read_header(payload).flags == FLAG_NONFINITE) == (not finite.all())
+    if np.abs(x).max(initial=0.0) <= 6e4:
+        assert finite.all(), "only what is too large for a scale or for float16 may overflow"
+    groups = group_of_each(row, x.size)
+    assert set(groups[finite]).isdisjoint(groups[~finite]), "a group is finite or it is not"
+    wide, sent = x[finite].astype(np.float64), decoded[finite].astype(np.float64)
+    size = np.abs(wide).max(initial=0.0)
+    if row.unbiased:
+        # Levels reach from minus to plus a scale, which is at most the l2 norm of the tensor.
+        assert np.abs(sent).max(initial=0.0) <= np.sqrt(np.sum(wide**2)) * (1 + 4 * EPS)
+    else:
+        which = groups[finite]
+        error = np.sqrt(np.bincount(which, (wide - sent) ** 2))
+        norm = np.sqrt(np.bincount(which, wide**2))
+        lengths = np.bincount(which)
+        slack = np.sqrt(lengths) * (row.floor + 2.0**-149)
+        assert np.all(error <= norm * (1 + 4 * EPS) + slack)
+    if not row.floor:
+        assert size > 0 or not sent.any(), "zeros are sent as zeros"
+
+
+@every_row
+@pytest.mark.parametrize("name", special_values(0))
+def test_special_values(row: Row, name: str) -> None:
+    for shape in ((), (1,), (64,), (65,), (5, 77), (2561,)):
+        x = special_values(math.prod(shape))[name]
+        check_finite(row, shape, x)
+        for feedback in MODES[1:]:
+            residual = np.zeros_like(x)
+            payload = encode(row.codec, shape, x, feedback=feedback, residual=residual)
+            decoded = decode(row.codec, shape, payload)
+            with np.errstate(all="ignore"):
+                expected = np.where(np.isfinite(decoded), x - decoded, np.float32(0))
+            assert np.array_equal(residual, expected)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_finite_tensor(data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from(ROWS))
+    shape = data.draw(shapes())
+    limit = data.draw(st.sampled_from((3e38, 6e4, 1.0, 1e-36)))
+    x = data.draw(tensors(math.prod(shape), floats(limit)))
+    check_finite(row, shape, x)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_tensor_with_feedback(data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from(ROWS))
+    shape = data.draw(shapes())
+    feedback = data.draw(st.sampled_from(MODES[1:]))
+    anything = st.one_of(floats(), st.sampled_from((np.nan, np.inf, -np.inf)))
+    gradient = data.draw(tensors(math.prod(shape), anything))
+    residual = data.draw(tensors(math.prod(shape), floats()))
+    before = residual.copy()
+
+    payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
+
+    decoded = decode(row.codec, shape, payload)
+    finite = np.isfinite(decoded)
+    assert (read_header(payload).flags == FLAG_NONFINITE) == (not finite.all())
+    assert not finite[~np.isfinite(gradient)].any()
+    with np.errstate(all="ignore"):
+        kept = (np.float32(feedback.beta) * before + gradient) - decoded
+    assert same_bits(residual, np.where(finite, kept, before))
+
+
+# Unbiased codecs
+
+
+def levels_around(row: Row, x: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What an element is meant to average to, and the two levels that it is rounded to."""
+    size = row.group if isinstance(row.group, int) else x.size
+    unit = np.repeat(scales.astype(np.float64), size)[: x.size]
+    top = unit * getattr(row.codec, "levels", 1)
+    target = np.clip(x.astype(np.float64), -top, top)
+    lower = np.floor(np.divide(target, unit, out=np.zeros_like(unit), where=unit > 0)) * unit
+    return target, lower, lower + unit
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.unbiased], ids=str)
+def test_the_expectation_is_the_clipped_input(row: Row) -> None:
+    shape = (3, 67)
+    x = normal(shape, seed=6)
+    steps = 2000
+    scales, _ = quantize(row.codec, shape, x, NoiseKey())
+    target, lower, upper = levels_around(row, x, scales)
+    total, squares = np.zeros(x.size), np.zeros(steps)
+    for step in range(steps):
+        payload = encode(row.codec, shape, x, noise=NoiseKey(step=step))
+        decoded = decode(row.codec, shape, payload, step)
+        total += decoded
+        squares[step] = np.sum((decoded - target) ** 2)
+
+    # Bernstein's inequality for independent numbers of variance v within a range of width w:
+    # P(|mean - expectation| >= t) <= 2 exp(-n t^2 / (2 v + 2 w t / 3)), here at 5 sigma (5.7e-7).
+    variance = (target - lower) * (upper - target)
+    width = upper - lower
+    odds = math.log(2 / 5.7e-7)
+    slope = width * odds / (3 * steps)
+    tolerance = slope + np.sqrt(slope**2 + 2 * variance * odds / steps)
+    # Probabilities are compared in 24 bits after two rounded operations.
+    tolerance += 4 * EPS * np.maximum(np.abs(target), width)
+    assert np.all(np.abs(total / steps - target) <= tolerance)
+
+    # The whole error of a step is a sum of independent terms: its variance is known as well.
+    error = squares.mean() - variance.sum()
+    upper_error, lower_error = (upper - target) ** 2, (target - lower) ** 2
+    chance = np.divide(target - lower, width, out=np.zeros_like(width), where=width > 0)
+    spread = np.sum(chance * (1 - chance) * (upper_error - lower_error) ** 2)
+    assert abs(error) <= 5 * math.sqrt(spread / steps) + 1e-5 * variance.sum()
+    if getattr(row.codec, "clip", None) is None:
+        assert variance.sum() <= row.codec.variance_factor(x.size) * np.sum(target**2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_variance_factor_bounds_the_error_of_any_tensor(data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from([row for row in ROWS if row.unbiased]))
+    count = data.draw(st.integers(1, 300))
+    x = data.draw(tensors(count, floats(1e6)))
+    x[np.abs(x) < 1e-20] = 0.0
+    scales, _ = quantize(row.codec, (count,), x, NoiseKey())
+    target, lower, upper = levels_around(row, x, scales)
+    variance = np.sum((target - lower) * (upper - target))
+    factor = row.codec.variance_factor(count)
+    assert variance <= factor * np.sum(target**2) * (1 + 1e-5)
+    # What clipping takes away never points the wrong way, so it cannot make feedback unstable.
+    assert np.all(np.abs(target) <= np.abs(x) * (1 + 4 * EPS))
+    assert np.all(target * x >= 0)
