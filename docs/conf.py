@@ -1,0 +1,24 @@
+"""How Sphinx builds the site: `make docs`."""
+
+import hvd_compress
+
+project = "hvd_compress"
+copyright = "the hvd_compress authors"
+version = release = hvd_compress.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["examples"]
+
+html_theme = "furo"
+html_title = "hvd_compress"
+html_theme_options = {"sidebar_hide_name": False}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+# Attributes that a class's docstring explains are not listed a second time from its source.
+napoleon_use_ivar = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False

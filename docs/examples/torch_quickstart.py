@@ -1,0 +1,50 @@
+"""Trains a small network on two ranks with 1-bit gradients.
+
+Start it with: horovodrun --gloo -np 2 python docs/examples/torch_quickstart.py
+"""
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+import hvd_compress.torch as hvdc
+
+STEPS = 200
+BATCH = 32
+FEATURES, CLASSES = 64, 10
+
+hvd.init()
+torch.set_num_threads(1)
+torch.manual_seed(1)  # The same task and the same first weights on every rank ...
+task = torch.randn(FEATURES, CLASSES)
+model = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+data = torch.Generator().manual_seed(100 + hvd.rank())  # ... but other samples.
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+compressor = hvdc.OneBit(model.named_parameters())
+optimizer = hvd.DistributedOptimizer(
+    optimizer, named_parameters=model.named_parameters(), compression=compressor
+)
+
+losses = []
+for _ in range(STEPS):
+    inputs = torch.randn(BATCH, FEATURES, generator=data)
+    labels = (inputs @ task).argmax(1)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+
+if hvd.rank() == 0:
+    print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
+    for name, route in compressor.routes().items():
+        print(f"{name}: {'as it is' if route.dense else route}")
+    counters = compressor.counters
+    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
+    print(f"bytes a step handed to Horovod: {counters.message_bytes / counters.steps:.0f}")
+    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"encoding and decoding: {counters.encode_seconds + counters.decode_seconds:.3f} s")
+    print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")
+hvd.shutdown()

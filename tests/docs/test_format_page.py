@@ -1,0 +1,132 @@
+"""The page on the payload format says what the reference does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvd_compress.codecs import CODECS, ECQ, FP16, Codec, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.codecs.int8 import magnitudes
+from hvd_compress.codecs.noise import uniform
+from hvd_compress.codecs.packing import pack_planes, pack_trits
+from hvd_compress.codecs.payload import read_header
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE = (DOCS / "format.md").read_text()
+
+
+def _examples() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "format_examples", DOCS / "examples" / "format_examples.py"
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXAMPLES = _examples()
+MADE: dict[str, str] = EXAMPLES.blocks()
+SHOWN: dict[str, str] = EXAMPLES.blocks_on(PAGE)
+
+
+@pytest.fixture(scope="module")
+def snippets() -> dict[str, Any]:
+    """The names that the page's Python defines, run in order."""
+    names: dict[str, Any] = {}
+    for source in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(source, names)
+    return names
+
+
+def test_every_block_is_on_the_page() -> None:
+    assert SHOWN.keys() == MADE.keys()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_page_shows_the_reference_bytes(name: str) -> None:
+    assert SHOWN[name] == MADE[name]
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+def test_codec_ids_and_settings(codec: type[Codec]) -> None:
+    ids = re.search(r"\| codec id \| (.*?) \|", PAGE)
+    assert ids and f"{codec.codec_id} {codec.name}" in ids[1].split(", ")
+    settings = ", ".join(f"`{key}`" for key in sorted(codec().to_config()))
+    row = next(
+        line
+        for line in PAGE.splitlines()
+        if line.startswith("| ") and codec.name in line.split("|")[1] and f"| {settings} |" in line
+    )
+    assert row
+
+
+@pytest.mark.parametrize("codec", [OneBit(), Int8(), Ternary(), Ternary(clip=None), ECQ(), FP16()])
+def test_configuration_hash(snippets: dict[str, Any], codec: Codec) -> None:
+    assert snippets["configuration_hash"](codec.to_config()) == codec.config_hash()
+
+
+@pytest.mark.parametrize("name", EXAMPLES.CODECS)
+def test_checksum(snippets: dict[str, Any], name: str) -> None:
+    payload = EXAMPLES.payload(name)
+    assert snippets["checksum"](payload.tobytes()) == read_header(payload).checksum
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 2048, 2560, 2561, 100_003])
+def test_payload_bytes(snippets: dict[str, Any], count: int) -> None:
+    pad, size = snippets["pad"], snippets["payload_bytes"]
+
+    def planes(bits: int) -> Any:
+        return lambda m: 8 * bits * -(-m // 64)
+
+    def trits(m: int) -> int:
+        return 4 * -(-m // 20)
+
+    groups = -(-count // 128)
+    cases = {
+        OneBit(128): (2 * groups, 128, planes(1)),
+        OneBit("tensor"): (2, 2560, planes(1)),
+        OneBit("row"): (2 * count, 2560, planes(1)),
+        OneBit("column"): (2, 2560, planes(1)),
+        Int8(group=128): (groups, 128, lambda m: m),
+        Int8(group="tensor"): (1, 2560, lambda m: m),
+        Ternary(bucket=128): (groups, 128, trits),
+        Ternary(bucket="tensor"): (1, 2560, trits),
+        ECQ(bucket=128): (groups, 128, planes(4)),
+        ECQ(levels=31, bucket="tensor"): (1, 2560, planes(6)),
+        FP16(): (0, 2560, lambda m: 2 * m),
+    }
+    assert pad(17, 16) == 32
+    for codec, layout in cases.items():
+        assert size(count, *layout) == codec.payload_bytes((count,)), codec
+
+
+@pytest.mark.parametrize("count", [1, 6, 64, 70, 200])
+def test_packed_codes(snippets: dict[str, Any], count: int) -> None:
+    random = np.random.default_rng(count)
+    for bits in range(1, 9):
+        codes = random.integers(0, 1 << bits, count).astype(np.uint8)
+        packed = pack_planes(codes, bits).tobytes()
+        assert snippets["unpack_planes"](packed, count, bits) == codes.tolist()
+    digits = random.integers(0, 3, count).astype(np.uint8)
+    assert snippets["unpack_trits"](pack_trits(digits).tobytes(), count) == digits.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static", "mantissa"])
+def test_magnitudes(snippets: dict[str, Any], kind: Any) -> None:
+    assert [snippets["magnitude"](kind, c) for c in range(128)] == magnitudes(kind).tolist()
+
+
+def test_noise(snippets: dict[str, Any]) -> None:
+    key = NoiseKey(seed=7, rank=3, tensor=11, step=2**32 + 5)
+    numbers = [snippets["noise"](i, 7, 3, 11, 2**32 + 5) for i in range(200)]
+    assert numbers == uniform(200, key).tolist()
+    # The published test vector of Philox 4x32-10 for a counter and a key of zeros.
+    zeros = snippets["philox"]((0, 0, 0, 0), (0, 0))
+    assert zeros == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)

@@ -1,0 +1,74 @@
+"""The quick start's script runs as it stands on the page, and its table tells the truth."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.codecs import SCHEMES
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = "docs/examples/torch_quickstart.py"
+PAGE = (ROOT / "docs" / "quickstart.md").read_text()
+
+NAMES = {
+    "OneBit": "onebit",
+    "Ternary": "ternary",
+    "ECQ": "ecq",
+    "QSGD": "qsgd",
+    "Int8": "int8",
+    "FP16": "fp16",
+    "BF16": "bf16",
+    "NoCompression": "none",
+}
+
+
+def test_the_script_trains_and_prints_its_counters() -> None:
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2"]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, sys.executable, SCRIPT],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    printed = done.stdout
+    assert done.returncode == 0, printed
+    losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
+    assert losses, printed
+    assert float(losses[2]) < 0.5 * float(losses[1]), printed
+    sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
+    assert [what for what, _ in sizes] == [
+        "without compression",
+        "handed to Horovod",
+        "on the wire",
+    ]
+    plain, handed, wire = (int(size) for _, size in sizes)
+    # Two ranks: what an allgather and an allreduce send is just the message. The biases, which are
+    # not compressed, are 3% of this small model.
+    assert handed == wire < plain / 15, printed
+    assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_codecs(name: str) -> None:
+    row = re.search(rf"\| `{name}` \| ([\d.]+) \| (yes|no) \| (yes|no) \|", PAGE)
+    assert row
+    scheme = SCHEMES[NAMES[name]]
+    bits = scheme.codec().bits_per_element((4096, 4096))
+    assert float(row[1]) == pytest.approx(bits, abs=0.001)
+    assert (row[2] == "yes") == scheme.feedback.enabled
+    assert (row[3] == "yes") == (scheme.codec.error == "unbiased")
+
+
+def test_every_scheme_is_in_the_table() -> None:
+    assert sorted(NAMES.values()) == sorted(SCHEMES)
