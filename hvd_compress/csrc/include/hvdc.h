@@ -1,8 +1,8 @@
 // The C interface of the native kernels: plain pointers, no Python and no framework.
 //
 // What the functions compute is defined by the NumPy oracle (hvd_compress/kernels/oracle.py) and by
-// docs/format.md; the bytes are the same. Calls are independent of each other and may run concurrently.
-// Tensors are flat, row-major arrays; payloads are aligned to 4 bytes.
+// docs/format.md; the bytes are the same. Calls are independent of each other and may run
+// concurrently. Tensors are flat, row-major arrays; payloads are aligned to 4 bytes.
 #ifndef HVDC_H_
 #define HVDC_H_
 
@@ -21,8 +21,15 @@ extern "C" {
 
 #define HVDC_ABI_VERSION 1
 
-enum hvdc_codec { HVDC_ONEBIT = 1, HVDC_INT8 = 2, HVDC_TERNARY = 3, HVDC_ECQ = 4, HVDC_FP16 = 5,
-                  HVDC_BF16 = 6, HVDC_FP32 = 7 };
+enum hvdc_codec {
+  HVDC_ONEBIT = 1,
+  HVDC_INT8 = 2,
+  HVDC_TERNARY = 3,
+  HVDC_ECQ = 4,
+  HVDC_FP16 = 5,
+  HVDC_BF16 = 6,
+  HVDC_FP32 = 7
+};
 enum hvdc_dtype { HVDC_DTYPE_FLOAT32 = 0, HVDC_DTYPE_FLOAT16 = 1, HVDC_DTYPE_BFLOAT16 = 2 };
 enum hvdc_grouping { HVDC_CONTIGUOUS = 0, HVDC_TENSOR = 1, HVDC_ROW = 2, HVDC_COLUMN = 3 };
 enum hvdc_int8_variant { HVDC_LINEAR = 0, HVDC_DYNAMIC = 1, HVDC_STATIC = 2, HVDC_MANTISSA = 3 };
@@ -65,8 +72,9 @@ typedef struct {
 
 HVDC_API uint32_t hvdc_abi_version(void);
 
-// Name of the instruction set in use: "avx512", "avx2" or "plain". hvdc_set_isa chooses another one that
-// the machine has (for tests; not while other calls run) and returns HVDC_BAD_SPEC where it cannot.
+// Name of the instruction set in use: "avx512", "avx2" or "plain". hvdc_set_isa chooses another one
+// that the machine has (for tests; not while other calls run) and returns HVDC_BAD_SPEC where it
+// cannot.
 HVDC_API const char* hvdc_isa(void);
 HVDC_API int hvdc_set_isa(const char* name);
 
@@ -78,8 +86,9 @@ HVDC_API int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const v
                          int dtype, const hvdc_feedback* feedback, void* payload,
                          int64_t payload_bytes, int threads);
 
-// out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded to
-// dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error is about.
+// out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded
+// to dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error
+// is about.
 HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                              int64_t payload_bytes, int64_t stride, int32_t count, float scale,
                              void* out, int dtype, int accumulate, int threads, int32_t* bad);

@@ -1,0 +1,39 @@
+// What a coder is: the mathematics of one codec for a group of elements.
+//
+// A coder has
+//   SetGroup(scale)          the group that follows;
+//   Code(x, uniform)         the lanes' codes; uniform is set where kNoise;
+//   Decode(code, element)    their float32 values; element: the first lane's position in the block;
+//   BlankCode()              bytes only: what every element of a group that is not finite gets;
+//   LoadCodes(bytes)         bytes only: sixteen codes from memory.
+// Nothing in it depends on the number of lanes.
+#ifndef HVDC_CODEC_CODER_H_
+#define HVDC_CODEC_CODER_H_
+
+#include "codec/macros.h"
+#include "codec/types.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+enum class CodeType { kBit, kByte, kHalf, kWord };  // what a code is before it is packed
+enum class Packing { kDirect, kPlanes, kTrits };    // how it goes into the payload
+
+// What a coder may look at when it is made.
+struct CoderSetup {
+  const hvdc_spec* spec;
+  const Int8Tables* tables;
+};
+
+template <CodeType type, Packing packing, bool noise>
+struct Coder {
+  static constexpr CodeType kType = type;
+  static constexpr Packing kPacking = packing;
+  static constexpr bool kNoise = noise;
+  static constexpr bool kCast = type == CodeType::kHalf || type == CodeType::kWord;
+};
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CODEC_CODER_H_

@@ -1,0 +1,99 @@
+// What a group's scale is made from, added up lane by lane.
+#ifndef HVDC_CODEC_STATS_H_
+#define HVDC_CODEC_STATS_H_
+
+#include "codec/coder.h"
+#include "codec/ecq.h"
+#include "codec/feedback.h"
+#include "codec/int8.h"
+#include "codec/onebit.h"
+#include "codec/ternary.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+HVDC_HD StatsKind KindOf(const hvdc_spec& spec) {
+  switch (spec.codec) {
+    case HVDC_ONEBIT:
+      return StatsKind::kSides;
+    case HVDC_INT8:
+      return StatsKind::kLargest;
+    case HVDC_TERNARY:
+      return spec.factor != 0 ? StatsKind::kMoments : StatsKind::kLargest;
+    case HVDC_ECQ:
+      return spec.variant == HVDC_L2 ? StatsKind::kSquares : StatsKind::kLargest;
+    default:
+      return StatsKind::kNone;
+  }
+}
+
+// A group's scale from its sums.
+HVDC_HD GroupScale ScaleOf(const hvdc_spec& spec, const GroupStats& stats, int64_t count) {
+  switch (spec.codec) {
+    case HVDC_ONEBIT:
+      return OneBitScale(stats.lower, stats.upper, stats.above, count,
+                         stats.largest < kInfinityBits);
+    case HVDC_INT8:
+      return Int8Scale(spec, stats.largest);
+    case HVDC_TERNARY:
+      return TernaryScale(spec, stats.largest, stats.sum, stats.square, count);
+    case HVDC_ECQ:
+      return EcqScale(spec, stats.largest, stats.square);
+    default: {
+      GroupScale scale = {};
+      scale.finite = scale.kept = true;
+      return scale;
+    }
+  }
+}
+
+// The sums of one chunk.
+template <class V, StatsKind kKind>
+struct Accumulator {
+  using F = typename V::F;
+  static constexpr bool kSides = kKind == StatsKind::kSides;
+  static constexpr bool kSum = kKind == StatsKind::kMoments;
+  static constexpr bool kSquare = kKind == StatsKind::kSquares || kSum;
+
+  HVDC_HD Accumulator() : largest(V::SetI(0)) {
+    if constexpr (kSides) lower = upper = V::Set(0.0f);
+    if constexpr (kSum) sum = V::ZeroD();
+    if constexpr (kSquare) square = V::ZeroD();
+  }
+
+  HVDC_HD void Add(F x) {
+    if constexpr (kKind == StatsKind::kNone) return;
+    largest = V::MaxI(largest, AbsBits<V>(x));
+    if constexpr (kSides) {
+      // A sum that began at +0 is never -0, so that leaving an element out is adding +0.
+      const typename V::M side = V::GreaterEqual(x, V::Set(0.0f));
+      upper = V::AddWhere(upper, side, x);
+      lower = V::AddWhere(lower, V::Not(side), x);
+      above += V::Count(side);
+    }
+    if constexpr (kSum) sum = V::AddWide(sum, x);
+    if constexpr (kSquare) square = V::AddWideSquare(square, x);
+  }
+
+  HVDC_HD void Finish(GroupStats* stats) const {
+    if constexpr (kKind == StatsKind::kNone) return;
+    stats->largest = V::LargestLane(largest);
+    stats->above = above;
+    if constexpr (kSides) {
+      stats->lower = V::Fold(lower);
+      stats->upper = V::Fold(upper);
+    }
+    if constexpr (kSum) stats->sum = V::FoldD(sum);
+    if constexpr (kSquare) stats->square = V::FoldD(square);
+  }
+
+  typename V::I largest;
+  F lower, upper;
+  typename V::D sum, square;
+  int32_t above = 0;
+};
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CODEC_STATS_H_

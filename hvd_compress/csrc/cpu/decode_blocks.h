@@ -1,0 +1,274 @@
+// Decoding: blocks of one or many payloads into a sum, or back into a residual.
+#ifndef HVDC_CPU_DECODE_BLOCKS_H_
+#define HVDC_CPU_DECODE_BLOCKS_H_
+
+#include <type_traits>
+
+#include "cpu/blocks.h"
+#include "cpu/packing.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+// Where decoded numbers go, sixteen at a time.
+template <class V>
+struct StoreSink {  // as they are
+  HVDC_HD void Put(int64_t i, typename V::F decoded) const { V::Store(to + i, decoded); }
+  float* to;
+};
+
+template <class V>
+struct AddSink {  // added
+  HVDC_HD void Put(int64_t i, typename V::F decoded) const {
+    V::Store(to + i, V::Add(V::Load(to + i), decoded));
+  }
+  float* to;
+};
+
+// A sum of one is finished at once; +0 comes first in every sum and makes -0 a +0.
+template <class V, bool kAccumulate>
+struct FinishSink {
+  HVDC_HD void Put(int64_t i, typename V::F decoded) const {
+    typename V::F total = V::Mul(V::Add(V::Set(0.0f), decoded), scale);
+    if constexpr (kAccumulate) total = V::Add(V::Load(to + i), total);
+    V::Store(to + i, total);
+  }
+  float* to;
+  typename V::F scale;
+};
+
+template <class V, int kDtype, bool kAccumulate>
+inline void FinishSums(const float* sums, int64_t count, float scale, void* out, int64_t start) {
+  using E = Elements<V, kDtype>;
+  using T = typename E::T;
+  const typename V::F factor = V::Set(scale);
+  T* to = static_cast<T*>(out) + start;
+  const auto finish = [factor](const float* sum, T* target) {
+    typename V::F total = V::Mul(V::Load(sum), factor);
+    if constexpr (kAccumulate) total = V::Add(E::Load(target), total);
+    E::Store(target, total);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) finish(sums + i, to + i);
+  if (const size_t rest = static_cast<size_t>(count - i)) {
+    T last[kLanes] = {};
+    if (kAccumulate) memcpy(last, to + i, rest * sizeof(T));
+    finish(sums + i, last);
+    memcpy(to + i, last, rest * sizeof(T));
+  }
+}
+
+// sums is padded to sixteen elements.
+template <class V>
+inline void Finish(const DecodeJob& job, const float* sums, int64_t count, int64_t start) {
+  void* out = job.out;
+  const float scale = job.scale;
+  switch (2 * job.dtype + job.accumulate) {
+    case 0:
+      return FinishSums<V, HVDC_DTYPE_FLOAT32, false>(sums, count, scale, out, start);
+    case 1:
+      return FinishSums<V, HVDC_DTYPE_FLOAT32, true>(sums, count, scale, out, start);
+    case 2:
+      return FinishSums<V, HVDC_DTYPE_FLOAT16, false>(sums, count, scale, out, start);
+    case 3:
+      return FinishSums<V, HVDC_DTYPE_FLOAT16, true>(sums, count, scale, out, start);
+    case 4:
+      return FinishSums<V, HVDC_DTYPE_BFLOAT16, false>(sums, count, scale, out, start);
+    default:
+      return FinishSums<V, HVDC_DTYPE_BFLOAT16, true>(sums, count, scale, out, start);
+  }
+}
+
+template <class V, int kDtype>
+inline void TakeBackSpan(const float* decoded, int64_t count, float beta, const void* gradient,
+                         float* residual, int64_t start) {
+  using E = Elements<V, kDtype>;
+  using T = typename E::T;
+  const typename V::F divisor = V::Set(beta);
+  const T* g = static_cast<const T*>(gradient) + start;
+  float* h = residual + start;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    V::Store(h + i, TakeBack<V>(E::Load(g + i), V::Load(h + i), V::Load(decoded + i), divisor));
+  }
+  if (const size_t rest = static_cast<size_t>(count - i)) {
+    T g_rest[kLanes] = {};
+    float h_rest[kLanes] = {};
+    memcpy(g_rest, g + i, rest * sizeof(T));
+    memcpy(h_rest, h + i, rest * sizeof(float));
+    V::Store(h_rest, TakeBack<V>(E::Load(g_rest), V::Load(h_rest), V::Load(decoded + i), divisor));
+    memcpy(h + i, h_rest, rest * sizeof(float));
+  }
+}
+
+template <class V, class C>
+struct BlockDecoder {
+  using F = typename V::F;
+  using T = typename CodeMemory<C::kType>::T;
+  static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<V>>::value;
+  static constexpr int kTileCodes = C::kType == CodeType::kBit ? kTile / 8 : kTile;
+
+  template <class Sink>
+  HVDC_HD static void Tile(const C& coder, const T* codes, int64_t element, const Sink& sink) {
+    uint64_t bits = 0;
+    if constexpr (C::kType == CodeType::kBit) memcpy(&bits, codes, sizeof(bits));
+    for (int at = 0; at < kTile; at += kLanes) {
+      F decoded;
+      if constexpr (C::kType == CodeType::kBit) {
+        const auto side = V::FromMaskBits(static_cast<uint32_t>(bits >> at) & 0xFFFFu);
+        decoded = coder.Decode(side, element + at);
+      }
+      if constexpr (C::kType == CodeType::kByte) {
+        decoded = coder.Decode(C::LoadCodes(codes + at), element + at);
+      }
+      if constexpr (C::kType == CodeType::kHalf) {
+        decoded = coder.Decode(V::LoadShorts(codes + at), element + at);
+      }
+      if constexpr (C::kType == CodeType::kWord) {
+        decoded = coder.Decode(V::LoadWords(codes + at), element + at);
+      }
+      sink.Put(element + at, decoded);
+    }
+  }
+
+  // Elements [begin, end) of a block, begin at a tile; the last tile is filled up with blank codes,
+  // and put in full.
+  template <class Sink>
+  static void Dequantize(const C& coder_, const T* codes, int64_t begin, int64_t end,
+                         const Sink& sink_) {
+    const C coder = coder_;  // copies whose members can stay in registers
+    const Sink sink = sink_;
+    int64_t i = begin;
+    codes += begin / kTile * kTileCodes;
+    for (; i + kTile <= end; i += kTile, codes += kTileCodes) Tile(coder, codes, i, sink);
+    if (i < end) {
+      T rest[kTile] = {};
+      const int64_t size = C::kType == CodeType::kBit ? kTileCodes : end - i;
+      memcpy(rest, codes, static_cast<size_t>(size) * sizeof(T));
+      Tile(coder, rest, i, sink);
+    }
+  }
+
+  // Scales of the block into the coder, codes out of their packing.
+  static const T* Open(const DecodeJob& job, const uint8_t* payload, int64_t block, int64_t count,
+                       const Scratch& scratch, C* coder) {
+    const Layout& layout = job.layout;
+    if constexpr (kMatrix) {
+      FillMatrixValues(*job.spec, payload, block * layout.block, count, scratch.lower,
+                       scratch.upper);
+      coder->lower = scratch.lower;
+      coder->upper = scratch.upper;
+    } else if constexpr (!C::kCast) {
+      const int64_t group = IsContiguous(*job.spec) ? block : 0;
+      GroupScale scale = {};
+      if constexpr (C::kType == CodeType::kBit) {
+        scale.lower = LoadScale(payload, group);
+        scale.upper = LoadScale(payload, layout.scales / 2 + group);
+      } else {
+        scale.sent = LoadScale(payload, group);
+      }
+      coder->SetGroup(scale);
+    }
+    const uint8_t* packed = payload + BlockOffset(layout, block);
+    if constexpr (C::kPacking == Packing::kDirect) return reinterpret_cast<const T*>(packed);
+    if constexpr (C::kPacking == Packing::kPlanes) {
+      UnpackPlanes<V>(packed, count, EcqBits(job.spec->levels), scratch.codes);
+    }
+    if constexpr (C::kPacking == Packing::kTrits) UnpackTrits(packed, count, scratch.codes);
+    return reinterpret_cast<const T*>(scratch.codes);
+  }
+
+  static void Sum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+    C coder(CoderSetup{job.spec, job.tables});
+    const bool direct = job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32;
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t start = block * job.layout.block;
+      const int64_t count = BlockElements(job.layout, block);
+      int64_t done = 0;
+      if (direct) {
+        const T* codes = Open(job, job.payloads, block, count, scratch, &coder);
+        done = count / kTile * kTile;
+        float* out = static_cast<float*>(job.out) + start;
+        const F scale = V::Set(job.scale);
+        if (job.accumulate) {
+          Dequantize(coder, codes, 0, done, FinishSink<V, true>{out, scale});
+        } else {
+          Dequantize(coder, codes, 0, done, FinishSink<V, false>{out, scale});
+        }
+        if (done == count) continue;
+      }
+      memset(scratch.x + done, 0, static_cast<size_t>(count - done + kTile) * sizeof(float));
+      for (int32_t k = 0; k < job.count; ++k) {
+        const uint8_t* payload = job.payloads + k * job.stride;
+        const T* codes = Open(job, payload, block, count, scratch, &coder);
+        Dequantize(coder, codes, done, count, AddSink<V>{scratch.x});
+      }
+      Finish<V>(job, scratch.x + done, count - done, start + done);
+    }
+  }
+
+  static void TakeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+    C coder(CoderSetup{job.spec, job.tables});
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t start = block * job.layout.block;
+      const int64_t count = BlockElements(job.layout, block);
+      const T* codes = Open(job, job.payloads, block, count, scratch, &coder);
+      Dequantize(coder, codes, 0, count, StoreSink<V>{scratch.x});
+      switch (job.dtype) {
+        case HVDC_DTYPE_FLOAT32:
+          TakeBackSpan<V, HVDC_DTYPE_FLOAT32>(scratch.x, count, job.beta, job.gradient,
+                                              job.residual, start);
+          break;
+        case HVDC_DTYPE_FLOAT16:
+          TakeBackSpan<V, HVDC_DTYPE_FLOAT16>(scratch.x, count, job.beta, job.gradient,
+                                              job.residual, start);
+          break;
+        default:
+          TakeBackSpan<V, HVDC_DTYPE_BFLOAT16>(scratch.x, count, job.beta, job.gradient,
+                                               job.residual, start);
+      }
+    }
+  }
+
+  static void Run(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
+                  const Scratch& scratch, uint64_t* checksums) {
+    // Before decoding: it brings the codes into the cache, in long strides.
+    for (int32_t k = 0; k < job.count; ++k) {
+      checksums[k] +=
+          BlocksChecksum<V>(*job.spec, job.layout, job.payloads + k * job.stride, first, last);
+    }
+    take_back ? TakeBack(job, first, last, scratch) : Sum(job, first, last, scratch);
+  }
+};
+
+template <class V>
+inline void Decode(const DecodeJob& job, bool back, int64_t first, int64_t last,
+                   const Scratch& scratch, uint64_t* sums) {
+  switch (job.spec->codec) {
+    case HVDC_ONEBIT:
+      if (job.spec->grouping >= HVDC_ROW) {
+        return BlockDecoder<V, OneBitMatrixCoder<V>>::Run(job, back, first, last, scratch, sums);
+      }
+      return BlockDecoder<V, OneBitCoder<V>>::Run(job, back, first, last, scratch, sums);
+    case HVDC_INT8:
+      if (job.spec->variant == HVDC_LINEAR) {
+        return BlockDecoder<V, LinearCoder<V>>::Run(job, back, first, last, scratch, sums);
+      }
+      return BlockDecoder<V, TableCoder<V>>::Run(job, back, first, last, scratch, sums);
+    case HVDC_TERNARY:
+      return BlockDecoder<V, TernaryCoder<V>>::Run(job, back, first, last, scratch, sums);
+    case HVDC_ECQ:
+      return BlockDecoder<V, EcqCoder<V>>::Run(job, back, first, last, scratch, sums);
+    case HVDC_FP16:
+      return BlockDecoder<V, HalfCoder<V>>::Run(job, back, first, last, scratch, sums);
+    case HVDC_BF16:
+      return BlockDecoder<V, BfloatCoder<V>>::Run(job, back, first, last, scratch, sums);
+    default:
+      return BlockDecoder<V, FloatCoder<V>>::Run(job, back, first, last, scratch, sums);
+  }
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_DECODE_BLOCKS_H_

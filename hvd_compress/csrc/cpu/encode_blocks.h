@@ -1,0 +1,211 @@
+// The second half of encoding a block: x is quantized, the residual updated, the codes packed.
+#ifndef HVDC_CPU_ENCODE_BLOCKS_H_
+#define HVDC_CPU_ENCODE_BLOCKS_H_
+
+#include <type_traits>
+
+#include "codec/philox.h"
+#include "cpu/blocks.h"
+#include "cpu/packing.h"
+#include "cpu/prepare.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+template <class V, class C>
+struct BlockEncoder {
+  using F = typename V::F;
+  using I = typename V::I;
+  using T = typename CodeMemory<C::kType>::T;
+  static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<V>>::value;
+
+  // How many of T a tile's codes take before packing.
+  static constexpr int kTileCodes = C::kType == CodeType::kBit ? kTile / 8 : kTile;
+
+  // One tile; largest collects the absolute bits of what casts decode to.
+  template <bool kResidual>
+  HVDC_HD static void Tile(const C& coder, const NoiseState& noise, uint32_t tile, int64_t element,
+                           const float* x, const float* kept, float* h, T* codes, I* largest) {
+    I words[4];
+    if constexpr (C::kNoise) {
+      const I counter = V::AddI(V::SetI(16 * tile), V::LaneNumbers());
+      PhiloxWords<V>(noise, counter, words);
+    }
+    uint64_t bits = 0;
+    for (int part = 0; part < kTile / kLanes; ++part) {
+      const int at = kLanes * part;
+      F uniform = V::Set(0.0f);
+      if constexpr (C::kNoise) uniform = Uniform<V>(words[part]);
+      const auto code = coder.Code(V::Load(x + at), uniform);
+      if constexpr (C::kType == CodeType::kBit) {
+        bits |= static_cast<uint64_t>(V::ToMaskBits(code)) << at;
+      }
+      if constexpr (C::kType == CodeType::kByte) V::StoreBytes(codes + at, code);
+      if constexpr (C::kType == CodeType::kHalf) V::StoreShorts(codes + at, code);
+      if constexpr (C::kType == CodeType::kWord) V::StoreWords(codes + at, code);
+      if constexpr (kResidual || C::kCast) {
+        const F decoded = coder.Decode(code, element + at);
+        if constexpr (C::kCast) *largest = V::MaxI(*largest, AbsBits<V>(decoded));
+        if constexpr (kResidual) {
+          V::StoreWhere(h + at, IsFinite<V>(decoded), V::Sub(V::Load(kept + at), decoded));
+        }
+      }
+    }
+    if constexpr (C::kType == CodeType::kBit) memcpy(codes, &bits, sizeof(bits));
+  }
+
+  // count elements, the first of them element start of the tensor. Codes of the last tile are
+  // written in full where they are packed, else up to the last element.
+  template <bool kResidual>
+  static uint32_t Quantize(const C& coder_, const NoiseState& noise, int64_t start, int64_t count,
+                           const float* x, const float* kept, float* h, T* codes) {
+    const C coder = coder_;  // a copy whose members can stay in registers
+    I largest = V::SetI(0);
+    uint32_t tile = static_cast<uint32_t>(start / kTile);
+    int64_t i = 0;
+    for (; i + kTile <= count; i += kTile, ++tile, codes += kTileCodes) {
+      Tile<kResidual>(coder, noise, tile, i, x + i, kept + i, h + i, codes, &largest);
+    }
+    if (const size_t rest = static_cast<size_t>(count - i)) {
+      float x_rest[kTile] = {}, kept_rest[kTile] = {}, h_rest[kTile] = {};
+      T codes_rest[kTile];
+      memcpy(x_rest, x + i, rest * sizeof(float));
+      if constexpr (kResidual) {
+        memcpy(kept_rest, kept + i, rest * sizeof(float));
+        memcpy(h_rest, h + i, rest * sizeof(float));
+      }
+      Tile<kResidual>(coder, noise, tile, i, x_rest, kept_rest, h_rest, codes_rest, &largest);
+      if constexpr (kResidual) memcpy(h + i, h_rest, rest * sizeof(float));
+      if constexpr (C::kType == CodeType::kBit) {
+        uint64_t bits;
+        memcpy(&bits, codes_rest, sizeof(bits));
+        bits &= (uint64_t{1} << rest) - 1;
+        memcpy(codes, &bits, sizeof(bits));
+      } else {
+        memcpy(codes, codes_rest, rest * sizeof(T));
+      }
+    }
+    return V::LargestLane(largest);
+  }
+
+  static void Pack(const EncodeJob& job, uint8_t* codes, int64_t count, uint8_t* packed) {
+    if constexpr (C::kPacking == Packing::kPlanes) {
+      memset(codes + count, 0, kTile);
+      PackPlanes<V>(codes, count, EcqBits(job.spec->levels), packed);
+    }
+    if constexpr (C::kPacking == Packing::kTrits) {
+      memset(codes + count, 0, 20);
+      PackTrits(codes, count, packed);
+    }
+  }
+
+  // A group that is not finite: codes that say nothing, and the residual stays.
+  static void Blank(const EncodeJob& job, const C& coder, int64_t block, int64_t count,
+                    const Scratch& scratch) {
+    uint8_t* packed = job.payload + BlockOffset(job.layout, block);
+    if constexpr (C::kType == CodeType::kBit) {
+      memset(packed, 0, static_cast<size_t>(PlaneBytes(count, 1)));
+    } else if constexpr (C::kType == CodeType::kByte) {
+      uint8_t* codes = C::kPacking == Packing::kDirect ? packed : scratch.codes;
+      memset(codes, static_cast<int>(coder.BlankCode()), static_cast<size_t>(count));
+      Pack(job, codes, count, packed);
+    }
+  }
+
+  static void Run(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                  EncodeResult* result) {
+    const Layout& layout = job.layout;
+    const bool contiguous = IsContiguous(*job.spec);
+    const StatsKind kind = contiguous ? KindOf(*job.spec) : StatsKind::kNone;
+    const PrepareFunction prepare = PickPrepare<V>(kind, job.dtype, job.mode);
+    const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
+    const float* kept_or_x = job.mode == Mode::kGeneral ? scratch.kept : scratch.x;
+    C coder(CoderSetup{job.spec, job.tables});
+    GroupScale scale = job.group;
+    if (!contiguous) coder.SetGroup(scale);
+    if (last == layout.blocks) {
+      const int64_t end = BlockOffset(layout, last - 1) + layout.last_bytes;
+      memset(job.payload + end, 0, static_cast<size_t>(layout.payload_bytes - end));
+    }
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t start = block * layout.block;
+      const int64_t count = BlockElements(layout, block);
+      GroupStats stats = {};
+      if (contiguous || scale.finite) {
+        prepare(job, start, count, scratch.x, scratch.kept, &stats);
+      }
+      const float* x = in_place ? static_cast<const float*>(job.gradient) + start : scratch.x;
+      const float* kept = kept_or_x;
+      if (contiguous) {
+        scale = ScaleOf(*job.spec, stats, count);
+        if constexpr (C::kType == CodeType::kBit) {
+          StoreScale(job.payload, block, scale.lower);
+          StoreScale(job.payload, layout.blocks + block, scale.upper);
+        } else {
+          StoreScale(job.payload, block, scale.sent);
+        }
+        coder.SetGroup(scale);
+      }
+      if (!scale.finite) {
+        result->nonfinite = true;
+        Blank(job, coder, block, count, scratch);
+        continue;
+      }
+      if (!scale.kept) {
+        if (job.mode == Mode::kShared) {
+          memcpy(scratch.kept, scratch.x, static_cast<size_t>(count) * sizeof(float));
+          kept = scratch.kept;
+        }
+        memset(scratch.x, 0, static_cast<size_t>(count) * sizeof(float));
+        x = scratch.x;
+      }
+      if constexpr (kMatrix) {
+        FillMatrixValues(*job.spec, job.payload, start, count, scratch.lower, scratch.upper);
+        coder.lower = scratch.lower;
+        coder.upper = scratch.upper;
+      }
+      uint8_t* packed = job.payload + BlockOffset(layout, block);
+      T* codes = reinterpret_cast<T*>(C::kPacking == Packing::kDirect ? packed : scratch.codes);
+      const uint32_t largest =
+          job.mode == Mode::kNone
+              ? Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes)
+              : Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start,
+                               codes);
+      if (C::kCast && largest >= kInfinityBits) result->nonfinite = true;
+      Pack(job, scratch.codes, count, packed);
+    }
+    result->checksum += BlocksChecksum<V>(*job.spec, layout, job.payload, first, last);
+  }
+};
+
+template <class V>
+inline void Encode(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                   EncodeResult* result) {
+  switch (job.spec->codec) {
+    case HVDC_ONEBIT:
+      if (job.spec->grouping >= HVDC_ROW) {
+        return BlockEncoder<V, OneBitMatrixCoder<V>>::Run(job, first, last, scratch, result);
+      }
+      return BlockEncoder<V, OneBitCoder<V>>::Run(job, first, last, scratch, result);
+    case HVDC_INT8:
+      if (job.spec->variant == HVDC_LINEAR) {
+        return BlockEncoder<V, LinearCoder<V>>::Run(job, first, last, scratch, result);
+      }
+      return BlockEncoder<V, TableCoder<V>>::Run(job, first, last, scratch, result);
+    case HVDC_TERNARY:
+      return BlockEncoder<V, TernaryCoder<V>>::Run(job, first, last, scratch, result);
+    case HVDC_ECQ:
+      return BlockEncoder<V, EcqCoder<V>>::Run(job, first, last, scratch, result);
+    case HVDC_FP16:
+      return BlockEncoder<V, HalfCoder<V>>::Run(job, first, last, scratch, result);
+    case HVDC_BF16:
+      return BlockEncoder<V, BfloatCoder<V>>::Run(job, first, last, scratch, result);
+    default:
+      return BlockEncoder<V, FloatCoder<V>>::Run(job, first, last, scratch, result);
+  }
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_ENCODE_BLOCKS_H_

@@ -1,0 +1,101 @@
+// What the code of one instruction set offers to the code that is compiled without any: loops over
+// ranges of blocks, one call a task.
+#ifndef HVDC_CPU_KERNELS_H_
+#define HVDC_CPU_KERNELS_H_
+
+#include "codec/types.h"
+
+namespace hvdc {
+
+// How a residual takes part in encoding.
+enum class Mode {
+  kNone,    // there is none
+  kShared,  // alpha = beta: what is encoded is also what the residual becomes, less decoded
+  kGeneral,
+};
+
+// Memory of one thread, all of it aligned to 64 bytes and long enough for the block.
+struct Scratch {
+  float* x;      // a block of what is encoded, or the sum of what was decoded
+  float* kept;   // beta h + g
+  float* lower;  // 1-bit by row or column: values of a block's elements
+  float* upper;
+  uint8_t* codes;  // a byte an element
+};
+
+// What the tasks of one call share.
+struct EncodeJob {
+  const hvdc_spec* spec;
+  const Int8Tables* tables;
+  Layout layout;
+  NoiseState noise;
+  const void* gradient;
+  int dtype;
+  Mode mode;
+  float* residual;
+  float alpha, beta;
+  uint8_t* payload;
+  GroupScale group;  // where groups are not blocks
+};
+
+struct DecodeJob {
+  const hvdc_spec* spec;
+  const Int8Tables* tables;
+  Layout layout;
+  const uint8_t* payloads;
+  int64_t stride;
+  int32_t count;
+  float scale;
+  void* out;
+  int dtype;
+  bool accumulate;
+  const void* gradient;  // taking back only
+  float* residual;
+  float beta;
+};
+
+// What a task adds to the payload's header.
+struct EncodeResult {
+  uint64_t checksum;
+  bool nonfinite;
+};
+
+// Sums of a stripe of columns over at most kRowChunk rows.
+struct ColumnSums {
+  float* lower;
+  float* upper;
+  uint32_t* above;
+};
+
+struct Kernels {
+  const char* name;
+  // Encodes blocks [first, last), and adds to result.
+  void (*encode)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                 EncodeResult* result);
+  // Chunks [first, last) of rows of row_length elements, each row cut into chunks of its own.
+  void (*chunk_stats)(const EncodeJob& job, int64_t row_length, int64_t first, int64_t last,
+                      const Scratch& scratch, GroupStats* stats);
+  // Columns [column, column + width) of rows [row, row + rows). Returns the largest absolute bits.
+  uint32_t (*column_stats)(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
+                           int64_t width, const ColumnSums& sums);
+  // Decodes blocks [first, last) of all payloads; adds the checksum of their bytes to checksums.
+  void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                 uint64_t* checksums);
+  void (*take_back)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                    uint64_t* checksums);
+  // Sums of squares of chunks [first, last) of count numbers.
+  void (*square_chunks)(const float* values, int64_t count, int64_t first, int64_t last,
+                        double* sums);
+  uint64_t (*checksum)(const uint8_t* payload, int64_t begin, int64_t end);
+};
+
+extern const Kernels kPlainKernels;
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+
+// The ones in use (cpu/dispatch.cc).
+const Kernels& CurrentKernels();
+
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_KERNELS_H_

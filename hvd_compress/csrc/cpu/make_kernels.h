@@ -1,0 +1,33 @@
+// The kernels of one instruction set, from its vector type.
+#ifndef HVDC_CPU_MAKE_KERNELS_H_
+#define HVDC_CPU_MAKE_KERNELS_H_
+
+#include "cpu/decode_blocks.h"
+#include "cpu/encode_blocks.h"
+#include "cpu/statistics.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+template <class V>
+void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+               uint64_t* checksums) {
+  Decode<V>(job, false, first, last, scratch, checksums);
+}
+
+template <class V>
+void DecodeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                uint64_t* checksums) {
+  Decode<V>(job, true, first, last, scratch, checksums);
+}
+
+template <class V>
+constexpr Kernels MakeKernels(const char* name) {
+  return {name,         Encode<V>,     ChunkStats<V>,   ColumnStats<V>,
+          DecodeSum<V>, DecodeBack<V>, SquareChunks<V>, Checksum<V>};
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_MAKE_KERNELS_H_

@@ -1,0 +1,145 @@
+// The first half of encoding a block: gradient and residual are read, what is to be encoded goes to
+// scratch memory, and its sums are taken on the way.
+#ifndef HVDC_CPU_PREPARE_H_
+#define HVDC_CPU_PREPARE_H_
+
+#include <string.h>
+
+#include "codec/cast.h"
+#include "codec/feedback.h"
+#include "codec/stats.h"
+#include "codec/sums.h"
+#include "cpu/kernels.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+// Reads count elements from start on, writes x (and kept, where the mode needs it), padded to
+// sixteen elements. Sums are those of the whole range, in the documented order.
+using PrepareFunction = void (*)(const EncodeJob& job, int64_t start, int64_t count, float* x,
+                                 float* kept, GroupStats* stats);
+
+template <class V, StatsKind kKind, int kDtype, Mode kMode>
+struct Preparer {
+  using E = Elements<V, kDtype>;
+  using T = typename E::T;
+  using F = typename V::F;
+  // Float32 gradients without a residual are encoded from where they are.
+  static constexpr bool kStore = kMode != Mode::kNone || kDtype != HVDC_DTYPE_FLOAT32;
+
+  HVDC_HD static void Step(const T* g, const float* h, float* x, float* kept, F alpha, F beta,
+                           Accumulator<V, kKind>* sums) {
+    const F gradient = E::Load(g);
+    F value = gradient;
+    if constexpr (kMode != Mode::kNone) {
+      const F residual = V::Load(h);
+      value = Compensate<V>(gradient, residual, alpha);
+      if constexpr (kMode == Mode::kGeneral) {
+        V::Store(kept, Compensate<V>(gradient, residual, beta));
+      }
+    }
+    if constexpr (kStore) V::Store(x, value);
+    sums->Add(value);
+  }
+
+  static void Chunk(const T* g, const float* h, int64_t count, float* x, float* kept, float alpha,
+                    float beta, GroupStats* stats) {
+    Accumulator<V, kKind> sums;
+    const F a = V::Set(alpha), b = V::Set(beta);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      Step(g + i, h + i, x + i, kept + i, a, b, &sums);
+    }
+    if (const int64_t rest = count - i) {
+      T g_rest[kLanes] = {};
+      float h_rest[kLanes] = {};
+      memcpy(g_rest, g + i, static_cast<size_t>(rest) * sizeof(T));
+      if constexpr (kMode != Mode::kNone) {
+        memcpy(h_rest, h + i, static_cast<size_t>(rest) * sizeof(float));
+      }
+      Step(g_rest, h_rest, x + i, kept + i, a, b, &sums);
+      sums.above -= static_cast<int32_t>(kLanes - rest);
+    }
+    sums.Finish(stats);
+  }
+
+  static void Run(const EncodeJob& job, int64_t start, int64_t count, float* x, float* kept,
+                  GroupStats* stats) {
+    const T* g = static_cast<const T*>(job.gradient) + start;
+    const float* h = kMode == Mode::kNone ? x : job.residual + start;
+    if (count <= kChunk) {
+      Chunk(g, h, count, x, kept, job.alpha, job.beta, stats);
+      return;
+    }
+    constexpr int kChunks = kMaxGroup / kChunk;
+    float lower[kChunks], upper[kChunks];
+    double sum[kChunks], square[kChunks];
+    GroupStats all = {};
+    int chunks = 0;
+    for (int64_t i = 0; i < count; i += kChunk) {
+      GroupStats one = {};
+      const int64_t size = count - i < kChunk ? count - i : kChunk;
+      Chunk(g + i, h + i, size, x + i, kept + i, job.alpha, job.beta, &one);
+      lower[chunks] = one.lower;
+      upper[chunks] = one.upper;
+      sum[chunks] = one.sum;
+      square[chunks] = one.square;
+      if (one.largest > all.largest) all.largest = one.largest;
+      all.above += one.above;
+      ++chunks;
+    }
+    using A = Accumulator<V, kKind>;
+    if constexpr (A::kSides) {
+      all.lower = LaneSum(lower, chunks);
+      all.upper = LaneSum(upper, chunks);
+    }
+    if constexpr (A::kSum) all.sum = LaneSum(sum, chunks);
+    if constexpr (A::kSquare) all.square = LaneSum(square, chunks);
+    *stats = all;
+  }
+};
+
+template <class V, StatsKind kKind, int kDtype>
+inline PrepareFunction PickMode(Mode mode) {
+  switch (mode) {
+    case Mode::kNone:
+      return Preparer<V, kKind, kDtype, Mode::kNone>::Run;
+    case Mode::kShared:
+      return Preparer<V, kKind, kDtype, Mode::kShared>::Run;
+    default:
+      return Preparer<V, kKind, kDtype, Mode::kGeneral>::Run;
+  }
+}
+
+template <class V, StatsKind kKind>
+inline PrepareFunction PickDtype(int dtype, Mode mode) {
+  switch (dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return PickMode<V, kKind, HVDC_DTYPE_FLOAT32>(mode);
+    case HVDC_DTYPE_FLOAT16:
+      return PickMode<V, kKind, HVDC_DTYPE_FLOAT16>(mode);
+    default:
+      return PickMode<V, kKind, HVDC_DTYPE_BFLOAT16>(mode);
+  }
+}
+
+template <class V>
+inline PrepareFunction PickPrepare(StatsKind kind, int dtype, Mode mode) {
+  switch (kind) {
+    case StatsKind::kNone:
+      return PickDtype<V, StatsKind::kNone>(dtype, mode);
+    case StatsKind::kSides:
+      return PickDtype<V, StatsKind::kSides>(dtype, mode);
+    case StatsKind::kLargest:
+      return PickDtype<V, StatsKind::kLargest>(dtype, mode);
+    case StatsKind::kSquares:
+      return PickDtype<V, StatsKind::kSquares>(dtype, mode);
+    default:
+      return PickDtype<V, StatsKind::kMoments>(dtype, mode);
+  }
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_PREPARE_H_

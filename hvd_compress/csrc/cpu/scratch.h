@@ -1,0 +1,77 @@
+// Scratch memory of the threads that work on one call: a few blocks each, never more.
+#ifndef HVDC_CPU_SCRATCH_H_
+#define HVDC_CPU_SCRATCH_H_
+
+#include <stdlib.h>
+
+#include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
+
+namespace hvdc {
+
+// An array that may not have been allocated; nothing in this library throws.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count)
+      : data_(static_cast<T*>(calloc(static_cast<size_t>(count > 0 ? count : 1), sizeof(T)))) {}
+  ~Buffer() { free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T* data() const { return data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  T* data_;
+};
+
+class ScratchSet {
+ public:
+  // For blocks of that many elements.
+  ScratchSet(int64_t block, int threads)
+      : floats_((block + kSlack + 63) / 64 * 64),
+        stride_(4 * floats_ * static_cast<int64_t>(sizeof(float)) + floats_),
+        memory_(stride_ * threads + 64) {}
+
+  explicit operator bool() const { return static_cast<bool>(memory_); }
+
+  Scratch Of(int worker) const {
+    uint8_t* start = memory_.data() + worker * stride_;
+    start += (64 - reinterpret_cast<uintptr_t>(start) % 64) % 64;
+    float* floats = reinterpret_cast<float*>(start);
+    Scratch scratch;
+    scratch.x = floats;
+    scratch.kept = floats + floats_;
+    scratch.lower = floats + 2 * floats_;
+    scratch.upper = floats + 3 * floats_;
+    scratch.codes = reinterpret_cast<uint8_t*>(floats + 4 * floats_);
+    return scratch;
+  }
+
+ private:
+  static constexpr int64_t kSlack = 128;  // for whole tiles past a block's end
+  const int64_t floats_, stride_;
+  const Buffer<uint8_t> memory_;
+};
+
+// How many may work: at least one, no more than have something to do.
+inline int ClampThreads(int threads, int64_t tasks) {
+  if (threads > tasks) threads = static_cast<int>(tasks);
+  return threads < 1 ? 1 : (threads < kMaxThreads ? threads : kMaxThreads);
+}
+
+// Blocks that make one task: long enough to hide its cost, short enough for the cache.
+inline int64_t BlocksPerTask(const Layout& layout) {
+  constexpr int64_t kTaskElements = 16384;
+  return layout.block < kTaskElements ? kTaskElements / layout.block : 1;
+}
+
+inline int64_t BlockTasks(const Layout& layout) {
+  const int64_t each = BlocksPerTask(layout);
+  return (layout.blocks + each - 1) / each;
+}
+
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_SCRATCH_H_

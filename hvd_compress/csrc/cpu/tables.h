@@ -1,0 +1,14 @@
+// Lookup tables of the 8-bit types.
+#ifndef HVDC_CPU_TABLES_H_
+#define HVDC_CPU_TABLES_H_
+
+#include "codec/types.h"
+
+namespace hvdc {
+
+// Of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, made when first asked for.
+const Int8Tables& GetInt8Tables(uint32_t variant);
+
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_TABLES_H_

@@ -1,0 +1,317 @@
+// Sixteen lanes in plain C++: what the other implementations of the vector type mean.
+#ifndef HVDC_SIMD_PLAIN_H_
+#define HVDC_SIMD_PLAIN_H_
+
+#include <string.h>
+
+#include "codec/half.h"
+#include "codec/sums.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+#define HVDC_EACH_LANE for (int l = 0; l < kLanes; ++l)
+
+struct Plain {
+  struct F {
+    float v[kLanes];
+  };
+  struct I {
+    uint32_t v[kLanes];
+  };
+  struct D {
+    double v[kLanes];
+  };
+  struct M {
+    uint32_t v[kLanes];
+  };  // 0 or all bits
+  struct Table {
+    const float* values;
+  };
+
+  // Memory.
+  HVDC_HD static F Load(const float* p) {
+    F r;
+    memcpy(r.v, p, sizeof(r.v));
+    return r;
+  }
+  HVDC_HD static void Store(float* p, F x) { memcpy(p, x.v, sizeof(x.v)); }
+  HVDC_HD static void StoreWhere(float* p, M m, F x) { Store(p, Select(m, x, Load(p))); }
+  HVDC_HD static I LoadBytes(const uint8_t* p) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = p[l];
+    return r;
+  }
+  HVDC_HD static I LoadSignedBytes(const uint8_t* p) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[l])));
+    return r;
+  }
+  HVDC_HD static void StoreBytes(uint8_t* p, I x) {
+    HVDC_EACH_LANE p[l] = static_cast<uint8_t>(x.v[l]);
+  }
+  HVDC_HD static I LoadShorts(const uint16_t* p) {
+    uint16_t shorts[kLanes];
+    memcpy(shorts, p, sizeof(shorts));
+    I r;
+    HVDC_EACH_LANE r.v[l] = shorts[l];
+    return r;
+  }
+  HVDC_HD static void StoreShorts(uint16_t* p, I x) {
+    uint16_t shorts[kLanes];
+    HVDC_EACH_LANE shorts[l] = static_cast<uint16_t>(x.v[l]);
+    memcpy(p, shorts, sizeof(shorts));
+  }
+  HVDC_HD static I LoadWords(const void* p) {
+    I r;
+    memcpy(r.v, p, sizeof(r.v));
+    return r;
+  }
+  HVDC_HD static void StoreWords(void* p, I x) { memcpy(p, x.v, sizeof(x.v)); }
+  HVDC_HD static I Gather(const uint32_t* table, I index) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = table[index.v[l]];
+    return r;
+  }
+  HVDC_HD static Table LoadTable(const float* values) { return {values}; }
+  HVDC_HD static F Lookup(const Table& table, I index) {
+    F r;
+    HVDC_EACH_LANE r.v[l] = table.values[index.v[l]];
+    return r;
+  }
+
+  // float32.
+  HVDC_HD static F Set(float x) {
+    F r;
+    HVDC_EACH_LANE r.v[l] = x;
+    return r;
+  }
+  HVDC_HD static F Add(F a, F b) {
+    HVDC_EACH_LANE a.v[l] += b.v[l];
+    return a;
+  }
+  HVDC_HD static F Sub(F a, F b) {
+    HVDC_EACH_LANE a.v[l] -= b.v[l];
+    return a;
+  }
+  HVDC_HD static F Mul(F a, F b) {
+    HVDC_EACH_LANE a.v[l] *= b.v[l];
+    return a;
+  }
+  HVDC_HD static F Div(F a, F b) {
+    HVDC_EACH_LANE a.v[l] /= b.v[l];
+    return a;
+  }
+  HVDC_HD static F Min(F a, F b) {
+    HVDC_EACH_LANE a.v[l] = a.v[l] < b.v[l] ? a.v[l] : b.v[l];
+    return a;
+  }
+  HVDC_HD static F Max(F a, F b) {
+    HVDC_EACH_LANE a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l];
+    return a;
+  }
+  HVDC_HD static F AddWhere(F a, M m, F b) { return Add(a, FromBits(And(ToI(m), Bits(b)))); }
+  HVDC_HD static F Select(M m, F a, F b) { return FromBits(SelectI(m, Bits(a), Bits(b))); }
+  HVDC_HD static I Bits(F x) {
+    I r;
+    memcpy(r.v, x.v, sizeof(r.v));
+    return r;
+  }
+  HVDC_HD static F FromBits(I x) {
+    F r;
+    memcpy(r.v, x.v, sizeof(r.v));
+    return r;
+  }
+  // To int32, to nearest with ties to even: from 1.5 * 2**23 on floats are the integers.
+  HVDC_HD static I Round(F x) {
+    const F magic = Set(12582912.0f);
+    return SubI(Bits(Add(x, magic)), Bits(magic));
+  }
+  HVDC_HD static I Truncate(F x) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(static_cast<int32_t>(x.v[l]));
+    return r;
+  }
+  HVDC_HD static F ToFloat(I x) {
+    F r;
+    HVDC_EACH_LANE r.v[l] = static_cast<float>(static_cast<int32_t>(x.v[l]));
+    return r;
+  }
+  HVDC_HD static I ToHalf(F x) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = FloatToHalf(x.v[l]);
+    return r;
+  }
+  HVDC_HD static F FromHalf(I x) {
+    F r;
+    HVDC_EACH_LANE r.v[l] = HalfToFloat(x.v[l]);
+    return r;
+  }
+  HVDC_HD static float Fold(F x) { return FoldLanes(x.v); }
+
+  // float64.
+  HVDC_HD static D ZeroD() { return {}; }
+  HVDC_HD static D AddWide(D a, F x) {
+    HVDC_EACH_LANE a.v[l] += static_cast<double>(x.v[l]);
+    return a;
+  }
+  HVDC_HD static D AddWideSquare(D a, F x) {
+    HVDC_EACH_LANE a.v[l] += static_cast<double>(x.v[l]) * static_cast<double>(x.v[l]);
+    return a;
+  }
+  HVDC_HD static double FoldD(D x) { return FoldLanes(x.v); }
+
+  // 32-bit integers; comparisons, minimum and maximum are signed.
+  HVDC_HD static I SetI(uint32_t x) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = x;
+    return r;
+  }
+  HVDC_HD static I LaneNumbers() {
+    I r;
+    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(l);
+    return r;
+  }
+  HVDC_HD static I AddI(I a, I b) {
+    HVDC_EACH_LANE a.v[l] += b.v[l];
+    return a;
+  }
+  HVDC_HD static I SubI(I a, I b) {
+    HVDC_EACH_LANE a.v[l] -= b.v[l];
+    return a;
+  }
+  HVDC_HD static I And(I a, I b) {
+    HVDC_EACH_LANE a.v[l] &= b.v[l];
+    return a;
+  }
+  HVDC_HD static I Or(I a, I b) {
+    HVDC_EACH_LANE a.v[l] |= b.v[l];
+    return a;
+  }
+  HVDC_HD static I Xor3(I a, I b, uint32_t c) {
+    HVDC_EACH_LANE a.v[l] ^= b.v[l] ^ c;
+    return a;
+  }
+  template <int bits>
+  HVDC_HD static I ShiftRight(I a) {
+    HVDC_EACH_LANE a.v[l] >>= bits;
+    return a;
+  }
+  template <int bits>
+  HVDC_HD static I ShiftLeft(I a) {
+    HVDC_EACH_LANE a.v[l] <<= bits;
+    return a;
+  }
+  HVDC_HD static I MinI(I a, I b) {
+    HVDC_EACH_LANE a.v[l] = Signed(a.v[l]) < Signed(b.v[l]) ? a.v[l] : b.v[l];
+    return a;
+  }
+  HVDC_HD static I MaxI(I a, I b) {
+    HVDC_EACH_LANE a.v[l] = Signed(a.v[l]) > Signed(b.v[l]) ? a.v[l] : b.v[l];
+    return a;
+  }
+  HVDC_HD static I SelectI(M m, I a, I b) {
+    HVDC_EACH_LANE a.v[l] = (a.v[l] & m.v[l]) | (b.v[l] & ~m.v[l]);
+    return a;
+  }
+  HVDC_HD static void MultiplyWide(I a, uint32_t b, I* high, I* low) {
+    HVDC_EACH_LANE {
+      const uint64_t product = static_cast<uint64_t>(a.v[l]) * b;
+      high->v[l] = static_cast<uint32_t>(product >> 32);
+      low->v[l] = static_cast<uint32_t>(product);
+    }
+  }
+  HVDC_HD static uint32_t LargestLane(I x) {
+    uint32_t r = x.v[0];
+    HVDC_EACH_LANE r = Signed(x.v[l]) > Signed(r) ? x.v[l] : r;
+    return r;
+  }
+
+  // Masks.
+  HVDC_HD static M Less(F a, F b) {
+    M r;
+    HVDC_EACH_LANE r.v[l] = a.v[l] < b.v[l] ? ~0u : 0u;
+    return r;
+  }
+  HVDC_HD static M GreaterEqual(F a, F b) {
+    M r;
+    HVDC_EACH_LANE r.v[l] = a.v[l] >= b.v[l] ? ~0u : 0u;
+    return r;
+  }
+  HVDC_HD static M LessI(I a, I b) {
+    M r;
+    HVDC_EACH_LANE r.v[l] = Signed(a.v[l]) < Signed(b.v[l]) ? ~0u : 0u;
+    return r;
+  }
+  HVDC_HD static M Not(M m) {
+    HVDC_EACH_LANE m.v[l] = ~m.v[l];
+    return m;
+  }
+  HVDC_HD static int Count(M m) {
+    int r = 0;
+    HVDC_EACH_LANE r += static_cast<int>(m.v[l] & 1u);
+    return r;
+  }
+  HVDC_HD static I Increment(I a, M m) {
+    HVDC_EACH_LANE a.v[l] -= m.v[l];
+    return a;
+  }
+  HVDC_HD static uint32_t ToMaskBits(M m) {
+    uint32_t r = 0;
+    HVDC_EACH_LANE r |= (m.v[l] & 1u) << l;
+    return r;
+  }
+  HVDC_HD static M FromMaskBits(uint32_t bits) {
+    M r;
+    HVDC_EACH_LANE r.v[l] = 0u - (bits >> l & 1u);
+    return r;
+  }
+
+  // A tile's codes to bit planes and back.
+  HVDC_HD static void PackPlanes(const uint8_t* codes, int bits, uint8_t* planes) {
+    for (int bit = 0; bit < bits; ++bit) {
+      uint64_t word = 0;
+      for (int e = 0; e < kTile; ++e) word |= static_cast<uint64_t>(codes[e] >> bit & 1) << e;
+      memcpy(planes + 8 * bit, &word, 8);
+    }
+  }
+  HVDC_HD static void UnpackPlanes(const uint8_t* planes, int bits, uint8_t* codes) {
+    uint8_t tile[kTile] = {};
+    for (int bit = 0; bit < bits; ++bit) {
+      uint64_t word;
+      memcpy(&word, planes + 8 * bit, 8);
+      for (int e = 0; e < kTile; ++e) tile[e] |= static_cast<uint8_t>((word >> e & 1) << bit);
+    }
+    memcpy(codes, tile, kTile);
+  }
+
+  // Sum of word * weight and sum of word over sixteen words, mod 2**64, added to two totals.
+  // Weights are those of the lanes, below 2**32.
+  struct WordSums {
+    uint64_t weighted, plain;
+  };
+  HVDC_HD static WordSums ZeroSums() { return {0, 0}; }
+  HVDC_HD static void AddWords(WordSums* sums, I words, I weights) {
+    HVDC_EACH_LANE {
+      sums->weighted += static_cast<uint64_t>(words.v[l]) * weights.v[l];
+      sums->plain += words.v[l];
+    }
+  }
+  HVDC_HD static uint64_t Weighted(const WordSums& sums) { return sums.weighted; }
+  HVDC_HD static uint64_t Unweighted(const WordSums& sums) { return sums.plain; }
+
+ private:
+  HVDC_HD static int32_t Signed(uint32_t x) { return static_cast<int32_t>(x); }
+  HVDC_HD static I ToI(M m) {
+    I r;
+    memcpy(r.v, m.v, sizeof(r.v));
+    return r;
+  }
+};
+
+#undef HVDC_EACH_LANE
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_SIMD_PLAIN_H_
