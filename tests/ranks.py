@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 TIMEOUT = 180
@@ -66,7 +66,7 @@ def horovodrun(count: int, command: list[str], environment: dict[str, str] | Non
     return done.stdout
 
 
-@lru_cache(maxsize=None)
+@cache
 def _job(
     module: str, count: int, environment: tuple[tuple[str, str], ...], names: tuple[str, ...]
 ) -> dict[str, list[str]]:

@@ -27,6 +27,8 @@ TINY = np.float32(2.0**-120)
 """Groups whose scale is below this are sent as zeros: its reciprocal would not be finite."""
 
 Shape = tuple[int, ...]
+Group = int | Literal["tensor"]
+"""Elements of a contiguous group, or all of them."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,7 @@ def store(instance: Any, field: str, value: float) -> None:
     object.__setattr__(instance, field, value)
 
 
-def grouped_layout(
-    shape: Shape, group: int | Literal["tensor"], code_bytes: Callable[[int], int]
-) -> Layout:
+def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int]) -> Layout:
     """The layout of a codec with one scale a group, whose ``n`` codes take ``code_bytes(n)`` bytes."""
     count = math.prod(shape)
     block = PACK_BLOCK if group == "tensor" else group
@@ -202,18 +202,18 @@ def grouped_layout(
     return Layout(count, scales, block, code_bytes(block), code_bytes(last))
 
 
-def native_grouping(group: int | Literal["tensor"]) -> dict[str, int | float]:
+def native_grouping(group: Group) -> dict[str, int | float]:
     """``grouping`` and ``group`` of the C interface."""
     return {"grouping": 1} if group == "tensor" else {"grouping": 0, "group": group}
 
 
-def groups_of(x: np.ndarray, group: int | Literal["tensor"]) -> list[np.ndarray]:
+def groups_of(x: np.ndarray, group: Group) -> list[np.ndarray]:
     """Views of a flat tensor's groups, the last one possibly short."""
     size = max(1, x.size) if group == "tensor" else group
     return [x[start : start + size] for start in range(0, x.size, size)]
 
 
-def by_group(x: np.ndarray, group: int | Literal["tensor"]) -> np.ndarray:
+def by_group(x: np.ndarray, group: Group) -> np.ndarray:
     """A flat tensor as rows of one group each, shape=(groups, size), padded with zeros."""
     size = max(1, x.size) if group == "tensor" else group
     groups = -(-x.size // size)
@@ -222,13 +222,13 @@ def by_group(x: np.ndarray, group: int | Literal["tensor"]) -> np.ndarray:
     return padded.reshape(groups, size)
 
 
-def group_lengths(count: int, group: int | Literal["tensor"]) -> np.ndarray:
+def group_lengths(count: int, group: Group) -> np.ndarray:
     """How many elements each group really has, shape=(groups,), dtype int64."""
     size = max(1, count) if group == "tensor" else group
     starts = np.arange(0, count, size, dtype=np.int64)
     return np.minimum(size, count - starts)
 
 
-def spread(per_group: np.ndarray, count: int, group: int | Literal["tensor"]) -> np.ndarray:
+def spread(per_group: np.ndarray, count: int, group: Group) -> np.ndarray:
     """Repeats one value a group over the group's elements, shape=(count,)."""
     return np.repeat(per_group, group_lengths(count, group))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 
@@ -92,11 +93,13 @@ class OneBit(base.Codec):
             return column_sum(matrix)
         return lane_sum(matrix if self.group == "row" else base.by_group(x, self.group))
 
-    def _per_group(self, x: np.ndarray, shape: base.Shape, reduce: np.ufunc) -> np.ndarray:
+    def _per_group(
+        self, x: np.ndarray, shape: base.Shape, reduce: Callable[..., np.ndarray]
+    ) -> np.ndarray:
         matrix = x.reshape(as_matrix(shape))
         if self.group in ("row", "column"):
             return reduce(matrix, axis=1 if self.group == "row" else 0)
-        return np.array([reduce(part) for part in base.groups_of(x, self.group)])
+        return np.array([reduce(part) for part in base.groups_of(x, cast(base.Group, self.group))])
 
     def _spread(self, per_group: np.ndarray, shape: base.Shape) -> np.ndarray:
         rows, columns = as_matrix(shape)

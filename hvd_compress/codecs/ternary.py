@@ -89,6 +89,6 @@ class Ternary(base.Codec):
             return largest
         wide = bucket.astype(np.float64)
         mean = lane_sum(wide) / bucket.size
-        variance = max(0.0, lane_sum(wide * wide) / bucket.size - mean * mean)
-        limit = max(np.float64(np.float32(self.clip)) * np.sqrt(variance), abs(mean))
-        return min(largest, np.float32(limit))
+        variance = max(0.0, float(lane_sum(wide * wide) / bucket.size - mean * mean))
+        limit = max(float(np.float32(self.clip)) * math.sqrt(variance), abs(float(mean)))
+        return np.minimum(largest, np.float32(limit))

@@ -13,6 +13,8 @@ from horovod.torch.mpi_ops import global_process_set
 from hvd_compress.exchange.errors import ExchangeError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
+_MEETING = 10.0
+"""Seconds that a rank with an error waits for the others."""
 
 
 class Collectives:
@@ -73,4 +75,6 @@ class Collectives:
         only that; an error that all ranks find is raised after a meeting.
         """
         with contextlib.suppress(HorovodInternalError):
-            self.wait(self.gather(torch.zeros(1, dtype=torch.uint8), "meeting"))
+            handle = self.gather(torch.zeros(1, dtype=torch.uint8), "meeting")
+            if self.done(handle, within=_MEETING):
+                self.wait(handle)

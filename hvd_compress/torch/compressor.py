@@ -140,10 +140,7 @@ class Compressor(HorovodCompressor):
             self._exchanging = False
         if isinstance(ctx, _Dense):
             return tensor if tensor.dtype == ctx.gradient.dtype else tensor.to(ctx.gradient.dtype)
-        assert self._step.roll_call is not None
-        scale = token.reduction_scale(
-            tensor.tolist(), self._step.roll_call, self._collectives.size, ctx.slot.name
-        )
+        scale = self._step.scale(tensor, ctx.slot.name)
         if ctx.gathered is None and ctx.summed is None:
             self._step.collect()
         self._finish(ctx, scale)
@@ -176,7 +173,9 @@ class Compressor(HorovodCompressor):
         route = Route(codec, scheme_of(codec).feedback if feedback is None else feedback)
         chosen = [slot for slot in self._slots if fnmatchcase(slot.name, layers)]
         if not chosen:
-            raise ValueError(f"set_codec: expected a pattern that matches a parameter, got {layers!r}")
+            raise ValueError(
+                f"set_codec: expected a pattern that matches a parameter, got {layers!r}"
+            )
         self._choose_routes(chosen, self._router.with_route(route))
         self._step.forget_agreement()
 
@@ -235,9 +234,7 @@ class Compressor(HorovodCompressor):
         self.counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, _Dense(slot, gradient)
 
-    def _start_encoded(
-        self, slot: Slot, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, Encoded]:
+    def _start_encoded(self, slot: Slot, gradient: torch.Tensor) -> tuple[torch.Tensor, Encoded]:
         route = slot.route
         flat = gradient.reshape(-1)
         if route.feedback.enabled:
@@ -330,4 +327,3 @@ class Compressor(HorovodCompressor):
             "warmup_steps": self._warmup_steps,
             "gradient of": tensors,
         }
-

@@ -114,7 +114,7 @@ class Slots:
     def _sparse_owner(self, gradient: torch.Tensor) -> Slot:
         alike = [s for s in self._slots if not s.pending and _is_dense_copy(gradient, s)]
         if len(alike) > 1:
-            alike = [s for s in alike if torch.equal(s.parameter.grad.to_dense(), gradient)]
+            alike = [s for s in alike if _is_dense_copy(gradient, s, in_every_element=True)]
         if len(alike) == 1:
             return alike[0]
         if any(slot.parameter is gradient for slot in self._slots):
@@ -138,11 +138,11 @@ class Slots:
 
 
 def _is_gradient_of(gradient: torch.Tensor, slot: Slot) -> bool:
-    return slot.parameter.grad is gradient or (
-        not slot.pending and _is_dense_copy(gradient, slot)
-    )
+    return slot.parameter.grad is gradient or (not slot.pending and _is_dense_copy(gradient, slot))
 
 
-def _is_dense_copy(gradient: torch.Tensor, slot: Slot) -> bool:
+def _is_dense_copy(gradient: torch.Tensor, slot: Slot, in_every_element: bool = False) -> bool:
     own = slot.parameter.grad
-    return own is not None and own.is_sparse and own.shape == gradient.shape
+    if own is None or not own.is_sparse or own.shape != gradient.shape:
+        return False
+    return not in_every_element or torch.equal(own.to_dense(), gradient)

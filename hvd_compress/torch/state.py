@@ -26,9 +26,7 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
     return {"version": _VERSION, "rank": rank, "size": size, "seed": seed, "tensors": tensors}
 
 
-def restore(
-    slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, seed: int
-) -> None:
+def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, seed: int) -> None:
     """Puts a snapshot back, or raises ``ValueError`` before anything is changed."""
     slots = list(slots)
     expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}

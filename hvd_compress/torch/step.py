@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ class Step:
         line = agreement.serialize(self._configuration())
         message = torch.frombuffer(bytearray(line), dtype=torch.uint8)
         self._agreement = self._collectives.gather(message, "configuration")
-        self._at_end_of_backward(lambda: self._agree(_PATIENCE_IN_BACKWARD))
+        self._visit_end_of_backward()
 
     def add(self, encoded: Encoded) -> None:
         """Sends one payload, now or as soon as all ranks are known to take part."""
@@ -100,7 +101,7 @@ class Step:
         if self.roll_call is None and self._calling is None:
             values = torch.tensor(token.make(self._collectives.rank))
             self._calling = self._collectives.sum(values, "roll call")
-            self._at_end_of_backward(lambda: self._release(_PATIENCE_IN_BACKWARD))
+            self._visit_end_of_backward()
         else:
             self._release(0.0)
 
@@ -120,6 +121,26 @@ class Step:
                 f"{name}: expected all {self._collectives.size} ranks of the compressor's process set, got "
                 f"only those of the optimizer: pass the same process_set to both"
             )
+
+    def scale(self, reduced: torch.Tensor, name: str) -> float:
+        """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
+
+        Args:
+            reduced: the token, as Horovod reduced it.
+            name: the tensor whose token it is, for the message.
+
+        Raises:
+            ExchangeError: on every rank, an operation that cannot be done on compressed gradients.
+        """
+        assert self.roll_call is not None
+        try:
+            return token.reduction_scale(
+                reduced.tolist(), self.roll_call, self._collectives.size, name
+            )
+        except ExchangeError:
+            if self._complete():
+                self._collectives.meet()
+            raise
 
     def collect(self) -> None:
         """Waits for everything sent in this step, and sees whether the step will have to be dropped.
@@ -187,13 +208,14 @@ class Step:
             )
         return gathered.view(ranks, expected)
 
-    @staticmethod
-    def _at_end_of_backward(call: Callable[[], None]) -> None:
-        try:
-            torch.autograd.Variable._execution_engine.queue_callback(call)
-        except RuntimeError:
-            # Not in a backward pass, so not in a hook either: the first decompress will do it.
-            pass
+    def _visit_end_of_backward(self) -> None:
+        # Outside of a backward pass it is refused: then the first decompress will do it.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
+
+    def _at_end_of_backward(self) -> None:
+        if self._agree(_PATIENCE_IN_BACKWARD):
+            self._release(_PATIENCE_IN_BACKWARD)
 
 
 def _nonfinite(encoded: Encoded) -> bool:

@@ -1,0 +1,296 @@
+"""Ranks that differ, operations that cannot work: an error on every rank that says so, and no hang."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.codecs import Int8, OneBit
+from tests.ranks import on_ranks
+from tests.torch.probes import (
+    Probe,
+    assert_same_bits,
+    distributed,
+    exchange,
+    targets,
+    two_valued,
+)
+
+SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
+
+
+def _raises_in_first_step(
+    make: Callable[[Probe], hvdc.Compressor],
+    error: type[Exception],
+    message: str,
+    shapes: dict | None = None,
+    **options: object,
+) -> None:
+    shapes = SHAPES if shapes is None else shapes
+    model = Probe(shapes)
+    optimizer = distributed(model, make(model), **options)
+    with pytest.raises(error, match=message):
+        exchange(model, optimizer, targets(shapes, hvd.rank(), 0))
+
+
+@on_ranks(2, alone=True)
+def test_another_codec() -> None:
+    _raises_in_first_step(
+        lambda m: (hvdc.OneBit, hvdc.Int8)[hvd.rank()](m.named_parameters(), threshold=0),
+        hvdc.ExchangeError,
+        r"(?s)gradient of a: .*OneBit\(group=1024\).* on rank 0, .*Int8\(.*on rank 1",
+    )
+
+
+@on_ranks(3, alone=True)
+def test_another_setting_on_the_last_of_three_ranks() -> None:
+    group = 512 if hvd.rank() == 2 else 1024
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0, group=group),
+        hvdc.ExchangeError,
+        r"(?s)group=1024.* on rank 0, 1, .*group=512.* on rank 2",
+    )
+
+
+@on_ranks(2, alone=True)
+def test_a_tensor_that_only_one_rank_compresses() -> None:
+    threshold = 0 if hvd.rank() == 0 else 2900
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=threshold),
+        hvdc.ExchangeError,
+        r"(?s)gradient of a: .*OneBit.* on rank 0, .*NoCompression\(\).* on rank 1",
+    )
+
+
+@on_ranks(2, alone=True)
+def test_another_shape() -> None:
+    shapes = {**SHAPES, "a": (40, 70) if hvd.rank() == 0 else (70, 40)}
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
+        hvdc.ExchangeError,
+        r"gradient of a: float32 \[40, 70\].* on rank 0, float32 \[70, 40\].* on rank 1",
+        shapes,
+    )
+
+
+@on_ranks(2, alone=True)
+def test_a_parameter_that_one_rank_lacks() -> None:
+    shapes = SHAPES if hvd.rank() == 0 else {**SHAPES, "more": (100, 30)}
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
+        hvdc.ExchangeError,
+        r"gradient of more: absent on rank 0, float32 \[100, 30\].* on rank 1",
+        shapes,
+    )
+
+
+@on_ranks(2, alone=True)
+def test_another_seed() -> None:
+    _raises_in_first_step(
+        lambda m: hvdc.Ternary(m.named_parameters(), threshold=0, seed=hvd.rank()),
+        hvdc.ExchangeError,
+        "seed: 0 on rank 0, 1 on rank 1",
+    )
+
+
+@on_ranks(2, alone=True)
+def test_a_rank_that_forgot_its_state() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.Ternary(model.named_parameters(), threshold=0)
+    optimizer = distributed(model, compressor)
+    for step in range(2):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    resumed = hvdc.Ternary(model.named_parameters(), threshold=0, name="resumed")
+    if hvd.rank() == 0:
+        resumed.load_state_dict(compressor.state_dict())
+    optimizer._compression = resumed
+    with pytest.raises(hvdc.ExchangeError, match=r"step 2 on rank 0, .*step 0 on rank 1"):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 2))
+
+
+def _refuses_operation(operation: object) -> None:
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
+        hvdc.ExchangeError,
+        "expected op=Average or op=Sum.*Min, Max, Product or Adasum",
+        op=operation,
+    )
+
+
+@on_ranks(2, alone=True)
+def test_minimum() -> None:
+    _refuses_operation(hvd.Min)
+
+
+@on_ranks(3, alone=True)
+def test_maximum() -> None:
+    _refuses_operation(hvd.Max)
+
+
+@on_ranks(2, alone=True)
+def test_product() -> None:
+    _refuses_operation(hvd.Product)
+
+
+@on_ranks(2, alone=True)
+def test_adasum() -> None:
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
+        ValueError,
+        "expected a gradient, got a parameter: op=Adasum",
+        op=hvd.Adasum,
+    )
+
+
+@on_ranks(3, alone=True, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_the_optimizers_process_set_is_not_the_compressors() -> None:
+    from hvd_compress.torch import step
+
+    step._PATIENCE = step._PATIENCE_IN_BACKWARD = 2.0
+    members = hvd.add_process_set([0, 2])
+    if hvd.rank() == 1:
+        hvd.barrier(process_set=hvd.add_process_set([1]))
+        with pytest.raises(Exception, match="shut down"):
+            hvd.allreduce(torch.zeros(1), name="waits until the others have gone")
+        return
+    hvd.add_process_set([1])
+    _raises_in_first_step(
+        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
+        hvdc.ExchangeError,
+        "expected all 3 ranks of the compressor's process set",
+        process_set=members,
+    )
+    hvd.barrier(process_set=members)
+
+
+@on_ranks(2)
+def test_gradients_of_another_model() -> None:
+    model, other = Probe(SHAPES), Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=0)
+    with pytest.raises(ValueError, match="gradient of a parameter that this compressor was made"):
+        compressor.compress(torch.ones_like(other.a))
+    with pytest.raises(ValueError, match="op=Adasum"):
+        compressor.compress(model.a)
+
+
+@on_ranks(2, alone=True)
+def test_an_altered_payload() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    collectives = compressor._collectives
+    wait = collectives.wait
+
+    def flip_a_bit(handle: int) -> torch.Tensor:
+        result = wait(handle)
+        if result.dtype == torch.uint8:
+            result[result.numel() - 100] ^= 16
+        return result
+
+    collectives.wait = flip_a_bit
+    with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected checksum"):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
+
+
+def _joins(first_to_leave: int) -> None:
+    """Ranks run out of data at different times; the others go on as with plain Horovod."""
+    model, plain = Probe(SHAPES), Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+    ours = distributed(model, compressor)
+    stock = distributed(plain, hvd.Compression.none)
+    for m, o in ((plain, stock), (model, ours)):
+        for step in range(2 if hvd.rank() == first_to_leave else 4):
+            exchange(m, o, two_valued(SHAPES, hvd.rank(), step))
+        hvd.join()
+    parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
+    if hvd.rank() != first_to_leave:
+        assert_same_bits(*parameters)
+    assert math.isfinite(compressor.residual_norm())
+    assert compressor.residual_norm() == 0  # Two-valued gradients leave no residual.
+
+
+@on_ranks(2)
+def test_join_on_two_ranks() -> None:
+    _joins(first_to_leave=0)
+
+
+@on_ranks(3)
+def test_join_of_the_middle_rank() -> None:
+    _joins(first_to_leave=1)
+
+
+@on_ranks(1)
+def test_wrong_arguments_fail_at_construction() -> None:
+    parameters = list(Probe(SHAPES).named_parameters())
+    double = [("d", torch.nn.Parameter(torch.zeros(5000, dtype=torch.float64)))]
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, "expected pairs", lambda: hvdc.OneBit(parameters[0][1])),
+        (TypeError, "expected pairs", lambda: hvdc.OneBit([p for _, p in parameters])),
+        (ValueError, "got none", lambda: hvdc.OneBit(iter(()))),
+        (ValueError, "distinct names", lambda: hvdc.OneBit(parameters + parameters[:1])),
+        (ValueError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=100)),
+        (TypeError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=1.5)),
+        (TypeError, "unexpected keyword", lambda: hvdc.OneBit(parameters, levels=4)),
+        (ValueError, "alpha", lambda: hvdc.OneBit(parameters, alpha=1.5)),
+        (ValueError, "alpha <= beta", lambda: hvdc.OneBit(parameters, beta=0.5)),
+        (ValueError, r"expected alpha < 0\.\d+", lambda: hvdc.ECQ(parameters, alpha=0.5)),
+        (ValueError, "expected one of", lambda: hvdc.Int8(parameters, kind="float")),
+        (ValueError, "threshold", lambda: hvdc.OneBit(parameters, threshold=-1)),
+        (TypeError, "warmup_steps", lambda: hvdc.OneBit(parameters, warmup_steps=1.0)),
+        (ValueError, "seed", lambda: hvdc.OneBit(parameters, seed=2**32)),
+        (ValueError, "threads", lambda: hvdc.OneBit(parameters, threads=0)),
+        (TypeError, "sequence of patterns", lambda: hvdc.OneBit(parameters, exclude="a")),
+        (
+            ValueError,
+            r"match a parameter, got \['z'\]",
+            lambda: hvdc.OneBit(parameters, exclude=["z"]),
+        ),
+        (TypeError, "expected a codec", lambda: hvdc.OneBit(parameters, layers={"a": 3})),
+        (ValueError, "onebit", lambda: hvdc.OneBit(parameters, layers={"a": "two"})),
+        (TypeError, "GradScaler", lambda: hvdc.OneBit(parameters, grad_scaler=2.0)),
+        (TypeError, "d: expected dtype", lambda: hvdc.OneBit(double)),
+        (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", parameters)),
+        (
+            hvdc.ExchangeError,
+            "registered process set",
+            lambda: hvdc.OneBit(parameters, process_set=hvd.ProcessSet([0])),
+        ),
+    ]
+    for error, message, call in wrong:
+        with pytest.raises(error, match=message):
+            call()
+    hvdc.OneBit(double, exclude=["d"])
+    hvdc.OneBit(parameters, layers={"a": "int8", "b": Int8("linear"), "small": None})
+
+
+def test_a_compressor_needs_horovod_to_be_initialized() -> None:
+    with pytest.raises(hvdc.ExchangeError, match=re.escape("expected hvd.init()")):
+        hvdc.OneBit(Probe(SHAPES).named_parameters())
+
+
+@on_ranks(1)
+def test_compressors_are_compared_by_identity() -> None:
+    parameters = list(Probe(SHAPES).named_parameters())
+    one, other = hvdc.OneBit(parameters), hvdc.OneBit(parameters)
+    assert one != other
+    assert len({one, other}) == 2
+
+
+@on_ranks(1, environment={"HOROVOD_ELASTIC": "1"})
+def test_a_second_gradient_before_the_first_has_come_back() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=0)
+    model(targets(SHAPES, 0, 0)).backward()
+    token, context = compressor.compress(model.a.grad)
+    with pytest.raises(hvdc.ExchangeError, match="a: expected its last gradient"):
+        compressor.compress(model.a.grad)
+    reduced = hvd.allreduce(token, name="token")
+    assert torch.equal(compressor.decompress(reduced, context), model.a.grad)
+    assert compressor.routes()["a"].codec == OneBit()

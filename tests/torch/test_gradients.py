@@ -1,0 +1,190 @@
+"""Gradients of every kind: dtypes, layouts, sparse ones, empty ones, and what is left to Horovod."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
+from tests.ranks import on_ranks
+from tests.torch.probes import (
+    Probe,
+    Simulation,
+    assert_identical_on_all_ranks,
+    assert_same_bits,
+    distributed,
+    exchange,
+    targets,
+    two_valued,
+)
+
+SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
+
+
+@on_ranks(2)
+def test_half_precision_models() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        for options in ({}, {"groups": 2}):
+            model = Probe(SHAPES, dtype)
+            compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+            optimizer = distributed(model, compressor, **options)
+            for step in range(3):
+                gradients = [two_valued(SHAPES, r, step) for r in range(hvd.size())]
+                mine = {name: g.to(dtype) for name, g in gradients[hvd.rank()].items()}
+                got = exchange(model, optimizer, mine)
+                for name in SHAPES:
+                    mean = sum(g[name] for g in gradients) / hvd.size()
+                    assert got[name].dtype == dtype
+                    assert torch.equal(got[name], mean.to(dtype)), name
+
+
+@on_ranks(2)
+def test_small_and_excluded_tensors_are_exactly_stock() -> None:
+    model, plain = Probe(SHAPES), Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100, exclude=("b*",))
+    assert [n for n, route in compressor.routes().items() if route.dense] == ["b", "small"]
+    optimizer = distributed(model, compressor)
+    reference = distributed(plain, hvd.Compression.none)
+    for step in range(2):
+        gradients = targets(SHAPES, hvd.rank(), step)
+        got = exchange(model, optimizer, gradients)
+        expected = exchange(plain, reference, gradients)
+        for name in ("b", "small"):
+            assert torch.equal(got[name], expected[name])
+        assert not torch.equal(got["a"], expected["a"])
+
+
+@on_ranks(2)
+def test_fp16_is_horovods_own() -> None:
+    model, plain = Probe(SHAPES), Probe(SHAPES)
+    optimizer = distributed(model, hvdc.FP16(model.named_parameters(), threshold=0))
+    reference = distributed(plain, hvd.Compression.fp16)
+    gradients = targets(SHAPES, hvd.rank(), 0)
+    assert_same_bits(exchange(model, optimizer, gradients), exchange(plain, reference, gradients))
+
+
+@on_ranks(2)
+def test_a_codec_for_each_layer() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(
+        model.named_parameters(), threshold=0, layers={"b": Int8("linear"), "sm*": None}
+    )
+    assert compressor.routes()["b"].codec == Int8("linear")
+    optimizer = distributed(model, compressor)
+    gradients = [targets(SHAPES, r, 0) for r in range(hvd.size())]
+    got = exchange(model, optimizer, gradients[hvd.rank()])
+    one_bit = Simulation(OneBit(), ErrorFeedback(), SHAPES, hvd.size()).average(gradients)
+    linear = Simulation(Int8("linear"), ErrorFeedback(0.0), SHAPES, hvd.size()).average(gradients)
+    plain = Simulation(NoCompression(), ErrorFeedback(0.0), SHAPES, hvd.size()).average(gradients)
+    assert_same_bits(got, {"a": one_bit["a"], "b": linear["b"], "small": plain["small"]})
+
+
+@on_ranks(2)
+def test_channels_last_and_transposed_gradients() -> None:
+    def convolutions(memory_format: torch.memory_format) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 5), torch.nn.Conv2d(16, 16, 5))
+        return model.to(memory_format=memory_format)
+
+    results = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = convolutions(memory_format)
+        compressor = hvdc.OneBit(model.named_parameters(), threshold=1000)
+        optimizer = distributed(model, compressor, learning_rate=0.01)
+        for parameter in model.parameters():
+            values = torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(hvd.rank())
+            )
+            parameter.grad = None
+            (parameter * values).sum().backward()
+        strides = [p.grad.stride() for p in model.parameters()]
+        optimizer.step()
+        assert [p.grad.stride() for p in model.parameters()] == strides
+        results.append({name: p.grad.contiguous() for name, p in model.named_parameters()})
+    assert results[0].keys() == results[1].keys()
+    assert_same_bits(*results)
+
+
+@on_ranks(2)
+def test_empty_and_zero_dimensional_parameters() -> None:
+    shapes = {"empty": (0, 3), "scalar": (), "a": (40, 70)}
+    for threshold in (0, 1, 100):
+        model = Probe(shapes)
+        compressor = hvdc.OneBit(model.named_parameters(), threshold=threshold)
+        optimizer = distributed(model, compressor)
+        for step in range(2):
+            gradients = [two_valued(shapes, r, step) for r in range(hvd.size())]
+            got = exchange(model, optimizer, gradients[hvd.rank()])
+            for name in shapes:
+                assert torch.equal(got[name], sum(g[name] for g in gradients) / hvd.size())
+
+
+class _Embeddings(torch.nn.Module):
+    """Two tables of one shape, looked up in another order on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Embedding(300, 8, sparse=True)
+        self.second = torch.nn.Embedding(300, 8, sparse=True)
+
+    def forward(self, words: torch.Tensor, turned: bool) -> torch.Tensor:
+        tables = [self.second, self.first] if turned else [self.first, self.second]
+        return sum((table(words + 7 * i) ** 2).sum() for i, table in enumerate(tables))
+
+
+@on_ranks(2)
+def test_sparse_as_dense() -> None:
+    model, plain = _Embeddings(), _Embeddings()
+    compressor = hvdc.Int8(model.named_parameters(), kind="linear", threshold=0)
+    options = {"learning_rate": 0.1, "sparse_as_dense": True}
+    optimizer = distributed(model, compressor, **options)
+    reference = distributed(plain, hvd.Compression.none, **options)
+    for step in range(3):
+        words = torch.arange(20) * (hvd.rank() + 2) + step
+        for m, o in ((model, optimizer), (plain, reference)):
+            o.zero_grad()
+            m(words, turned=hvd.rank() == 1).backward()
+            o.step()
+        for ours, stock in zip(model.parameters(), plain.parameters(), strict=True):
+            assert ours.grad.is_sparse
+            error = (ours.grad.to_dense() - stock.grad.to_dense()).abs().max()
+            assert error < 0.02 * stock.grad.to_dense().abs().max()
+    assert compressor.counters.encoded_elements == 3 * 2 * 300 * 8
+    assert_identical_on_all_ranks(model)
+
+
+@on_ranks(2)
+def test_frozen_parameters_are_left_alone() -> None:
+    model = Probe(SHAPES)
+    model.b.requires_grad_(False)
+    optimizer = distributed(model, hvdc.OneBit(model.named_parameters(), threshold=0))
+    gradients = [two_valued(SHAPES, r, 0) for r in range(hvd.size())]
+    got = exchange(model, optimizer, gradients[hvd.rank()])
+    assert got.keys() == {"a", "small"}
+    assert torch.equal(got["a"], (gradients[0]["a"] + gradients[1]["a"]) / 2)
+
+
+@on_ranks(2)
+def test_counters() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+    optimizer = distributed(model, compressor)
+    for step in range(4):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    payloads = sum(OneBit().payload_bytes(SHAPES[name]) for name in ("a", "b"))
+    tokens, dense = 2 * 12, 4 * 10
+    counters = compressor.counters
+    assert counters.steps == 4
+    assert counters.encoded_elements == 4 * (2800 + 3000)
+    assert counters.uncompressed_bytes == 4 * 4 * (2800 + 3000 + 10)
+    assert counters.message_bytes == 4 * (payloads + tokens + dense)
+    assert counters.wire_bytes == 4 * (payloads + tokens + dense)
+    assert counters.encode_seconds > 0
+    assert counters.decode_seconds > 0
+    residuals = compressor.state_dict()["tensors"]
+    squares = sum(float((residuals[n]["residual"].double() ** 2).sum()) for n in ("a", "b"))
+    assert abs(compressor.residual_norm() - squares**0.5) < 1e-9 * squares**0.5
+    compressor.reset_counters()
+    assert compressor.counters.message_bytes == 0

@@ -1,0 +1,119 @@
+"""Inf and NaN: visible on every rank, and as if the step had never been sent."""
+
+from __future__ import annotations
+
+import math
+
+import horovod.torch as hvd
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, OneBit
+from tests.ranks import on_ranks
+from tests.torch.probes import (
+    Probe,
+    assert_identical_on_all_ranks,
+    distributed,
+    exchange,
+    targets,
+)
+
+SHAPES = {"a": (40, 70), "b": (3000,)}
+ROWS: list[tuple[Codec, ErrorFeedback]] = [
+    (OneBit(), ErrorFeedback()),
+    (OneBit("column"), ErrorFeedback()),
+    (OneBit("tensor"), ErrorFeedback(0.5, 0.75)),
+    (Int8(), ErrorFeedback()),
+    (Int8("mantissa"), ErrorFeedback()),
+    (ECQ(), ErrorFeedback(0.01, 1.0)),
+]
+
+
+def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
+    tensors = compressor.state_dict()["tensors"]
+    return {name: tensors[name]["residual"].clone() for name in SHAPES}
+
+
+@on_ranks(2)
+def test_a_nonfinite_gradient_on_one_rank() -> None:
+    for codec, feedback in ROWS:
+        for bad in (math.inf, -math.inf, math.nan):
+            model = Probe(SHAPES)
+            compressor = hvdc.Compressor(model.named_parameters(), codec, feedback, threshold=0)
+            optimizer = distributed(model, compressor)
+            for step in range(2):
+                exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+            before = _residuals(compressor)
+            gradients = targets(SHAPES, hvd.rank(), 2)
+            if hvd.rank() == 1:
+                gradients["a"][17, 3] = bad
+            optimizer.zero_grad()
+            model(gradients).backward()
+            # The probe's own loss is not finite, but only the bad element's gradient is.
+            optimizer.synchronize()
+            assert not torch.isfinite(model.a.grad[17, 3])
+            after = _residuals(compressor)
+            for name in SHAPES:
+                largest = before[name].abs().max() + gradients[name].nan_to_num(0, 0, 0).abs().max()
+                assert torch.isfinite(after[name]).all()
+                error = (after[name] - before[name]).abs().max()
+                assert error <= 1e-6 * largest, (codec, feedback, bad, name, error)
+            with optimizer.skip_synchronize():
+                optimizer.zero_grad()
+            got = exchange(model, optimizer, targets(SHAPES, hvd.rank(), 3))
+            assert all(torch.isfinite(g).all() for g in got.values())
+
+
+@on_ranks(2)
+def test_gradient_scaler_skips_the_step_everywhere() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.ReLU(), torch.nn.Linear(80, 40))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100, grad_scaler=scaler)
+    optimizer = distributed(model, compressor, learning_rate=0.05)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    generator = torch.Generator().manual_seed(hvd.rank())
+    scales, losses = [], []
+    for step in range(12):
+        x = torch.randn(16, 40, generator=generator)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ((model(x).float() - x) ** 2).mean()
+        if step == 5 and hvd.rank() == 1:
+            loss = loss * math.inf
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        before = [p.detach().clone() for p in model.parameters()]
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        unchanged = all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+        assert unchanged == (step == 5)
+        assert_identical_on_all_ranks(model)
+        scales.append(scaler.get_scale())
+        losses.append(loss.item())
+    assert scales[5] < scales[4] and max(scales) > scales[0]
+    assert losses[-1] < losses[0]
+
+
+@on_ranks(2)
+def test_residuals_follow_the_loss_scale() -> None:
+    """Mass is conserved in unscaled units although the scale changes between steps."""
+    shapes = {"a": (4096,)}
+    model = Probe(shapes)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=0, grad_scaler=scaler)
+    optimizer = distributed(model, compressor)
+    total, sent = torch.zeros(4096), torch.zeros(4096)
+    for step in range(6):
+        scale = 2.0 ** (step % 3)
+        scaler.update(scale) if step else scaler.scale(torch.ones(()))
+        scale = scaler.get_scale()
+        every = [targets(shapes, r, step) for r in range(hvd.size())]
+        mine = {"a": scale * every[hvd.rank()]["a"]}
+        sent += exchange(model, optimizer, mine)["a"] / scale
+        total += sum(g["a"] for g in every) / hvd.size()
+    residual = compressor.state_dict()["tensors"]["a"]["residual"] / scaler.get_scale()
+    everywhere = hvd.allreduce(residual, name="mean residual")
+    assert torch.allclose(sent + everywhere, total, atol=1e-5)
