@@ -1,0 +1,171 @@
+"""Wrong arguments are refused where they are given, with what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvd_compress.codecs import (
+    BF16,
+    CODECS,
+    ECQ,
+    FP16,
+    SCHEMES,
+    Codec,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    OneBit,
+    Ternary,
+    codec_from_config,
+)
+from hvd_compress.codecs.registry import scheme_of
+
+BAD_GROUPS = (
+    (0, ValueError),
+    (-64, ValueError),
+    (63, ValueError),
+    (100, ValueError),
+    (65536 + 64, ValueError),
+    ("layer", ValueError),
+    (64.0, TypeError),
+    (None, TypeError),
+    (True, TypeError),
+    ((64,), TypeError),
+)
+
+WRONG: tuple[tuple[Callable[..., Any], dict[str, Any], type[Exception]], ...] = (
+    *((OneBit, {"group": value}, error) for value, error in BAD_GROUPS),
+    *((Int8, {"group": value}, error) for value, error in BAD_GROUPS),
+    *((Ternary, {"bucket": value}, error) for value, error in BAD_GROUPS),
+    *((ECQ, {"bucket": value}, error) for value, error in BAD_GROUPS),
+    (Int8, {"group": "row"}, ValueError),
+    (Ternary, {"bucket": "column"}, ValueError),
+    (ECQ, {"bucket": "row"}, ValueError),
+    (Int8, {"kind": "tree"}, ValueError),
+    (Int8, {"kind": None}, ValueError),
+    (Int8, {"offset": 21}, ValueError),
+    (Int8, {"offset": -21}, ValueError),
+    (Int8, {"offset": 1.0}, TypeError),
+    (Int8, {"offset": True}, TypeError),
+    (Ternary, {"clip": 0.0}, ValueError),
+    (Ternary, {"clip": -2.5}, ValueError),
+    (Ternary, {"clip": 1001}, ValueError),
+    (Ternary, {"clip": float("nan")}, ValueError),
+    (Ternary, {"clip": float("inf")}, ValueError),
+    (Ternary, {"clip": "2.5"}, TypeError),
+    (ECQ, {"levels": 0}, ValueError),
+    (ECQ, {"levels": 128}, ValueError),
+    (ECQ, {"levels": 4.0}, TypeError),
+    (ECQ, {"levels": True}, TypeError),
+    (ECQ, {"norm": "l1"}, ValueError),
+    (ECQ, {"norm": 2}, ValueError),
+    (ErrorFeedback, {"alpha": -0.1}, ValueError),
+    (ErrorFeedback, {"alpha": 1.1}, ValueError),
+    (ErrorFeedback, {"alpha": float("nan")}, ValueError),
+    (ErrorFeedback, {"alpha": "1"}, TypeError),
+    (ErrorFeedback, {"alpha": None}, TypeError),
+    (ErrorFeedback, {"beta": 0.0}, ValueError),
+    (ErrorFeedback, {"beta": 1.5}, ValueError),
+    (ErrorFeedback, {"beta": True}, TypeError),
+)
+
+
+@pytest.mark.parametrize(("make", "arguments", "error"), WRONG)
+def test_wrong_arguments(
+    make: Callable[..., Any], arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as raised:
+        make(**arguments)
+    ((field, value),) = arguments.items()
+    message = str(raised.value)
+    assert message.startswith(f"{make.__name__}.{field}: expected ")
+    assert message.endswith(f", got {value!r}")
+
+
+@pytest.mark.parametrize("group", (64, 128, 65536, "tensor", "row", "column"))
+def test_groups_that_onebit_takes(group: Any) -> None:
+    assert OneBit(group).group == group
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    (
+        (Ternary(clip=2), Ternary(clip=2.0)),
+        (Ternary(clip=2.5), Ternary(clip=np.float32(2.5))),  # type: ignore[arg-type]
+        (ECQ(levels=4), ECQ(levels=np.int64(4))),  # type: ignore[arg-type]
+        (Int8(offset=2), Int8(offset=np.int8(2))),  # type: ignore[arg-type]
+    ),
+)
+def test_equal_configurations_have_equal_hashes(one: Codec, other: Codec) -> None:
+    assert one == other
+    assert one.to_config() == other.to_config()
+    assert one.config_hash() == other.config_hash()
+    assert repr(one) == repr(other)
+
+
+def test_feedback_is_stored_as_floats() -> None:
+    assert repr(ErrorFeedback(1, np.float32(0.5))) == "ErrorFeedback(alpha=1.0, beta=0.5)"  # type: ignore[arg-type]
+
+
+def test_configurations_are_frozen() -> None:
+    for codec in (OneBit(), Int8(), Ternary(), ECQ()):
+        for field in codec.__dataclass_fields__:
+            with pytest.raises(FrozenInstanceError):
+                setattr(codec, field, 64)
+
+
+def test_casts_of_different_types_differ() -> None:
+    assert len({FP16(), BF16(), NoCompression()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    (
+        ({}, ValueError),
+        ({"codec": "zip"}, ValueError),
+        ({"codec": "onebit", "group": 65}, ValueError),
+        ({"codec": "onebit", "groups": 64}, TypeError),
+    ),
+    ids=str,
+)
+def test_wrong_json(config: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        codec_from_config(config)
+    if "codec" in config and config["codec"] in CODECS:
+        return
+    with pytest.raises(error, match=r"expected one of 'onebit', .*, got"):
+        codec_from_config(config)
+
+
+def test_the_configuration_that_was_given_is_left_alone() -> None:
+    config = {"codec": "onebit", "group": 64}
+    codec_from_config(config)
+    assert config == {"codec": "onebit", "group": 64}
+
+
+def test_papers_feedback() -> None:
+    feedback = {name: (s.feedback.alpha, s.feedback.beta) for name, s in SCHEMES.items()}
+    assert feedback["onebit"] == (1.0, 1.0)
+    assert feedback["ecq"] == (0.01, 1.0)
+    assert all(not SCHEMES[name].feedback.enabled for name in ("int8", "ternary", "qsgd", "none"))
+    assert scheme_of(ECQ(1)) is SCHEMES["ecq"]
+    assert scheme_of(OneBit("column")) is SCHEMES["onebit"]
+
+
+def test_a_codec_of_no_scheme_has_no_feedback() -> None:
+    @dataclass(frozen=True)
+    class Other(Codec):
+        pass
+
+    assert scheme_of(Other()).codec is Other
+    assert not scheme_of(Other()).feedback.enabled
+
+
+def test_payload_sizes_in_bits() -> None:
+    assert OneBit().bits_per_element((0,)) == float("inf")
+    assert NoCompression().bits_per_element((4,)) == 8 * 48 / 4

@@ -1,0 +1,146 @@
+"""Which coefficients of error feedback are stable, in the check and in long runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.kernels.oracle import dequantize, quantize
+from tests.codecs.cases import normal
+
+D = 4096
+QSGD = ECQ(4, "l2", "tensor")
+UNBIASED = (QSGD, ECQ(), ECQ(127, "l2", 64), ECQ(1, "linf", 64), Ternary(), Ternary("tensor", None))
+CONTRACTIVE = (OneBit(), OneBit("tensor"), Int8(), Int8("static"), BF16())
+
+Gradients = Callable[[int], np.ndarray]
+
+
+def bound(codec: Codec, beta: float) -> float:
+    """The largest alpha with alpha^2 gamma + (beta - alpha)^2 = 1, by bisection."""
+    gamma = codec.variance_factor(D)
+    low, high = beta / (gamma + 1), 2.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        inside = middle**2 * gamma + (beta - middle) ** 2 < 1
+        low, high = (middle, high) if inside else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("codec", UNBIASED, ids=str)
+@pytest.mark.parametrize("beta", (1.0, 0.9, 0.5))
+def test_unbiased_codecs_are_held_to_lemma_2(codec: Codec, beta: float) -> None:
+    limit = bound(codec, beta)
+    if beta == 1.0:
+        assert limit == pytest.approx(2 / (codec.variance_factor(D) + 1))
+    ErrorFeedback(min(1.0, limit * 0.999), beta).check(codec, (D,))
+    if limit * 1.001 <= 1:
+        with pytest.raises(ValueError, match=r"expected alpha < .*, got alpha = ") as raised:
+            ErrorFeedback(limit * 1.001, beta).check(codec, (D,))
+        assert f"{limit:.4g}" in str(raised.value)
+
+
+@pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)
+def test_contractive_codecs_take_alpha_up_to_beta(codec: Codec) -> None:
+    for alpha, beta in ((1.0, 1.0), (0.9, 0.9), (0.1, 0.5)):
+        ErrorFeedback(alpha, beta).check(codec, (D,))
+    for alpha, beta in ((1.0, 0.999), (0.5, 0.1)):
+        with pytest.raises(ValueError, match=r"expected alpha <= beta = .*, got alpha = "):
+            ErrorFeedback(alpha, beta).check(codec, (D,))
+
+
+def test_the_bound_depends_on_the_tensor_and_not_only_on_the_codec() -> None:
+    feedback = ErrorFeedback(0.3, 1.0)
+    feedback.check(QSGD, (64,))
+    with pytest.raises(ValueError, match="alpha"):
+        feedback.check(QSGD, (4096,))
+    feedback.check(ECQ(4, "l2", 64), (4096,))
+
+
+def test_feedback_that_is_off_suits_every_codec() -> None:
+    for codec in (*UNBIASED, *CONTRACTIVE):
+        assert not ErrorFeedback(0.0).enabled
+        ErrorFeedback(0.0).check(codec, (1 << 30,))
+        ErrorFeedback(0.0).check(codec, (0,))
+
+
+def largest_residual(
+    codec: Codec, feedback: ErrorFeedback, steps: int, gradients: Gradients
+) -> list[float]:
+    """The residual's norm over the gradient's, after each step."""
+    residual = np.zeros_like(gradients(0))
+    shape = residual.shape
+    norms = []
+    for step in range(steps):
+        g = gradients(step)
+        x = feedback.compensate(g, residual)
+        with np.errstate(all="ignore"):
+            sent = dequantize(codec, shape, *quantize(codec, shape, x, NoiseKey(step=step)))
+        residual = feedback.carry(g, residual, sent)
+        norms.append(float(np.linalg.norm(residual) / np.linalg.norm(g)))
+    return norms
+
+
+def changing(step: int) -> np.ndarray:
+    return normal((D,), seed=step)
+
+
+def constant(step: int) -> np.ndarray:
+    return normal((256,))
+
+
+@pytest.mark.parametrize("codec", UNBIASED, ids=str)
+@pytest.mark.parametrize("beta", (1.0, 0.9))
+def test_residuals_stay_bounded_just_inside_the_bound(codec: Codec, beta: float) -> None:
+    alpha = min(1.0, 0.98 * bound(codec, beta))
+    feedback = ErrorFeedback(alpha, beta)
+    feedback.check(codec, (D,))
+    gamma = codec.variance_factor(D)
+    growth = alpha**2 * gamma + (beta - alpha) ** 2
+    # With new gradients each step, E|h'|^2 <= growth E|h|^2 + gamma |g|^2. A clipping codec's error
+    # has a part of at most |g| besides, and its expectation adds up over 1 / alpha steps.
+    steady = math.sqrt(gamma / (1 - growth))
+    clipping = 1 / alpha if isinstance(codec, Ternary) and codec.clip else 0.0
+    norms = largest_residual(codec, feedback, 250, changing)
+    assert max(norms) <= 2 * (steady + clipping)
+
+
+@pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)
+@pytest.mark.parametrize("gradients", (changing, constant))
+def test_residuals_of_contractive_codecs_stay_bounded(codec: Codec, gradients: Gradients) -> None:
+    for feedback in (ErrorFeedback(1.0, 1.0), ErrorFeedback(0.5, 0.5)):
+        # The same gradient again and again is the worst: 1-bit lets its largest elements wait for
+        # hundreds of steps, the longer the larger the group, and only then sends them.
+        steps = 1500 if gradients is constant else 200
+        norms = largest_residual(codec, feedback, steps, gradients)
+        assert max(norms[steps // 2 :]) <= 1.1 * max(norms[: steps // 2]), "no growth at length"
+
+
+def test_qsgd_with_full_feedback_blows_up() -> None:
+    """Variance factor 16 and alpha = 1: what the check is there to refuse."""
+    feedback = ErrorFeedback(1.0, 1.0)
+    with pytest.raises(ValueError, match="alpha"):
+        feedback.check(QSGD, (D,))
+    norms = largest_residual(QSGD, feedback, 100, changing)
+    assert norms[-1] > 1e4
+    inside = ErrorFeedback(0.98 * bound(QSGD, 1.0), 1.0)
+    assert max(largest_residual(QSGD, inside, 100, changing)) < 1e3
+
+
+def test_the_static_trees_lack_of_a_zero_stays_small() -> None:
+    """Zeros are sent as its smallest magnitude, which feedback takes back in the next step."""
+    codec = Int8("static")
+    norms = []
+    residual = np.zeros(64, np.float32)
+    zeros = np.zeros(64, np.float32)
+    feedback = ErrorFeedback(1.0, 1.0)
+    for _ in range(100):
+        x = feedback.compensate(zeros, residual)
+        sent = dequantize(codec, (64,), *quantize(codec, (64,), x, NoiseKey()))
+        residual = feedback.carry(zeros, residual, sent)
+        norms.append(np.abs(residual).max())
+    assert max(norms) < 1.3e-7

@@ -1,0 +1,162 @@
+"""The four 8-bit types, beyond the contract (Dettmers, 2016, section 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_compress.codecs import Int8, NoiseKey
+from hvd_compress.codecs.int8 import magnitudes
+from hvd_compress.kernels.oracle import quantize
+from tests.codecs.cases import normal, through
+
+KINDS = ("dynamic", "linear", "mantissa", "static")
+
+TABLE_1 = {
+    ("U(0, 1)", 1): (1.39, 2.16, 7.22, 4.82),
+    ("N(0, 1)", 1): (2.46, 6.47, 6.89, 6.3),
+    ("N(0, 10^2)", 2): (2.49, 6.44, 7.19, 6.28),
+    ("N(0, 0.2^2)", 1): (2.45, 6.15, 8.26, 6.58),
+}
+"""Mean relative errors in %, by distribution and exponent offset, in the order of KINDS."""
+
+
+@pytest.mark.parametrize(("distribution", "offset"), TABLE_1)
+def test_relative_errors_are_at_most_the_papers(distribution: str, offset: int) -> None:
+    rng = np.random.default_rng(5)
+    count = 1_000_000
+    sample = {
+        "U(0, 1)": lambda: rng.random(count),
+        "N(0, 1)": lambda: rng.normal(0, 1, count),
+        "N(0, 10^2)": lambda: rng.normal(0, 10, count),
+        "N(0, 0.2^2)": lambda: rng.normal(0, 0.2, count),
+    }[distribution]().astype(np.float32)
+    sample = sample[sample != 0]
+    for kind, at_most in zip(KINDS, TABLE_1[distribution, offset], strict=True):
+        decoded = through(Int8(kind, "tensor", offset), sample)  # type: ignore[arg-type]
+        wide = sample.astype(np.float64)
+        error = 100 * np.mean(np.abs(wide - decoded) / np.abs(wide))
+        assert error <= at_most, kind
+        # Far below would mean that the error is not what the paper measured.
+        assert error >= at_most / 3, kind
+
+
+def test_dynamic_tree_codes() -> None:
+    """Zeros, a one, then the path through the tree that bisects (0.1, 1)."""
+    table = magnitudes("dynamic")
+    expected = {
+        0b0000000: 0.0,
+        0b0000001: 0.55e-6,
+        0b0000010: 0.325e-5,
+        0b0000011: 0.775e-5,
+        0b0000100: 0.2125e-4,
+        0b1000000: 0.1 + 0.9 / 128,
+        0b1111111: 1 - 0.9 / 128,
+        0b1001001: 0.1 + 0.9 * 19 / 128,
+    }
+    for code, value in expected.items():
+        assert table[code] == np.float32(value), bin(code)
+
+
+def test_static_tree_codes() -> None:
+    table = magnitudes("static")
+    assert table[0b000_0000] == np.float32(0.1 + 0.9 / 32)
+    assert table[0b000_1111] == np.float32(1 - 0.9 / 32)
+    assert table[0b000_0010] == np.float32(0.1 + 0.9 * 5 / 32)
+    assert table[0b111_0000] == np.float32((0.1 + 0.9 / 32) * 1e-7)
+
+
+def test_mantissa_codes() -> None:
+    table = magnitudes("mantissa")
+    assert table[0b000_0010] == np.float32(0.2)
+    assert table[0b000_1111] == np.float32(1.5)
+    assert table[0b011_0111] == np.float32(0.7e-3)
+    assert table[0b111_0001] == np.float32(0.1e-7)
+    assert (table[::16] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ("dynamic", "static", "mantissa"))
+def test_tables_ascend_by_halves_of_equal_parts(kind: str) -> None:
+    table = magnitudes(kind).astype(np.float64)
+    for exponent in range(7):
+        size = 1 << (6 - exponent) if kind == "dynamic" else 16
+        start = size if kind == "dynamic" else 16 * exponent
+        branch = table[start : start + size] * 10.0**exponent
+        if kind == "mantissa":
+            np.testing.assert_allclose(branch, np.arange(16) / 10, rtol=1e-6)
+        else:
+            middles = 0.1 + 0.9 * (np.arange(size) + 0.5) / size
+            np.testing.assert_allclose(branch, middles, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "code", "decoded"),
+    (
+        # Section 3.1's numbers; its 0.236719 and 0.23125 lie on no bisection of (0.1, 1).
+        ("dynamic", 0.2345678, 0b0_1_001001, 0.23359375),
+        ("dynamic", -0.2345678, 0b1_1_001001, -0.23359375),
+        ("dynamic", 0.0000234, 0b0_0000_1_00, 0.00002125),
+        ("static", 0.2345678, 0b0_000_0010, 0.240625),
+        ("static", 0.0000234, 0b0_100_0010, 0.0000240625),
+        ("mantissa", 0.2345678, 0b0_000_0010, 0.2),
+        ("mantissa", -0.0000234, 0b1_100_0010, -0.00002),
+        ("linear", 0.2345678, 30, 30 / 127),
+        ("linear", -0.2345678, 256 - 30, -30 / 127),
+    ),
+)
+def test_the_papers_examples(kind: str, value: float, code: int, decoded: float) -> None:
+    codec = Int8(kind, "tensor", offset=0)  # type: ignore[arg-type]
+    x = np.array([value, 1.0], np.float32)
+    _, codes = quantize(codec, x.shape, x, NoiseKey())
+    assert codes[0] == code
+    assert through(codec, x)[0] == pytest.approx(decoded, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ("dynamic", "static", "mantissa"))
+def test_every_element_goes_to_the_nearest_magnitude(kind: str) -> None:
+    codec = Int8(kind, "tensor", offset=0)  # type: ignore[arg-type]
+    table = magnitudes(codec.kind).astype(np.float64)
+    x = np.concatenate([[1.0], 10.0 ** np.linspace(-8, 0, 4001), table, [0.0]]).astype(np.float32)
+    error = np.abs(through(codec, x) - x.astype(np.float64))
+    nearest = np.abs(table[None, :] - x[:, None].astype(np.float64)).min(axis=1)
+    # Thresholds are middles rounded to float32.
+    assert np.all(error <= nearest + 2.0**-23 * np.abs(x))
+
+
+def test_a_tie_goes_to_the_upper_magnitude_and_linear_to_the_even_one() -> None:
+    middle = np.float32((magnitudes("static")[3].astype(np.float64) + magnitudes("static")[4]) / 2)
+    below = np.nextafter(middle, np.float32(0))
+    _, codes = quantize(
+        Int8("static", 64, 0), (2,), np.array([middle, below], np.float32), NoiseKey()
+    )
+    assert codes.tolist() == [4, 3]
+    x = np.array([127, 0.5, 1.5, 2.5, -0.5, -1.5], np.float32)
+    _, codes = quantize(Int8("linear"), x.shape, x, NoiseKey())
+    assert codes.view(np.int8).tolist() == [127, 0, 2, 2, 0, -2]
+
+
+def test_signs_of_zeros() -> None:
+    x = np.array([0.0, -0.0, 1.0], np.float32)
+    for kind in KINDS:
+        _, codes = quantize(Int8(kind), x.shape, x, NoiseKey())  # type: ignore[arg-type]
+        if kind == "linear":
+            assert codes[:2].tolist() == [0, 0]
+        else:
+            assert codes[1] == codes[0] | 0x80
+
+
+@pytest.mark.parametrize("kind", ("static", "mantissa"))
+def test_what_the_offset_cannot_reach_is_clipped(kind: str) -> None:
+    x = np.array([1e20, -3e38, 5.0], np.float32)
+    codec = Int8(kind, offset=1)  # type: ignore[arg-type]
+    top = np.float32(magnitudes(codec.kind).max()) * np.float32(10)
+    assert through(codec, x)[:2].tolist() == [top, -top]
+
+
+def test_offsets_shift_by_decades() -> None:
+    x = normal((500,), scale=0.1)
+    for kind in ("static", "mantissa"):
+        here = through(Int8(kind, offset=0), x)
+        shifted = through(Int8(kind, offset=3), x * np.float32(1000))
+        agree = np.isclose(shifted, here * 1000, rtol=1e-5)
+        assert agree.mean() > 0.99, "all but ties, which rounding may push to either side"
