@@ -75,7 +75,7 @@ class BF16(_Cast):
 
 @dataclass(frozen=True)
 class NoCompression(_Cast):
-    """float32 as it is."""
+    """float32 as it is; NaN is sent as 0x7fc00000."""
 
     codec_id: ClassVar[int] = 7
     name: ClassVar[str] = "none"
@@ -86,4 +86,5 @@ class NoCompression(_Cast):
         return codes.view("<f4").astype(np.float32)
 
     def _cast(self, x: np.ndarray) -> np.ndarray:
-        return x.astype("<f4")
+        bits = x.view(np.uint32)
+        return np.where(np.isnan(x), np.uint32(0x7FC00000), bits).astype("<u4")

@@ -56,7 +56,10 @@ struct FloatCoder : Coder<CodeType::kWord, Packing::kDirect, false> {
 
   explicit FloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
-  HVDC_HD I Code(F x, F) const { return V::Bits(x); }
+  HVDC_HD I Code(F x, F) const {
+    const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));
+    return V::SelectI(nan, V::SetI(0x7FC00000), V::Bits(x));
+  }
   HVDC_HD F Decode(I code, int64_t) const { return V::FromBits(code); }
 };
 

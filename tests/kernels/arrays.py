@@ -1,0 +1,94 @@
+"""Gradients of every dtype, and guarded memory that shows a kernel's writes out of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_compress.kernels.cpu import CpuKernels, KernelError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+INSTRUCTION_SETS = ("plain", "avx2", "avx512")
+THREADS = (1, 2, 4)
+
+_GUARD = 64
+_FILL = 0x5A
+
+
+def available(isa: str) -> bool:
+    """Whether this machine has an instruction set, by what the library says."""
+    try:
+        with using(isa):
+            return True
+    except KernelError:
+        return False
+
+
+@contextmanager
+def using(isa: str) -> Iterator[None]:
+    """Runs the library's kernels with one instruction set."""
+    kernels = CpuKernels()
+    best = kernels.isa
+    kernels.set_isa(isa)
+    try:
+        assert kernels.isa == isa
+        yield
+    finally:
+        kernels.set_isa(best)
+
+
+def as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
+    """A float32 array as a tensor of a dtype, rounded as torch does."""
+    return torch.from_numpy(values.copy()).to(DTYPES[dtype])
+
+
+def widened(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's numbers as float32, exactly, the bits of NaNs included: what the oracle is given."""
+    if tensor.dtype == torch.bfloat16:
+        words = tensor.view(torch.int16).numpy().view(np.uint16)
+        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return tensor.numpy().astype(np.float32)
+
+
+def bits(array: Any) -> np.ndarray:
+    """An array's or tensor's memory, every NaN replaced by one NaN, as integers."""
+    if isinstance(array, torch.Tensor):
+        width = {2: torch.int16, 4: torch.int32}[array.element_size()]
+        raw = array.view(width).numpy().copy()
+        raw[torch.isnan(array).numpy()] = -1
+        return raw
+    raw = array.view(f"i{array.dtype.itemsize}").copy()
+    raw[np.isnan(array)] = -1
+    return raw
+
+
+class Guarded:
+    """A tensor between two guards, with its first element a given number of bytes off 64.
+
+    Args:
+        tensor: what to copy in.
+        offset: bytes past a multiple of 64 at which the copy starts.
+    """
+
+    def __init__(self, tensor: torch.Tensor, offset: int = 0) -> None:
+        size = tensor.numel() * tensor.element_size()
+        self._memory = torch.full((size + 4 * _GUARD,), _FILL, dtype=torch.uint8)
+        self._first = -self._memory.data_ptr() % _GUARD + _GUARD + offset
+        self._end = self._first + size
+        self.array = self._memory[self._first : self._end].view(tensor.dtype)
+        self.array.copy_(tensor)
+
+    def intact(self) -> bool:
+        """Whether the guards still hold what they were filled with."""
+        memory = self._memory.numpy()
+        before, after = memory[: self._first], memory[self._end :]
+        return bool((before == _FILL).all() and (after == _FILL).all())
+
+
+def empty_payload(size: int, offset: int = 0) -> Guarded:
+    """Guarded memory for a payload, holding garbage."""
+    return Guarded(torch.full((size,), 0xA5, dtype=torch.uint8), offset)
