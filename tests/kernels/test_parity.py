@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def oracle_encode(
     return Encoded(payload, h, back)
 
 
-@lru_cache(maxsize=None)
+@cache
 def expected(
     row: Row, shape: tuple[int, ...], dtype: str, feedback: ErrorFeedback, step: int
 ) -> tuple[torch.Tensor, np.ndarray, Encoded]:
@@ -218,7 +218,7 @@ def test_encode_special_values(row: Row, isa: str) -> None:
 SPECIAL = (5, 77)
 
 
-@lru_cache(maxsize=None)
+@cache
 def special(row: Row, name: str) -> tuple[Encoded, torch.Tensor, np.ndarray]:
     """The oracle on one of the special tensors, with one half of it as the residual."""
     values = special_values(math.prod(SPECIAL))[name]

@@ -1,0 +1,76 @@
+"""Who may import whom: the rooms of the package, as docs/architecture.md draws them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "hvd_compress"
+
+ALLOWED = {
+    "codecs": {"numpy", "hvd_compress.codecs"},
+    "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
+    "exchange": {"hvd_compress.codecs", "hvd_compress.exchange"},
+    "torch": {
+        "torch",
+        "horovod",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.torch",
+    },
+}
+"""Beside the standard library."""
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the room they reach into"
+            yield str(node.module)
+
+
+def _may(name: str, allowed: set[str]) -> bool:
+    top = name.split(".")[0]
+    return top in sys.stdlib_module_names or any(
+        name == room or name.startswith(room + ".") for room in allowed
+    )
+
+
+def test_every_room_has_a_rule() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms == set(ALLOWED)
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        bad = [name for name in _imports(path) if not _may(name, ALLOWED[room])]
+        assert not bad, f"{path.relative_to(PACKAGE)} imports {bad}"
+
+
+def test_exchange_knows_no_codec_by_name() -> None:
+    """Only the one that stands for "as it is", and the registry's names."""
+    for path in (PACKAGE / "exchange").rglob("*.py"):
+        text = path.read_text()
+        for codec in ("OneBit", "Int8", "Ternary", "ECQ", "BF16"):
+            assert codec not in text, f"{path.name} knows {codec}"
+
+
+@pytest.mark.parametrize(
+    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.kernels.cpu")
+)
+def test_importing_brings_no_framework(module: str) -> None:
+    frameworks = "{'torch', 'tensorflow', 'horovod'}"
+    code = f"import sys, {module}; print(sorted({frameworks} & sys.modules.keys()))"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    assert printed.stdout.strip() == "[]"
