@@ -34,6 +34,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=_positive, default=32, help="images a rank and step")
     add("--lr", type=float, default=0.01)
     add("--schedule", choices=("cosine", "constant"), default="cosine")
+    add("--lr-warmup", type=int, default=0, help="steps in which the learning rate rises")
+    add("--shift", type=int, default=0, help="pixels by which training images move at random")
     add("--momentum", type=float, default=0.9)
     add("--weight-decay", type=float, default=0.0)
     add("--threads", type=_positive, default=1, help="threads a rank computes with")

@@ -11,9 +11,11 @@ from pathlib import Path
 RANKS = 2
 _RECIPE = {
     "--model": "lenet",
-    "--epochs": "15",
+    "--epochs": "25",
     "--batch-size": "32",
-    "--lr": "0.05",
+    "--lr": "0.02",
+    "--lr-warmup": "40",
+    "--shift": "2",
     "--momentum": "0.9",
     "--schedule": "cosine",
     "--option": "threshold=1024",

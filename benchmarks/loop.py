@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.compressions import Compression
-from benchmarks.data import Data, batches
+from benchmarks.data import Data, augment, batches
 from benchmarks.results import Epoch, Point, Run, Seconds
 from benchmarks.settings import Settings
 
@@ -102,6 +101,7 @@ def run(
         for indices in _epoch(trainer, data, settings, seed, len(ends))[: total - step]:
             start = time.perf_counter()
             images, labels = data.train.load(indices), data.train.labels[indices]
+            images = augment.shift(images, settings.shift, [seed, step, trainer.rank])
             losses[step] = session.step(images, labels, settings.learning_rate(step, total))
             seconds[step] = time.perf_counter() - start
             step += 1
@@ -171,9 +171,9 @@ def _accuracy(trainer: Trainer, data: Data, session: Session, batch_size: int) -
 
 
 def _curve(losses: np.ndarray, points: int) -> list[Point]:
-    width = math.ceil(len(losses) / points)
-    ends = [min(start + width, len(losses)) for start in range(0, len(losses), width)]
-    return [Point(end, float(losses[max(0, end - width) : end].mean())) for end in ends]
+    parts = np.array_split(losses, min(points, len(losses)))
+    ends = np.cumsum([len(part) for part in parts])
+    return [Point(int(end), float(part.mean())) for end, part in zip(ends, parts, strict=True)]
 
 
 def _epochs(losses: np.ndarray, ends: list[int], accuracies: list[float | None]) -> list[Epoch]:

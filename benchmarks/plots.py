@@ -29,7 +29,7 @@ def loss_curves(outcome: Results, path: Path) -> None:
             over_bytes.plot(steps * _megabytes(runs), loss, **style)
 
     over_steps.set(xlabel="step", ylabel="training loss (cross entropy)", yscale="log")
-    over_bytes.set(xlabel="MB handed to Horovod by a rank", xscale="log")
+    over_bytes.set(xlabel="megabytes a rank has handed to Horovod", xscale="log")
     for axes in (over_steps, over_bytes):
         axes.grid(True, which="major", alpha=0.4)
     over_steps.legend(title="compression")

@@ -17,6 +17,8 @@ class Settings:
         batch_size: images a rank and step.
         lr: the learning rate at the start.
         schedule: ``"cosine"`` lets it fall to zero, ``"constant"`` does not.
+        lr_warmup: steps in which the learning rate rises from zero.
+        shift: training images are moved by up to so many pixels at random.
         momentum: of the optimizer, which is SGD.
         weight_decay: of the optimizer.
         threads: threads a rank computes with.
@@ -29,6 +31,8 @@ class Settings:
     batch_size: int = 32
     lr: float = 0.01
     schedule: str = "cosine"
+    lr_warmup: int = 0
+    shift: int = 0
     momentum: float = 0.9
     weight_decay: float = 0.0
     threads: int = 1
@@ -40,6 +44,7 @@ class Settings:
 
     def learning_rate(self, step: int, total: int) -> float:
         """The learning rate of a step, counted from 0."""
+        lr = self.lr * min(1.0, (step + 1) / max(1, self.lr_warmup))
         if self.schedule == "constant":
-            return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * step / total))
+            return lr
+        return lr * 0.5 * (1 + math.cos(math.pi * step / total))

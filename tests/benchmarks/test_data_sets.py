@@ -9,15 +9,15 @@ import pytest
 from PIL import Image
 
 from benchmarks import data
-from benchmarks.data import batches, cifar10, digits, mnist
+from benchmarks.data import augment, batches, cifar10, digits, mnist
 from benchmarks.models import MODELS
 
 
 def test_digits_are_enlarged_split_evenly_and_standardised():
     found = data.load(MODELS["lenet"])
 
-    assert (len(found.train.labels), len(found.test.labels)) == (1437, 360)
-    assert np.bincount(found.test.labels).min() >= 34
+    assert (len(found.train.labels), len(_labels(found.test))) == (1437, 360)
+    assert np.bincount(_labels(found.test)).min() >= 34
     images = found.train.load(np.arange(1437))
     assert images.shape == (1437, 28, 28, 1) and images.dtype == np.float32
     assert abs(images.mean()) < 1e-3 and abs(images.std() - 1) < 1e-3
@@ -26,8 +26,8 @@ def test_digits_are_enlarged_split_evenly_and_standardised():
 def test_the_split_never_changes():
     first, second = digits.load(), digits.load()
 
-    assert np.array_equal(first.test.labels, second.test.labels)
-    assert first.test.labels[:8].tolist() == [7, 6, 3, 7, 7, 3, 2, 8]
+    assert np.array_equal(_labels(first.test), _labels(second.test))
+    assert _labels(first.test)[:8].tolist() == [7, 6, 3, 7, 7, 3, 2, 8]
 
 
 def test_enlarging_keeps_the_mean_and_the_gradient():
@@ -38,6 +38,19 @@ def test_enlarging_keeps_the_mean_and_the_gradient():
     assert np.isclose(large.mean(), 3.5)
     assert np.allclose(np.diff(large[0])[4:-4], 8 / 28)
     assert np.allclose(large, large[0])
+
+
+def test_shifted_images_repeat_their_edge():
+    images = np.arange(2 * 6 * 6, dtype=np.float32).reshape(2, 6, 6, 1)
+
+    moved = augment.shift(images, 2, [0, 1])
+
+    assert np.array_equal(moved, augment.shift(images, 2, [0, 1]))
+    assert not np.array_equal(moved, augment.shift(images, 2, [0, 2]))
+    for before, after in zip(images[..., 0], moved[..., 0], strict=True):
+        wide = np.pad(before, 2, mode="edge")
+        windows = [wide[y : y + 6, x : x + 6] for y in range(5) for x in range(5)]
+        assert any(np.array_equal(after, window) for window in windows)
 
 
 def test_synthetic_images_are_the_same_every_time():
@@ -83,11 +96,13 @@ def test_mnist(tmp_path, compress):
     pixels = np.arange(3 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(3, 28, 28)
     for prefix in ("train", "t10k"):
         _write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", pixels, compress)
-        _write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", np.uint8([7, 0, 9]), compress)
+        _write_idx(
+            tmp_path / f"{prefix}-labels-idx1-ubyte", np.array([7, 0, 9], np.uint8), compress
+        )
 
     found = data.load(MODELS["lenet"], tmp_path)
 
-    assert found.name == "mnist" and found.test.labels.tolist() == [7, 0, 9]
+    assert found.name == "mnist" and _labels(found.test).tolist() == [7, 0, 9]
     back = found.train.load(np.array([2]))[0, :, :, 0] * 78.567 + 33.318
     assert np.allclose(back, pixels[2], atol=1e-3)
 
@@ -109,7 +124,7 @@ def test_cifar10(tmp_path):
 
     found = data.load(MODELS["resnet20"], tmp_path)
 
-    assert len(found.train.labels) == 8 and found.test.labels.tolist() == [3, 1, 4, 1]
+    assert len(found.train.labels) == 8 and _labels(found.test).tolist() == [3, 1, 4, 1]
     stored, _ = cifar10.read_batch(tmp_path / "test_batch")
     assert stored[1, 2, 5, 2] == pixels[1].reshape(3, 32, 32)[2, 2, 5]
 
@@ -130,7 +145,7 @@ def test_imagenet_folder(tmp_path):
 
     found = data.load(MODELS["resnet50"], tmp_path)
 
-    assert found.classes == 2 and found.test.labels.tolist() == [0, 1]
+    assert found.classes == 2 and _labels(found.test).tolist() == [0, 1]
     images = found.train.load(np.array([0, 1]))
     assert images.shape == (2, 224, 224, 3)
     assert images[0, :, :, 0].min() > 2 and images[1, :, :, 2].min() > 2
@@ -148,6 +163,11 @@ def test_images_of_another_shape(tmp_path):
 
     with pytest.raises(ValueError, match=r"expected images of shape \(28, 28, 1\)"):
         data.load(MODELS["lenet"], tmp_path)
+
+
+def _labels(images):
+    assert images is not None
+    return images.labels
 
 
 def _write_idx(file, array, compress):
