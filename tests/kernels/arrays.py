@@ -66,6 +66,19 @@ def bits(array: Any) -> np.ndarray:
     return raw
 
 
+def assert_same(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Fails where two arrays of integers differ, and says where first."""
+    if np.array_equal(got, want):
+        return
+    assert got.shape == want.shape, f"{what}: expected shape {want.shape}, got {got.shape}"
+    where = np.flatnonzero(got != want)
+    first = where[0]
+    raise AssertionError(
+        f"{what}: {where.size} of {got.size} differ, the first at {first}: "
+        f"expected {want[first]:#x}, got {got[first]:#x}"
+    )
+
+
 class Guarded:
     """A tensor between two guards, with its first element a given number of bytes off 64.
 
@@ -79,8 +92,11 @@ class Guarded:
         self._memory = torch.full((size + 4 * _GUARD,), _FILL, dtype=torch.uint8)
         self._first = -self._memory.data_ptr() % _GUARD + _GUARD + offset
         self._end = self._first + size
-        self.array = self._memory[self._first : self._end].view(tensor.dtype)
-        self.array.copy_(tensor)
+        inside = self._memory[self._first : self._end]
+        if size:
+            # As bytes: torch changes the bits of a bfloat16 NaN when it copies one.
+            inside.copy_(tensor.reshape(-1).view(torch.uint8))
+        self.array = inside.view(tensor.dtype)
 
     def intact(self) -> bool:
         """Whether the guards still hold what they were filled with."""

@@ -24,7 +24,16 @@ from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.oracle import OracleKernels
 from tests.codecs.cases import floats, normal, shapes, special_values, tensors
 from tests.codecs.rows import ROWS, Row
-from tests.kernels.arrays import DTYPES, THREADS, Guarded, as_dtype, bits, empty_payload, widened
+from tests.kernels.arrays import (
+    DTYPES,
+    THREADS,
+    Guarded,
+    as_dtype,
+    assert_same,
+    bits,
+    empty_payload,
+    widened,
+)
 
 ORACLE = OracleKernels()
 OFF = ErrorFeedback(alpha=0.0)
@@ -121,13 +130,13 @@ def check_encode(
         noise=noise,
     )
 
-    assert np.array_equal(payload.array.numpy(), want.payload), f"payload: {case}"
-    assert np.array_equal(bits(g.array), bits(gradient)), f"the gradient was changed: {case}"
+    assert_same(payload.array.numpy(), want.payload, f"payload: {case}")
+    assert_same(bits(g.array), bits(gradient), f"the gradient was changed: {case}")
     if want.residual is None or want.taken_back is None:
         after = residual
     else:
         after = want.taken_back
-        assert np.array_equal(bits(h.array), bits(want.residual)), f"residual: {case}"
+        assert_same(bits(h.array), bits(want.residual), f"residual: {case}")
         kernels.take_back(
             row.codec,
             shape,
@@ -137,8 +146,8 @@ def check_encode(
             feedback=feedback,
             step=noise.step,
         )
-    assert np.array_equal(bits(h.array), bits(after)), f"taken back: {case}"
-    assert np.array_equal(payload.array.numpy(), want.payload), f"the payload was changed: {case}"
+    assert_same(bits(h.array), bits(after), f"taken back: {case}")
+    assert_same(payload.array.numpy(), want.payload, f"the payload was changed: {case}")
     assert g.intact() and h.intact() and payload.intact(), f"out of bounds: {case}"
 
 
@@ -173,7 +182,7 @@ def check_decode(
         scale=scale,
         accumulate=accumulate,
     )
-    assert np.array_equal(bits(out.array), bits(want)), case
+    assert_same(bits(out.array), bits(want), case)
     assert out.intact() and sent.intact(), f"out of bounds: {case}"
 
 
