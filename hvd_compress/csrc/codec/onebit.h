@@ -31,7 +31,7 @@ struct OneBitCoder : Coder<CodeType::kBit, Packing::kDirect, false> {
   using F = typename V::F;
   using M = typename V::M;
 
-  explicit OneBitCoder(const CoderSetup&) {}
+  explicit OneBitCoder(const CoderSetup&) : lower(V::Set(0.0f)), upper(V::Set(0.0f)) {}
   HVDC_HD void SetGroup(const GroupScale& scale) {
     lower = V::Set(scale.lower);
     upper = V::Set(scale.upper);

@@ -36,6 +36,12 @@ HVDC_HD void StoreScale(uint8_t* payload, int64_t index, float value) {
   memcpy(payload + kHeaderBytes + 4 * index, &value, 4);
 }
 
+// Blocks whose codes stay in the cache next to the core.
+HVDC_HD int64_t BlocksPerRun(const Layout& layout) {
+  constexpr int64_t kRunElements = 4096;
+  return layout.block < kRunElements ? kRunElements / layout.block : 1;
+}
+
 // The checksum of the bytes that belong to blocks [first, last) alone: codes and own scales.
 template <class V>
 inline uint64_t BlocksChecksum(const hvdc_spec& spec, const Layout& layout, const uint8_t* payload,

@@ -232,12 +232,16 @@ struct BlockDecoder {
 
   static void Run(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
                   const Scratch& scratch, uint64_t* checksums) {
-    // Before decoding: it brings the codes into the cache, in long strides.
-    for (int32_t k = 0; k < job.count; ++k) {
-      checksums[k] +=
-          BlocksChecksum<V>(*job.spec, job.layout, job.payloads + k * job.stride, first, last);
+    const int64_t step = BlocksPerRun(job.layout);
+    for (int64_t next; first < last; first = next) {
+      next = first + step < last ? first + step : last;
+      // Before decoding: it brings the codes into the cache.
+      for (int32_t k = 0; k < job.count; ++k) {
+        const uint8_t* payload = job.payloads + k * job.stride;
+        checksums[k] += BlocksChecksum<V>(*job.spec, job.layout, payload, first, next);
+      }
+      take_back ? TakeBack(job, first, next, scratch) : Sum(job, first, next, scratch);
     }
-    take_back ? TakeBack(job, first, last, scratch) : Sum(job, first, last, scratch);
   }
 };
 

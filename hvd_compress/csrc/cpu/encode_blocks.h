@@ -12,6 +12,35 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+// What the next block will read. While a block is computed memory would stand idle, so the next one
+// is asked for meanwhile, a tile at a time.
+struct Ahead {
+  Ahead(const EncodeJob& job, int64_t next) {
+    const Layout& layout = job.layout;
+    if (next >= layout.blocks || layout.block > kMaxBlock) return;
+    const int64_t start = next * layout.block;
+    tile_bytes = kTile * (job.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2);
+    gradient = static_cast<const char*>(job.gradient) + start / kTile * tile_bytes;
+    if (job.mode != Mode::kNone) residual = job.residual + start;
+    tiles = BlockElements(layout, next) / kTile;
+  }
+
+  HVDC_HD void Prefetch(int64_t tile) const {
+    if (tile >= tiles) return;
+    for (int byte = 0; byte < tile_bytes; byte += 64) {
+      __builtin_prefetch(gradient + tile * tile_bytes + byte);
+    }
+    if (!residual) return;
+    for (int i = 0; i < kTile; i += 16) __builtin_prefetch(residual + tile * kTile + i);
+  }
+
+  static constexpr int64_t kMaxBlock = 4096;  // longer ones the hardware finds in time
+  const char* gradient = nullptr;
+  const float* residual = nullptr;
+  int tile_bytes = 0;
+  int64_t tiles = 0;
+};
+
 template <class V, class C>
 struct BlockEncoder {
   using F = typename V::F;
@@ -58,12 +87,14 @@ struct BlockEncoder {
   // written in full where they are packed, else up to the last element.
   template <bool kResidual>
   static uint32_t Quantize(const C& coder_, const NoiseState& noise, int64_t start, int64_t count,
-                           const float* x, const float* kept, float* h, T* codes) {
+                           const float* x, const float* kept, float* h, T* codes,
+                           const Ahead& ahead) {
     const C coder = coder_;  // a copy whose members can stay in registers
     I largest = V::SetI(0);
     uint32_t tile = static_cast<uint32_t>(start / kTile);
     int64_t i = 0;
     for (; i + kTile <= count; i += kTile, ++tile, codes += kTileCodes) {
+      if constexpr (!C::kCast) ahead.Prefetch(i / kTile);
       Tile<kResidual>(coder, noise, tile, i, x + i, kept + i, h + i, codes, &largest);
     }
     if (const size_t rest = static_cast<size_t>(count - i)) {
@@ -114,6 +145,16 @@ struct BlockEncoder {
 
   static void Run(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                   EncodeResult* result) {
+    const int64_t step = BlocksPerRun(job.layout);
+    for (int64_t next; first < last; first = next) {
+      next = first + step < last ? first + step : last;
+      Blocks(job, first, next, scratch, result);
+    }
+  }
+
+  // A few blocks, whose checksum is taken while they are in the cache.
+  static void Blocks(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                     EncodeResult* result) {
     const Layout& layout = job.layout;
     const bool contiguous = IsContiguous(*job.spec);
     const StatsKind kind = contiguous ? KindOf(*job.spec) : StatsKind::kNone;
@@ -166,11 +207,12 @@ struct BlockEncoder {
       }
       uint8_t* packed = job.payload + BlockOffset(layout, block);
       T* codes = reinterpret_cast<T*>(C::kPacking == Packing::kDirect ? packed : scratch.codes);
+      const Ahead ahead(job, block + 1);
       const uint32_t largest =
           job.mode == Mode::kNone
-              ? Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes)
-              : Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start,
-                               codes);
+              ? Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes, ahead)
+              : Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start, codes,
+                               ahead);
       if (C::kCast && largest >= kInfinityBits) result->nonfinite = true;
       Pack(job, scratch.codes, count, packed);
     }

@@ -1,7 +1,5 @@
 #include "cpu/tables.h"
 
-#include <algorithm>
-
 #include "codec/half.h"
 #include "cpu/fp_env.h"
 
@@ -37,16 +35,17 @@ Int8Tables Build(uint32_t variant) {
   for (uint32_t code = 0; code < 128; ++code) {
     tables.magnitudes[code] = static_cast<float>(Magnitude(variant, code));
   }
-  // Codes by ascending magnitude, the smallest code first among equals and the only one kept.
-  uint32_t order[128];
-  for (uint32_t i = 0; i < 128; ++i) order[i] = i;
+  // Codes by ascending magnitude; of codes with the same one the smallest alone.
   const float* values = tables.magnitudes;
-  std::stable_sort(order, order + 128,
-                   [values](uint32_t a, uint32_t b) { return values[a] < values[b]; });
-  const int steps = static_cast<int>(
-      std::unique(order, order + 128,
-                  [values](uint32_t a, uint32_t b) { return values[a] == values[b]; }) -
-      order);
+  uint32_t order[128];
+  int steps = 0;
+  for (uint32_t code = 0; code < 128; ++code) {
+    int at = 0;
+    while (at < steps && values[order[at]] < values[code]) ++at;
+    if (at < steps && values[order[at]] == values[code]) continue;
+    for (int i = steps++; i > at; --i) order[i] = order[i - 1];
+    order[at] = code;
+  }
   uint32_t thresholds[127];
   for (int i = 0; i + 1 < steps; ++i) {
     const double sum = static_cast<double>(values[order[i]]) + values[order[i + 1]];
