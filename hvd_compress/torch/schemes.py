@@ -87,10 +87,17 @@ class NoCompression(_Scheme):
 _BY_NAME = {cls.scheme: cls for cls in _Scheme.__subclasses__()}
 
 
+def _class_of(name: str) -> type[_Scheme]:
+    # A registered scheme works by its name before it has a documented class here.
+    if name not in _BY_NAME:
+        _BY_NAME[name] = type(name, (_Scheme,), {"scheme": name})
+    return _BY_NAME[name]
+
+
 class Compression:
     """Compressors by name, for command-line flags."""
 
-    names = tuple(_BY_NAME)
+    names = tuple(SCHEMES)
 
     @staticmethod
     def by_name(name: str, named_parameters: NamedParameters, **options: Any) -> Compressor:
@@ -99,5 +106,5 @@ class Compression:
         Raises:
             ValueError: no such name.
         """
-        check_choice("Compression", "by_name", name, Compression.names)
-        return _BY_NAME[name](named_parameters, **options)
+        check_choice("Compression", "by_name", name, tuple(SCHEMES))
+        return _class_of(name)(named_parameters, **options)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import ClassVar
+
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 import hvd_compress.torch as hvdc
-from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
+from hvd_compress.codecs import (
+    CODECS,
+    SCHEMES,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    NoiseKey,
+    OneBit,
+    Scheme,
+)
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     Probe,
@@ -188,3 +201,35 @@ def test_counters() -> None:
     assert abs(compressor.residual_norm() - squares**0.5) < 1e-9 * squares**0.5
     compressor.reset_counters()
     assert compressor.counters.message_bytes == 0
+
+
+@on_ranks(1, environment={"HOROVOD_ELASTIC": "1"})
+def test_a_codec_of_ones_own_works_by_name() -> None:
+    """A dataclass with an oracle and a line in the registry: no kernel, no class in the frontend."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Halves(NoCompression):
+        codec_id: ClassVar[int] = 200
+        name: ClassVar[str] = "halves"
+
+        def quantize(
+            self, x: np.ndarray, shape: tuple[int, ...], noise: NoiseKey
+        ) -> tuple[np.ndarray, np.ndarray]:
+            return super().quantize(np.round(x * 2) / np.float32(2), shape, noise)
+
+        def native(self) -> dict[str, int | float]:
+            raise NotImplementedError
+
+    CODECS["halves"], SCHEMES["halves"] = Halves, Scheme(Halves, ErrorFeedback())
+    try:
+        model = Probe(SHAPES)
+        compressor = hvdc.Compression.by_name("halves", model.named_parameters(), threshold=0)
+        optimizer = distributed(model, compressor)
+        simulation = Simulation(Halves(), ErrorFeedback(), SHAPES, 1)
+        for step in range(2):
+            gradients = targets(SHAPES, 0, step)
+            got = exchange(model, optimizer, gradients)
+            assert_same_bits(got, simulation.average([gradients]))
+            assert torch.equal(got["a"], (got["a"] * 2).round() / 2)
+    finally:
+        del CODECS["halves"], SCHEMES["halves"]
