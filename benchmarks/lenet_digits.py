@@ -11,9 +11,9 @@ from pathlib import Path
 RANKS = 2
 _RECIPE = {
     "--model": "lenet",
-    "--epochs": "25",
+    "--epochs": "30",
     "--batch-size": "32",
-    "--lr": "0.02",
+    "--lr": "0.01",
     "--lr-warmup": "40",
     "--shift": "2",
     "--momentum": "0.9",
