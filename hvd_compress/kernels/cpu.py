@@ -143,7 +143,8 @@ class CpuKernels:
             self.threads,
             ctypes.byref(bad),
         )
-        _check(status, codec, shape, step, payloads, bad.value)
+        payload = payloads[bad.value] if bad.value >= 0 else None
+        _check(status, codec, shape, step, payload, f"rank {bad.value}'s ")
 
     def take_back(
         self,
@@ -174,7 +175,7 @@ class CpuKernels:
             size,
             self.threads,
         )
-        _check(status, codec, shape, step, payload[None], 0)
+        _check(status, codec, shape, step, payload)
 
     def square_sum(self, values: Any) -> float:
         """Sum of squares of a float32 array, in double precision."""
@@ -334,17 +335,17 @@ def _check(
     codec: Codec,
     shape: Shape,
     step: int = 0,
-    payloads: Any = None,
-    bad: int = -1,
+    payload: Any = None,
+    whose: str = "",
 ) -> None:
     if status == 0:
         return
-    if payloads is not None and bad >= 0 and status in (2, 3, 4):
+    if payload is not None and status in (2, 3, 4):
         # The oracle's checks name the field and both values; the library only finds the payload.
         from hvd_compress.codecs.payload import open_payload
 
         try:
-            open_payload(codec, shape, step, np.array(_as_numpy(payloads[bad])))
+            open_payload(codec, shape, step, np.array(_as_numpy(payload)))
         except PayloadError as error:
-            raise PayloadError(f"rank {bad}'s {error}") from None
+            raise PayloadError(f"{whose}{error}") from None
     raise KernelError(f"{codec!r}, shape {shape}: the native library answered with status {status}")

@@ -38,7 +38,11 @@ def test_none_keeps_every_bit() -> None:
 def test_the_one_nan_of_each_type() -> None:
     bits = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32)
     nan = bits.view(np.float32)
-    for codec, dtype, want in ((FP16(), "<u2", 0x7E00), (BF16(), "<u2", 0x7FC0)):
+    for codec, dtype, want in (
+        (FP16(), "<u2", 0x7E00),
+        (BF16(), "<u2", 0x7FC0),
+        (NoCompression(), "<u4", 0x7FC00000),
+    ):
         _, codes = quantize(codec, nan.shape, nan, NoiseKey())
         assert codes.view(dtype).tolist() == [want] * nan.size
 

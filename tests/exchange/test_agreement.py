@@ -32,6 +32,20 @@ def test_differences_name_the_setting_and_the_ranks() -> None:
     ]
 
 
+def test_null_is_not_absent_and_numbers_are_not_their_names() -> None:
+    with pytest.raises(ExchangeError, match="clip: None on rank 0, absent on rank 1"):
+        _check({"clip": None}, {})
+    with pytest.raises(ExchangeError, match="seed: 1 on rank 0, 1 on rank 1"):
+        _check({"seed": 1}, {"seed": "1"})
+
+
+def test_names_may_hold_any_character() -> None:
+    strange = {"of": {"a\nb\r\u2028 é": "x"}}
+    _check(strange, strange)
+    with pytest.raises(ExchangeError, match="differ"):
+        _check(strange, {"of": {"a": "x"}})
+
+
 def test_long_lists_are_cut() -> None:
     ranks = [{f"setting {i}": rank // 50 for i in range(9)} for rank in range(100)]
     with pytest.raises(ExchangeError) as raised:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, ErrorFeedback, Int8, NoCompression, OneBit
@@ -63,3 +66,43 @@ def test_gathers_that_overflow_horovods_counters() -> None:
     check_gather("w", MAX_GATHERED_BYTES // 8, 8)
     with pytest.raises(ValueError, match="w: expected at most 2147483647 bytes in one gather"):
         check_gather("w", MAX_GATHERED_BYTES // 8 + 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    (
+        ({"threshold": -1}, ValueError, "Compressor.threshold: expected an integer in"),
+        ({"threshold": 1.5}, TypeError, "Compressor.threshold: expected an integer in"),
+        ({"exclude": "fc3.*"}, TypeError, "Compressor.exclude: expected a sequence of patterns"),
+        ({"exclude": (1,)}, TypeError, "Compressor.exclude: expected a sequence of patterns"),
+        ({"exclude": None}, TypeError, "Compressor.exclude: expected a sequence of patterns"),
+        ({"layers": ["fc3"]}, TypeError, "Compressor.layers: expected codecs by name pattern"),
+        ({"layers": {3: None}}, TypeError, "Compressor.layers: expected codecs by name pattern"),
+        ({"layers": {"a": "zip"}}, ValueError, "Compressor.layers['a']: expected one of 'onebit'"),
+        ({"layers": {"a": OneBit}}, TypeError, "Compressor.layers['a']: expected a codec, a name"),
+    ),
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        Router(ONE_BIT, **arguments)
+    assert str(raised.value).startswith(message)
+    assert ", got " in str(raised.value)
+
+
+def test_a_codec_of_ones_own_is_routed_without_feedback() -> None:
+    @dataclass(frozen=True)
+    class Own(Codec):
+        codec_id: ClassVar[int] = 200
+        name: ClassVar[str] = "own"
+        error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
+
+    assert Router(ONE_BIT, 0, layers={"a": Own()}).choose("a", (10,), "float32") == Route(
+        Own(), OFF
+    )
+
+
+def test_another_route_keeps_thresholds_and_exclusions() -> None:
+    router = Router(ONE_BIT, 100, ("head.*",), {"z": None}).with_route(Route(Int8(), OFF))
+    assert router.choose("z", (1000,), "float32") == Route(Int8(), OFF)
+    assert router.choose("z", (99,), "float32") == DENSE
+    assert router.choose("head.w", (1000,), "float32") == DENSE
