@@ -65,10 +65,18 @@ def test_exchange_knows_no_codec_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.kernels.cpu")
+    "module",
+    (
+        "hvd_compress",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels.cpu",
+        "hvd_compress.exchange.agreement",
+        "hvd_compress.exchange.routing",
+        "hvd_compress.exchange.token",
+    ),
 )
 def test_importing_brings_no_framework(module: str) -> None:
-    frameworks = "{'torch', 'tensorflow', 'horovod'}"
+    frameworks = "{'torch', 'tensorflow', 'keras', 'tf_keras', 'jax', 'horovod'}"
     code = f"import sys, {module}; print(sorted({frameworks} & sys.modules.keys()))"
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
