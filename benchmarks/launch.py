@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CYCLE_MS = 0.2
-"""How often Horovod looks for work. Its default of 1 ms is a large part of a small model's step."""
 
 
 class RankError(RuntimeError):
@@ -30,8 +28,6 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    status = subprocess.run(
-        [*launcher, "--cycle-time-ms", str(CYCLE_MS), *worker], cwd=ROOT, env=environment
-    ).returncode
+    status = subprocess.run([*launcher, *worker], cwd=ROOT, env=environment).returncode
     if status:
         raise RankError(f"expected {module} to succeed on {ranks} ranks, got status {status}")
