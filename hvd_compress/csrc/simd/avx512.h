@@ -196,7 +196,11 @@ struct Avx512 {
             _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
   }
   HVDC_HD static uint64_t Sum64(__m512i x) {
-    return static_cast<uint64_t>(_mm512_reduce_add_epi64(x));
+    // Not _mm512_reduce_add_epi64: gcc's last addition is signed, and checksums overflow it.
+    uint64_t lanes[8], sum = 0;
+    _mm512_storeu_si512(lanes, x);
+    for (const uint64_t lane : lanes) sum += lane;
+    return sum;
   }
 };
 
