@@ -35,10 +35,13 @@ def lane_sum(values: np.ndarray) -> np.ndarray:
     """
     *outer, n = values.shape
     chunks = max(1, -(-n // CHUNK))
-    padded = np.zeros((*outer, chunks, CHUNK // LANES, LANES), values.dtype)
+    # Zeros that pad a short sum change nothing, as no lane is ever -0; a full chunk for each of many
+    # short rows would take much memory.
+    steps = CHUNK // LANES if chunks > 1 else -(-n // LANES)
+    padded = np.zeros((*outer, chunks, steps, LANES), values.dtype)
     padded.reshape(*outer, -1)[..., :n] = values
     lanes = np.zeros((*outer, chunks, LANES), values.dtype)
-    for step in range(CHUNK // LANES):
+    for step in range(steps):
         lanes += padded[..., step, :]
     width = LANES
     while width > 1:
