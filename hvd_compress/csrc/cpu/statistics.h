@@ -94,10 +94,15 @@ inline void SquareChunks(const float* values, int64_t count, int64_t first, int6
                          double* sums) {
   for (int64_t chunk = first; chunk < last; ++chunk) {
     const int64_t start = chunk * kChunk;
+    const int64_t end = count - start < kChunk ? count : start + kChunk;
+    Accumulator<V, StatsKind::kSquares> squares;
+    int64_t i = start;
+    for (; i + kLanes <= end; i += kLanes) squares.Add(V::Load(values + i));
+    float rest[kLanes] = {};
+    memcpy(rest, values + i, static_cast<size_t>(end - i) * sizeof(float));
+    squares.Add(V::Load(rest));
     GroupStats stats = {};
-    Preparer<V, StatsKind::kSquares, HVDC_DTYPE_FLOAT32, Mode::kNone>::Chunk(
-        values + start, nullptr, count - start < kChunk ? count - start : kChunk, nullptr, nullptr,
-        0, 0, &stats);
+    squares.Finish(&stats);
     sums[chunk] = stats.square;
   }
 }

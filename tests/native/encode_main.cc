@@ -1,0 +1,177 @@
+// Encodes random tensors with every kind of configuration, to be run under sanitizers: any number
+// of threads, several callers at once, and a forked child give the bytes that one thread gives.
+//
+//   encode_main SECONDS [SEED [nofork]]
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cases.h"
+
+namespace {
+
+using Random = std::mt19937_64;
+using Bytes = std::vector<uint8_t>;
+
+#define DEMAND(condition)                                             \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                        \
+    }                                                                 \
+  } while (0)
+
+struct Result {
+  Bytes payload;
+  std::vector<float> residual;
+};
+
+// A tensor to encode, in vectors of exact size.
+struct Input {
+  cases::Case test;
+  Bytes gradient;
+  std::vector<float> residual;
+  float alpha, beta;
+  bool feedback;
+
+  explicit Input(Random* random) {
+    uint8_t bytes[cases::kSpecBytes];
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
+    test = cases::MakeCase(bytes);
+    const size_t count = static_cast<size_t>(test.spec.rows * test.spec.columns);
+    feedback = (*random)() % 2;
+    alpha = (*random)() % 2 ? 1.0f : 0.25f;
+    beta = (*random)() % 2 ? 1.0f : 0.5f;
+    std::normal_distribution<float> normal;
+    const float size = std::ldexp(1.0f, static_cast<int>((*random)() % 250) - 125);
+    residual.resize(feedback ? count : 0);
+    for (float& value : residual) value = size * normal(*random);
+    gradient.resize(count * (test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2));
+    // Mostly numbers of a kind; now and then any bits, which are often not finite.
+    if ((*random)() % 4 == 0) {
+      for (uint8_t& byte : gradient) byte = static_cast<uint8_t>((*random)());
+    } else if (test.dtype == HVDC_DTYPE_FLOAT32) {
+      for (size_t i = 0; i < count; ++i) {
+        const float value = size * normal(*random);
+        memcpy(gradient.data() + 4 * i, &value, 4);
+      }
+    } else {
+      for (size_t i = 0; i < count; ++i) gradient[2 * i + 1] = 0x38 + (*random)() % 8 * 16;
+    }
+  }
+
+  Result Encode(int threads) const {
+    Result result;
+    // A byte that the encoder leaves out differs between the two.
+    result.payload.assign(static_cast<size_t>(hvdc_payload_bytes(&test.spec)),
+                          threads == 1 ? 0xA5 : 0x5A);
+    result.residual = residual;
+    const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
+    const hvdc_feedback coefficients = {alpha, beta, result.residual.data()};
+    DEMAND(hvdc_encode(&test.spec, &noise, gradient.data(), test.dtype,
+                       feedback ? &coefficients : nullptr, result.payload.data(),
+                       static_cast<int64_t>(result.payload.size()), threads) == HVDC_OK);
+    return result;
+  }
+};
+
+void DemandSame(const Result& a, const Result& b) {
+  DEMAND(a.payload == b.payload);
+  DEMAND(a.residual.size() == b.residual.size());
+  DEMAND(a.residual.empty() ||
+         !memcmp(a.residual.data(), b.residual.data(), 4 * a.residual.size()));
+}
+
+// One tensor, there and back, with one thread and with several.
+void CheckOne(Random* random) {
+  const Input input(random);
+  const Result alone = input.Encode(1);
+  DEMAND(cases::SlowChecksum(alone.payload.data(), static_cast<int64_t>(alone.payload.size())) ==
+         [&] {
+           uint64_t sum;
+           memcpy(&sum, alone.payload.data() + 24, 8);
+           return sum;
+         }());
+  Result together = input.Encode(input.test.threads);
+  DemandSame(alone, together);
+  const int64_t size = static_cast<int64_t>(alone.payload.size());
+  Bytes out(input.gradient.size());
+  int32_t bad;
+  DEMAND(hvdc_decode_sum(&input.test.spec, cases::kStep, alone.payload.data(), size, size, 1, 1.0f,
+                         out.data(), input.test.dtype, input.test.accumulate, input.test.threads,
+                         &bad) == HVDC_OK);
+  if (!input.feedback) return;
+  const hvdc_feedback coefficients = {input.alpha, input.beta, together.residual.data()};
+  DEMAND(hvdc_take_back(&input.test.spec, cases::kStep, input.gradient.data(), input.test.dtype,
+                        &coefficients, alone.payload.data(), size, input.test.threads) == HVDC_OK);
+  const int64_t count = static_cast<int64_t>(input.residual.size());
+  const double one = hvdc_square_sum(input.residual.data(), count, 1);
+  DEMAND(one == hvdc_square_sum(input.residual.data(), count, input.test.threads));
+}
+
+// A child of a process whose pool has worked has no threads of it, but gets its own.
+void CheckFork(uint64_t seed) {
+  Random random(seed);
+  std::vector<float> gradient(300000);
+  std::normal_distribution<float> normal;
+  for (float& value : gradient) value = normal(random);
+  hvdc_spec spec = {};
+  spec.codec = HVDC_ONEBIT;
+  spec.group = 1024;
+  spec.rows = static_cast<int64_t>(gradient.size());
+  spec.columns = 1;
+  const hvdc_noise noise = {};
+  Bytes expected(static_cast<size_t>(hvdc_payload_bytes(&spec))), payload(expected.size());
+  const int64_t size = static_cast<int64_t>(expected.size());
+  DEMAND(hvdc_encode(&spec, &noise, gradient.data(), 0, nullptr, expected.data(), size, 4) == 0);
+  const pid_t child = fork();
+  DEMAND(child >= 0);
+  if (child == 0) {
+    alarm(120);
+    for (int i = 0; i < 20; ++i) {
+      memset(payload.data(), 0, payload.size());
+      DEMAND(hvdc_encode(&spec, &noise, gradient.data(), 0, nullptr, payload.data(), size, 4) == 0);
+      DEMAND(payload == expected);
+    }
+    _exit(0);
+  }
+  int status;
+  DEMAND(waitpid(child, &status, 0) == child);
+  DEMAND(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? atof(argv[1]) : 10;
+  const uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
+  const bool forks = argc <= 3;
+  long runs = 0;
+  for (const char* isa : {"plain", "avx2", "avx512"}) {
+    if (hvdc_set_isa(isa) != HVDC_OK) continue;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds / 3);
+    long done[3] = {};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 3; ++caller) {
+      callers.emplace_back([=, &done] {
+        Random random(seed * 3 + static_cast<uint64_t>(caller));
+        for (; std::chrono::steady_clock::now() < end; ++done[caller]) CheckOne(&random);
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    // Not while the callers are at work: AddressSanitizer's own allocator may be locked then.
+    if (forks) CheckFork(seed);
+    runs += done[0] + done[1] + done[2];
+  }
+  printf("%ld tensors\n", runs);
+  return runs ? 0 : 1;
+}

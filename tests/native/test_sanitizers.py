@@ -1,0 +1,98 @@
+"""The native kernels under sanitizers: altered payloads, random tensors, threads and a fork."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 10
+"""How long each program looks for something to report."""
+
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+
+
+def build(folder: Path, target: str, *options: str) -> Path:
+    """Builds one program of tests/native in a folder of its own; returns the folder."""
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None"]
+    # With more, gcc takes minutes for the plain lanes under these sanitizers.
+    flags = "-DCMAKE_CXX_FLAGS=-O0"
+    run([*configure, flags, *options], 120)
+    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *target.split()], 900)
+    return folder
+
+
+def run(command: list[str], timeout: float) -> str:
+    """Runs a program and returns what it wrote; it fails the test if it fails."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    return build(
+        tmp_path_factory.mktemp("address"),
+        "fuzz_main encode_main",
+        "-DHVDC_NATIVE_TESTS=ON",
+        "-DHVDC_SANITIZE=address,undefined",
+    )
+
+
+def test_altered_payloads(address: Path) -> None:
+    """Valid payloads with a few changes, and plain noise, are refused or decoded, never followed."""
+    inputs = int(run([str(address / "fuzz_main"), str(SECONDS)], SECONDS + 60).split()[0])
+    assert inputs > 100
+
+
+def test_random_tensors(address: Path) -> None:
+    """Every codec, shape and number of threads, three callers at once, and forked children."""
+    tensors = int(run([str(address / "encode_main"), str(SECONDS)], SECONDS + 120).split()[0])
+    assert tensors > 100
+
+
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    """The same tensors under ThreadSanitizer, which cannot follow a fork."""
+    options = ("-DHVDC_NATIVE_TESTS=ON", "-DHVDC_SANITIZE=thread")
+    program = build(tmp_path, "encode_main", *options) / "encode_main"
+    assert "tensors" in run([str(program), str(SECONDS), "1", "nofork"], SECONDS + 60)
+
+
+def test_fuzzer(tmp_path: Path) -> None:
+    """libFuzzer, guided by coverage, on the same target."""
+    clang = shutil.which("clang++-14") or shutil.which("clang++")
+    if clang is None:
+        pytest.skip("libFuzzer needs clang++")
+    program = build(
+        tmp_path,
+        "fuzz_decode",
+        f"-DCMAKE_CXX_COMPILER={clang}",
+        "-DHVDC_FUZZ=ON",
+        "-DHVDC_SANITIZE=address,undefined",
+    )
+    limits = [f"-max_total_time={SECONDS}", "-max_len=4096", "-timeout=20"]
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    output = run(
+        [str(program / "fuzz_decode"), *limits, f"-artifact_prefix={tmp_path}/", str(corpus)],
+        SECONDS + 60,
+    )
+    assert "DONE" in output
