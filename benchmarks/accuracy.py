@@ -15,7 +15,16 @@ from benchmarks.results import Results
 from benchmarks.tables import Table
 
 BASELINE = "none"
-COMPRESSIONS = [BASELINE, "onebit", "onebit:alpha=0", "int8", "ternary", "ecq"]
+COMPRESSIONS = [
+    BASELINE,
+    "onebit",
+    "onebit:group=column",
+    "onebit:alpha=0",
+    "int8",
+    "ternary",
+    "ecq",
+]
+"""1-bit SGD three times: with contiguous groups, the paper's columns, and without feedback."""
 SCHEMA = "hvd_compress/accuracy/1"
 FIRST_SEED = 100
 """The recipe was chosen on smaller ones."""

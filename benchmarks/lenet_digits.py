@@ -13,7 +13,7 @@ from pathlib import Path
 RANKS = 2
 _RECIPE = {
     "--model": "lenet",
-    "--epochs": "30",
+    "--epochs": "40",
     "--batch-size": "32",
     "--lr": "0.01",
     "--lr-warmup": "40",
