@@ -106,7 +106,7 @@ class Codec:
         raise NotImplementedError
 
     def variance_factor(self, count: int) -> float:
-        """The gamma for which E|Q(x) - x|^2 <= gamma |x|^2 with ``count`` elements (unbiased codecs).
+        """The gamma for which ``E|Q(x) - x|^2 <= gamma |x|^2`` with ``count`` elements (unbiased codecs).
 
         ECQ-SGD, lemma 1.
         """

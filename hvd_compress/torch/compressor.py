@@ -184,9 +184,13 @@ class Compressor(HorovodCompressor):
         return {slot.name: slot.route for slot in self._slots}
 
     def residual_norm(self) -> float:
-        """The l2 norm of all residuals of this rank together."""
-        residuals = [slot.residual for slot in self._slots if slot.residual is not None]
-        return sum(self._kernels.square_sum(residual) for residual in residuals) ** 0.5
+        """The l2 norm of all residuals of this rank together, loss scaling taken out."""
+        squares = [
+            self._kernels.square_sum(slot.residual) / slot.residual_scale**2
+            for slot in self._slots
+            if slot.residual is not None
+        ]
+        return sum(squares) ** 0.5
 
     def reset_counters(self) -> None:
         """Sets :attr:`counters` to zero."""

@@ -115,5 +115,6 @@ def test_residuals_follow_the_loss_scale() -> None:
         sent += exchange(model, optimizer, mine)["a"] / scale
         total += sum(g["a"] for g in every) / hvd.size()
     residual = compressor.state_dict()["tensors"]["a"]["residual"] / scaler.get_scale()
+    assert math.isclose(compressor.residual_norm(), residual.double().norm().item(), rel_tol=1e-6)
     everywhere = hvd.allreduce(residual, name="mean residual")
     assert torch.allclose(sent + everywhere, total, atol=1e-5)
