@@ -81,6 +81,11 @@ class Codec:
     """How the quantization error behaves, which decides what error feedback is stable:
     ``E[Q(x)] = x``, or ``|x - Q(x)| < |x|`` always."""
 
+    @property
+    def saturates(self) -> bool:
+        """Whether numbers beyond a fixed range are cut off: what is cut off can never be sent later."""
+        return False
+
     def layout(self, shape: Shape) -> Layout:
         """The byte layout for a tensor of that shape."""
         raise NotImplementedError

@@ -46,10 +46,16 @@ class ErrorFeedback:
 
         An unbiased codec with variance factor gamma needs
         ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
-        alpha < 2 / (gamma + 1)); a contractive one needs ``alpha <= beta``.
+        alpha < 2 / (gamma + 1)); a contractive one needs ``alpha <= beta``; where a fixed range cuts
+        numbers off, what is cut off would pile up whatever alpha is.
         """
         if not self.enabled:
             return
+        if codec.saturates:
+            raise ValueError(
+                f"ErrorFeedback: expected alpha = 0 for {codec!r}, whose range is fixed, got alpha = "
+                f"{self.alpha}: the residual could grow without bound; normalised codecs take feedback"
+            )
         if codec.error == "contractive":
             if self.alpha > self.beta:
                 raise ValueError(

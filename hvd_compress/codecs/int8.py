@@ -46,6 +46,11 @@ class Int8(base.Codec):
         base.check_number("Int8", "offset", self.offset, -20, 20, integer=True)
         base.store(self, "offset", int(self.offset))
 
+    @property
+    def saturates(self) -> bool:
+        """Without normalisation there is a largest magnitude, about ``10**offset``."""
+        return self.kind not in _NORMALISED
+
     def layout(self, shape: base.Shape) -> base.Layout:
         """One scale a group, one byte an element."""
         return base.grouped_layout(shape, self.group, lambda n: n)

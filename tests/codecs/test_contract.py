@@ -210,7 +210,8 @@ def test_a_step_that_is_taken_back_leaves_the_residual(row: Row, scale: float) -
 def test_feedback_loses_nothing_over_many_steps(row: Row) -> None:
     shape = (7, 67)
     feedback = ErrorFeedback(row.feedback.alpha, 1.0)
-    feedback.check(row.codec, shape)
+    if not row.codec.saturates:
+        feedback.check(row.codec, shape)
     residual = np.zeros(math.prod(shape), np.float32)
     given_, sent = np.zeros(residual.size), np.zeros(residual.size)
     largest = 0.0

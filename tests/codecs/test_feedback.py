@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.kernels.oracle import dequantize, quantize
 from tests.codecs.cases import normal
 
 D = 4096
 QSGD = ECQ(4, "l2", "tensor")
 UNBIASED = (QSGD, ECQ(), ECQ(127, "l2", 64), ECQ(1, "linf", 64), Ternary(), Ternary("tensor", None))
-CONTRACTIVE = (OneBit(), OneBit("tensor"), Int8(), Int8("static"), BF16())
+CONTRACTIVE = (OneBit(), OneBit("tensor"), Int8(), Int8("linear"), BF16())
 
 Gradients = Callable[[int], np.ndarray]
 
@@ -51,6 +52,17 @@ def test_contractive_codecs_take_alpha_up_to_beta(codec: Codec) -> None:
     for alpha, beta in ((1.0, 0.999), (0.5, 0.1)):
         with pytest.raises(ValueError, match=r"expected alpha <= beta = .*, got alpha = "):
             ErrorFeedback(alpha, beta).check(codec, (D,))
+
+
+@pytest.mark.parametrize("kind", ("static", "mantissa"))
+def test_a_fixed_range_takes_no_feedback(kind: Kind) -> None:
+    """Gradients just beyond the range: each step leaves as much behind as the one before."""
+    codec, feedback = Int8(kind, offset=-2), ErrorFeedback(1.0, 1.0)
+    with pytest.raises(ValueError, match=r"expected alpha = 0 for .*whose range is fixed"):
+        feedback.check(codec, (D,))
+    gradient = np.full(64, 0.02, np.float32)
+    norms = largest_residual(codec, feedback, 400, lambda step: gradient)
+    assert norms[-1] > 1.9 * norms[199] > 10
 
 
 def test_the_bound_depends_on_the_tensor_and_not_only_on_the_codec() -> None:

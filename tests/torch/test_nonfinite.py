@@ -24,7 +24,7 @@ ROWS: list[tuple[Codec, ErrorFeedback]] = [
     (OneBit("column"), ErrorFeedback()),
     (OneBit("tensor"), ErrorFeedback(0.5, 0.75)),
     (Int8(), ErrorFeedback()),
-    (Int8("mantissa"), ErrorFeedback()),
+    (Int8("linear", "tensor"), ErrorFeedback()),
     (ECQ(), ErrorFeedback(0.01, 1.0)),
 ]
 
