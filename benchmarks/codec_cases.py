@@ -143,7 +143,8 @@ class BitsAndBytesCase:
 def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
     """Error feedback as strong as the codec bears: its cost is measured, not its use.
 
-    Half the bound of ECQ-SGD's lemma 2 for the unbiased codecs, 1 for the others.
+    Half the bound of ECQ-SGD's lemma 2 for the unbiased codecs, 1 for the others. Training refuses
+    feedback around a fixed range; the kernel's cost is measured there all the same.
     """
     if codec.error == "contractive":
         return ErrorFeedback(1.0, 1.0)

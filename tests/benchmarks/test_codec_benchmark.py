@@ -42,6 +42,6 @@ def test_an_unknown_codec(tmp_path, capsys):
     assert "expected beginnings of none, fp16" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [name for name, case in CODECS.items() if not case.saturates])
 def test_the_feedback_that_is_measured_is_stable(name):
     stable_feedback(CODECS[name], 1 << 26).check(CODECS[name], (8192, 8192))
