@@ -16,12 +16,21 @@ ALLOWED = {
     "codecs": {"numpy", "hvd_compress.codecs"},
     "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
     "exchange": {"hvd_compress.codecs", "hvd_compress.exchange"},
+    "torch_common": {
+        "torch",
+        "numpy",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.torch_common",
+    },
     "torch": {
         "torch",
         "horovod",
         "hvd_compress.codecs",
         "hvd_compress.kernels",
         "hvd_compress.exchange",
+        "hvd_compress.torch_common",
         "hvd_compress.torch",
     },
 }

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.base import check_number
-from hvd_compress.codecs.payload import FORMAT_VERSION
+from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange import token
-from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, check_gather
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, check_gather
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.slots import Slot, Slots
-from hvd_compress.torch.state import restore, snapshot
+from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Encoded, Step
-
-NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.slots import NamedParameters, Slot
 
 
 @dataclass(eq=False)
@@ -34,7 +29,7 @@ class _Dense:
     gradient: torch.Tensor
 
 
-class Compressor(HorovodCompressor):
+class Compressor(GradientCoder, HorovodCompressor):
     """Sends gradients encoded; pass one to ``hvd.DistributedOptimizer(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
@@ -61,6 +56,8 @@ class Compressor(HorovodCompressor):
         ExchangeError: ``hvd.init()`` was not called.
     """
 
+    _slots: Slots
+
     def __init__(
         self,
         named_parameters: NamedParameters,
@@ -77,30 +74,26 @@ class Compressor(HorovodCompressor):
         threads: int | None = None,
         name: str = "hvd_compress",
     ) -> None:
-        check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
-        check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
-        if threads is not None:
-            check_number("Compressor", "threads", threads, 1, 1024, integer=True)
-        if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
-            raise TypeError(
-                f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
-            )
-        self._slots = Slots(named_parameters)
+        slots = Slots(named_parameters)
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
-        first = next(iter(self._slots)).name
+        first = next(iter(slots)).name
         self._collectives = Collectives(process_set, f"{name}.{first}")
-        self._kernels = CpuKernels(threads or torch.get_num_threads())
-        self._router = Router(Route(codec, feedback), threshold, exclude, layers)
-        unused = self._router.unused_patterns([slot.name for slot in self._slots])
-        if unused:
-            raise ValueError(f"Compressor: expected patterns that match a parameter, got {unused}")
-        self._warmup_steps = warmup_steps
-        self._seed = seed
-        self._grad_scaler = grad_scaler
+        super().__init__(
+            slots,
+            codec,
+            feedback,
+            rank=self._collectives.rank,
+            size=self._collectives.size,
+            threshold=threshold,
+            exclude=exclude,
+            layers=layers,
+            warmup_steps=warmup_steps,
+            seed=seed,
+            grad_scaler=grad_scaler,
+            threads=threads,
+        )
         self._step = Step(self._collectives, self._configuration)
         self._exchanging = False
-        self.counters = Counters()
-        self._choose_routes(list(self._slots))
 
     @torch.no_grad()
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -146,83 +139,14 @@ class Compressor(HorovodCompressor):
         self._finish(ctx, scale)
         return ctx.gradient
 
-    def set_codec(
-        self,
-        codec: Codec,
-        feedback: ErrorFeedback | None = None,
-        layers: str = "*",
-    ) -> None:
-        """Changes the codec between two steps, on every rank alike.
+    def _busy(self) -> bool:
+        return self._step.busy or any(slot.pending for slot in self._slots)
 
-        A residual that the new codec does not carry on is added to the next gradient: nothing is lost.
-
-        Args:
-            codec: the new codec.
-            feedback: its error feedback; None is that of its paper.
-            layers: name pattern of the parameters it is for; thresholds and exclusions stay in force.
-
-        Raises:
-            ExchangeError: gradients are still on their way.
-        """
-        from fnmatch import fnmatchcase
-
-        from hvd_compress.codecs.registry import scheme_of
-
-        if self._step.busy or any(slot.pending for slot in self._slots):
-            raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
-        route = Route(codec, scheme_of(codec).feedback if feedback is None else feedback)
-        chosen = [slot for slot in self._slots if fnmatchcase(slot.name, layers)]
-        if not chosen:
-            raise ValueError(
-                f"set_codec: expected a pattern that matches a parameter, got {layers!r}"
-            )
-        self._choose_routes(chosen, self._router.with_route(route))
+    def _forget_agreement(self) -> None:
         self._step.forget_agreement()
 
-    def routes(self) -> dict[str, Route]:
-        """How each parameter's gradient travels, by name."""
-        return {slot.name: slot.route for slot in self._slots}
-
-    def residual_norm(self) -> float:
-        """The l2 norm of all residuals of this rank together, loss scaling taken out."""
-        squares = [
-            self._kernels.square_sum(slot.residual) / slot.residual_scale**2
-            for slot in self._slots
-            if slot.residual is not None
-        ]
-        return sum(squares) ** 0.5
-
-    def reset_counters(self) -> None:
-        """Sets :attr:`counters` to zero."""
-        self.counters = Counters()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and noise positions; every rank saves its own.
-
-        Residuals are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
-        """
-        return snapshot(self._slots, self._collectives.rank, self._collectives.size, self._seed)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` of the same rank left off.
-
-        Raises:
-            ValueError: another rank, number of ranks, seed or model; nothing is changed then.
-        """
-        restore(self._slots, state, self._collectives.rank, self._collectives.size, self._seed)
-
-    def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        router = router or self._router
-        chosen = []
-        for slot in slots:
-            dtype = str(slot.parameter.dtype).removeprefix("torch.")
-            route = router.choose(slot.name, slot.shape, dtype)
-            if not route.dense:
-                size = route.codec.payload_bytes(slot.shape)
-                check_gather(slot.name, size, self._collectives.size)
-            chosen.append((slot, route))
-        for slot, route in chosen:
-            slot.route = route
+    def _check_payload(self, slot: Slot, payload_bytes: int) -> None:
+        check_gather(slot.name, payload_bytes, self._size)
 
     def _start_dense(
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool
@@ -239,95 +163,27 @@ class Compressor(HorovodCompressor):
         return sent, _Dense(slot, gradient)
 
     def _start_encoded(self, slot: Slot, gradient: torch.Tensor) -> tuple[torch.Tensor, Encoded]:
-        route = slot.route
-        flat = gradient.reshape(-1)
-        if route.feedback.enabled:
-            self._prepare_residual(slot, flat)
-        else:
+        if not slot.route.feedback.enabled:
             self._release_residual(slot, gradient)
-            flat = gradient.reshape(-1)
-        payload = torch.empty(route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
-        noise = NoiseKey(self._seed, self._collectives.rank, slot.index, slot.step)
-        started = time.perf_counter()
-        self._kernels.encode(
-            route.codec,
-            slot.shape,
-            flat,
-            payload,
-            feedback=route.feedback,
-            residual=slot.residual,
-            noise=noise,
-        )
-        self.counters.encode_seconds += time.perf_counter() - started
-        ctx = Encoded(slot, route, slot.step, gradient, flat, payload)
+        payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
+        ctx = Encoded(**vars(self._encode(slot, gradient, payload)))
         self._step.add(ctx)
-        slot.step += 1
         slot.pending = True
         sent = torch.tensor(token.make(self._collectives.rank))
-        self.counters.encoded_elements += flat.numel()
         self.counters.add_allgather(self._collectives.size, payload.numel())
         self.counters.add_allreduce(self._collectives.size, sent.numel() * sent.element_size())
         return sent, ctx
 
-    def _prepare_residual(self, slot: Slot, flat: torch.Tensor) -> None:
-        scale = self._loss_scale()
-        if slot.residual is None:
-            slot.residual = torch.zeros(flat.numel())
-        elif scale != slot.residual_scale:
-            slot.residual.mul_(scale / slot.residual_scale)
-        slot.residual_scale = scale
-
-    def _release_residual(self, slot: Slot, gradient: torch.Tensor) -> None:
-        if slot.residual is not None:
-            rest = slot.residual * (self._loss_scale() / slot.residual_scale)
-            gradient.add_(rest.view(slot.shape).to(gradient.dtype))
-            slot.residual = None
-
-    def _loss_scale(self) -> float:
-        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
-
     def _finish(self, ctx: Encoded, scale: float) -> None:
         started = time.perf_counter()
-        if ctx.dropped and ctx.slot.residual is not None:
+        if ctx.dropped:
             self._take_back(ctx)
         if ctx.summed is not None:
             ctx.flat.copy_(ctx.summed.mul_(scale))
         else:
-            self._decode(ctx, scale)
+            self._decode(ctx, ctx.gathered, scale)
         if not ctx.gradient.is_contiguous():
             ctx.gradient.copy_(ctx.flat.view(ctx.slot.shape))
         self.counters.decode_seconds += time.perf_counter() - started
         ctx.gathered = ctx.summed = None
         ctx.slot.pending = False
-
-    def _take_back(self, ctx: Encoded) -> None:
-        self._kernels.take_back(
-            ctx.route.codec,
-            ctx.slot.shape,
-            ctx.flat,
-            ctx.slot.residual,
-            ctx.payload,
-            feedback=ctx.route.feedback,
-            step=ctx.step,
-        )
-
-    def _decode(self, ctx: Encoded, scale: float) -> None:
-        try:
-            self._kernels.decode_sum(
-                ctx.route.codec, ctx.slot.shape, ctx.gathered, ctx.flat, step=ctx.step, scale=scale
-            )
-        except PayloadError as error:
-            raise PayloadError(f"{ctx.slot.name}: {error}") from None
-
-    def _configuration(self) -> dict[str, Any]:
-        tensors = {}
-        for slot in self._slots:
-            dtype = str(slot.parameter.dtype).removeprefix("torch.")
-            tensors[slot.name] = f"{dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
-        return {
-            "format version": FORMAT_VERSION,
-            "ranks": self._collectives.size,
-            "seed": self._seed,
-            "warmup_steps": self._warmup_steps,
-            "gradient of": tensors,
-        }

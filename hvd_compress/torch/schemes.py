@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from hvd_compress.codecs import SCHEMES, ErrorFeedback
-from hvd_compress.codecs.base import check_choice
-from hvd_compress.torch.compressor import Compressor, NamedParameters
+from hvd_compress.codecs import SCHEMES
+from hvd_compress.torch.compressor import Compressor
+from hvd_compress.torch_common.schemes import Scheme, class_of
+from hvd_compress.torch_common.slots import NamedParameters
 
 
-class _Scheme(Compressor):
-    """A compressor for one entry of :data:`hvd_compress.codecs.SCHEMES`.
-
-    Takes the codec's fields and ``alpha`` and ``beta`` as keywords, beside :class:`Compressor`'s own.
-    """
-
-    scheme: str
-
-    def __init__(
-        self,
-        named_parameters: NamedParameters,
-        *,
-        alpha: float | None = None,
-        beta: float | None = None,
-        **options: Any,
-    ) -> None:
-        scheme = SCHEMES[self.scheme]
-        fields = {field.name for field in dataclasses.fields(scheme.codec)}
-        codec = scheme.codec(**{name: options.pop(name) for name in fields & options.keys()})
-        feedback = ErrorFeedback(
-            scheme.feedback.alpha if alpha is None else alpha,
-            scheme.feedback.beta if beta is None else beta,
-        )
-        super().__init__(named_parameters, codec, feedback, **options)
+class _Scheme(Scheme, Compressor):
+    """A compressor for one entry of :data:`hvd_compress.codecs.SCHEMES`."""
 
 
 class OneBit(_Scheme):
@@ -84,16 +62,6 @@ class NoCompression(_Scheme):
     scheme = "none"
 
 
-_BY_NAME = {cls.scheme: cls for cls in _Scheme.__subclasses__()}
-
-
-def _class_of(name: str) -> type[_Scheme]:
-    # A registered scheme works by its name before it has a documented class here.
-    if name not in _BY_NAME:
-        _BY_NAME[name] = type(name, (_Scheme,), {"scheme": name})
-    return _BY_NAME[name]
-
-
 class Compression:
     """Compressors by name, for command-line flags."""
 
@@ -106,5 +74,4 @@ class Compression:
         Raises:
             ValueError: no such name.
         """
-        check_choice("Compression", "by_name", name, tuple(SCHEMES))
-        return _class_of(name)(named_parameters, **options)
+        return class_of(name, _Scheme)(named_parameters, **options)

@@ -1,4 +1,4 @@
-"""One record per parameter, and the way from a gradient to it.
+"""The way from a gradient to its parameter's record.
 
 Horovod hands a compressor a gradient without a name, and in an order of its own on each rank.
 """
@@ -6,80 +6,22 @@ Horovod hands a compressor a gradient without a name, and in an order of its own
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 
-from hvd_compress.exchange.routing import DENSE, Route
-
-
-@dataclass
-class Slot:
-    """What a compressor keeps for one parameter.
-
-    Attributes:
-        name: the parameter's name, the same on every rank; gathers are called by it.
-        index: its position among the compressor's parameters: its id in the noise.
-        parameter: the parameter itself.
-        route: how its gradient travels.
-        residual: what has been computed but not yet sent, shape=(n,), float32; None before the first
-            step and without error feedback.
-        residual_scale: the loss scale that the residual's numbers are in.
-        step: how many times its gradient has been encoded: its position in the noise.
-        exchanges: how many times its gradient has been exchanged in any way.
-        pending: whether an encoded gradient waits for its decompression.
-    """
-
-    name: str
-    index: int
-    parameter: torch.Tensor
-    route: Route = DENSE
-    residual: torch.Tensor | None = None
-    residual_scale: float = 1.0
-    step: int = 0
-    exchanges: int = 0
-    pending: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The parameter's shape."""
-        return tuple(self.parameter.shape)
+from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
 
 
 class Slots:
     """The slots of a model's parameters.
 
     Args:
-        named_parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives them, or a module.
-
-    Raises:
-        TypeError: something else.
-        ValueError: none at all, or two of one name.
+        named_parameters: as for :func:`slots_of`.
     """
 
-    def __init__(
-        self, named_parameters: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-    ) -> None:
-        expected = "named_parameters: expected pairs as model.named_parameters() gives them"
-        if isinstance(named_parameters, torch.nn.Module):
-            named_parameters = named_parameters.named_parameters()
-        if isinstance(named_parameters, torch.Tensor) or not isinstance(named_parameters, Iterable):
-            raise TypeError(f"{expected}, got {type(named_parameters).__name__}")
-        self._slots: list[Slot] = []
-        for pair in named_parameters:
-            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-                raise TypeError(f"{expected}, got an element of type {type(pair).__name__}")
-            name, parameter = pair
-            if not isinstance(parameter, torch.Tensor):
-                raise TypeError(f"{expected}, got {type(parameter).__name__} for {name!r}")
-            self._slots.append(Slot(name, len(self._slots), parameter))
-        names = [slot.name for slot in self._slots]
-        if not names:
-            raise ValueError(f"{expected}, got none (a generator can be used only once)")
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"{expected} with distinct names, got twice: {', '.join(twice)}")
+    def __init__(self, named_parameters: NamedParameters) -> None:
+        self._slots = slots_of(named_parameters)
         self._accumulated = threading.local()
         self._found_last = -1
         for slot in self._slots:

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
 from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import Route
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.slots import Slot
+from hvd_compress.torch_common.coder import Coded, any_nonfinite
 
 _PATIENCE = 60.0
 """Seconds for collectives that every rank has started already, if all is well."""
@@ -25,28 +23,16 @@ _PATIENCE_IN_BACKWARD = 20.0
 
 
 @dataclass(eq=False)
-class Encoded:
+class Encoded(Coded):
     """A gradient between compress and decompress.
 
     Attributes:
-        slot: whose gradient.
-        route: how it was encoded.
-        step: the position in the noise that it was encoded at.
-        gradient: the tensor that compress was given; decompress gives it back.
-        flat: its elements in row-major order, shape=(n,), sharing its memory where it is contiguous.
-        payload: this rank's payload, shape=(bytes,), uint8.
         handle: of the gather or the dense sum, once started.
         gathered: all ranks' payloads, shape=(ranks, bytes), uint8, once there.
         summed: the sum of the ranks' gradients, shape=(n,), float32, where they went dense.
         dropped: whether the step's residuals have to be taken back.
     """
 
-    slot: Slot
-    route: Route
-    step: int
-    gradient: torch.Tensor
-    flat: torch.Tensor
-    payload: torch.Tensor
     handle: int | None = None
     gathered: torch.Tensor | None = None
     summed: torch.Tensor | None = None
@@ -220,5 +206,4 @@ class Step:
 
 def _nonfinite(encoded: Encoded) -> bool:
     assert encoded.gathered is not None
-    headers = encoded.gathered[:, :HEADER_BYTES].numpy()
-    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)
+    return any_nonfinite(encoded.gathered.numpy())

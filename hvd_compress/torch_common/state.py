@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.torch.slots import Slot
+from hvd_compress.torch_common.slots import Slot
 
 _VERSION = 1
 

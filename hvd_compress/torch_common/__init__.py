@@ -1,0 +1,1 @@
+"""What every PyTorch frontend needs, whoever sends the messages: records, residuals, coding."""

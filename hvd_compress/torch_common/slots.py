@@ -1,0 +1,77 @@
+"""One record per parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.exchange.routing import DENSE, Route
+
+NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass
+class Slot:
+    """What a compressor keeps for one parameter.
+
+    Attributes:
+        name: the parameter's name, the same on every rank; gathers are called by it.
+        index: its position among the compressor's parameters: its id in the noise.
+        parameter: the parameter itself.
+        route: how its gradient travels.
+        residual: what has been computed but not yet sent, shape=(n,), float32; None before the first
+            step and without error feedback.
+        residual_scale: the loss scale that the residual's numbers are in.
+        step: how many times its gradient has been encoded: its position in the noise.
+        exchanges: how many times its gradient has been exchanged in any way.
+        pending: whether an encoded gradient waits for its decompression.
+    """
+
+    name: str
+    index: int
+    parameter: torch.Tensor
+    route: Route = DENSE
+    residual: torch.Tensor | None = None
+    residual_scale: float = 1.0
+    step: int = 0
+    exchanges: int = 0
+    pending: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.parameter.shape)
+
+
+def slots_of(named_parameters: NamedParameters) -> list[Slot]:
+    """A slot for each parameter, in the order given.
+
+    Args:
+        named_parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives them, or a module.
+
+    Raises:
+        TypeError: something else.
+        ValueError: none at all, or two of one name.
+    """
+    expected = "named_parameters: expected pairs as model.named_parameters() gives them"
+    if isinstance(named_parameters, torch.nn.Module):
+        named_parameters = named_parameters.named_parameters()
+    if isinstance(named_parameters, torch.Tensor) or not isinstance(named_parameters, Iterable):
+        raise TypeError(f"{expected}, got {type(named_parameters).__name__}")
+    slots: list[Slot] = []
+    for pair in named_parameters:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(f"{expected}, got an element of type {type(pair).__name__}")
+        name, parameter = pair
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"{expected}, got {type(parameter).__name__} for {name!r}")
+        slots.append(Slot(name, len(slots), parameter))
+    names = [slot.name for slot in slots]
+    if not names:
+        raise ValueError(f"{expected}, got none (a generator can be used only once)")
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{expected} with distinct names, got twice: {', '.join(twice)}")
+    return slots
