@@ -1,8 +1,9 @@
-"""Runs test functions on real Horovod ranks.
+"""Runs test functions on real ranks, of Horovod or of torch.distributed.
 
-``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``. The functions of a module
-that ask for the same number of ranks share one job, because starting one takes longer than most tests; a
-body that leaves Horovod unusable asks for a job of its own with ``alone=True``.
+``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``, and
+``@on_ranks(2, launcher="torchrun")`` one whose body runs in a process group with gloo. The functions of a
+module that ask for the same number of ranks share one job, because starting one takes longer than most
+tests; a body that leaves the ranks unusable asks for a job of its own with ``alone=True``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ _ROOT = Path(__file__).parent.parent
 
 
 def on_ranks(
-    count: int, *, alone: bool = False, environment: dict[str, str] | None = None
+    count: int,
+    *,
+    alone: bool = False,
+    environment: dict[str, str] | None = None,
+    launcher: str = "horovodrun",
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """A decorator: the body passes if it returns on every one of ``count`` ranks."""
 
     def decorate(body: Callable[[], None]) -> Callable[[], None]:
         def test() -> None:
-            job = _run_alone if alone else _run_together
-            settings = tuple(sorted((environment or {}).items()))
-            outcomes = job(body.__module__, count, settings, body.__name__)
+            names = (body.__name__,) if alone else _together(test)
+            outcomes = _job(launcher, body.__module__, count, test.environment, names)[  # type: ignore[attr-defined]
+                body.__name__
+            ]
             failed = {rank: text for rank, text in enumerate(outcomes) if text != "passed"}
             assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
 
@@ -38,6 +44,7 @@ def on_ranks(
         test.__doc__ = body.__doc__
         test.__module__ = body.__module__
         test.body, test.ranks, test.alone = body, count, alone  # type: ignore[attr-defined]
+        test.launcher = launcher  # type: ignore[attr-defined]
         test.environment = tuple(sorted((environment or {}).items()))  # type: ignore[attr-defined]
         return test
 
@@ -47,11 +54,26 @@ def on_ranks(
 def horovodrun(count: int, command: list[str], environment: dict[str, str] | None = None) -> str:
     """Runs a command on ``count`` ranks and returns what it printed, whatever became of it."""
     program = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np", str(count)]
+    return _printed_by([*program, *command], environment)
+
+
+def torchrun(count: int, command: list[str], environment: dict[str, str] | None = None) -> str:
+    """As :func:`horovodrun`, for ``torch.distributed``."""
+    options = ["--standalone", "--no-python", f"--nproc-per-node={count}"]
+    return _printed_by(
+        [sys.executable, "-m", "torch.distributed.run", *options, *command], environment
+    )
+
+
+_LAUNCHERS = {"horovodrun": horovodrun, "torchrun": torchrun}
+
+
+def _printed_by(command: list[str], environment: dict[str, str] | None) -> str:
     # One thread a rank: the ranks share this machine's cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     try:
         done = subprocess.run(
-            program + command,
+            command,
             cwd=_ROOT,
             env=variables,
             stdout=subprocess.PIPE,
@@ -68,11 +90,15 @@ def horovodrun(count: int, command: list[str], environment: dict[str, str] | Non
 
 @cache
 def _job(
-    module: str, count: int, environment: tuple[tuple[str, str], ...], names: tuple[str, ...]
+    launcher: str,
+    module: str,
+    count: int,
+    environment: tuple[tuple[str, str], ...],
+    names: tuple[str, ...],
 ) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.ranks", module, folder, *names]
-        printed = horovodrun(count, command, dict(environment))
+        command = [sys.executable, "-m", "tests.ranks", launcher, module, folder, *names]
+        printed = _LAUNCHERS[launcher](count, command, dict(environment))
         outcomes: dict[str, list[str]] = {}
         for name in names:
             outcomes[name] = []
@@ -83,36 +109,38 @@ def _job(
     return outcomes
 
 
-def _run_alone(
-    module: str, count: int, environment: tuple[tuple[str, str], ...], name: str
-) -> list[str]:
-    return _job(module, count, environment, (name,))[name]
+def _together(test: Callable[[], None]) -> tuple[str, ...]:
+    """The tests that share a job with this one."""
+
+    def kind(other: object) -> tuple[object, ...]:
+        names = ("ranks", "alone", "environment", "launcher", "__module__")
+        return tuple(getattr(other, name, None) for name in names)
+
+    others = vars(sys.modules[test.__module__]).values()
+    return tuple(other.__name__ for other in others if kind(other) == kind(test))
 
 
-def _run_together(
-    module: str, count: int, environment: tuple[tuple[str, str], ...], name: str
-) -> list[str]:
-    tests = vars(sys.modules[module]).values()
-    names = tuple(
-        test.__name__
-        for test in tests
-        if getattr(test, "ranks", None) == count
-        and not test.alone
-        and test.environment == environment
-        and test.__module__ == module
-    )
-    return _job(module, count, environment, names)[name]
+def _start(launcher: str) -> tuple[int, Callable[[], None]]:
+    """This rank, and a barrier among all ranks."""
+    if launcher == "horovodrun":
+        import horovod.torch as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.barrier
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.barrier
 
 
-def _main(module: str, folder: str, *names: str) -> None:
-    import horovod.torch as hvd
+def _main(launcher: str, module: str, folder: str, *names: str) -> None:
     import torch
 
-    hvd.init()
+    rank, barrier = _start(launcher)
     torch.set_num_threads(1)
     tests = importlib.import_module(module)
     for name in names:
-        path = Path(folder) / f"{name}.{hvd.rank()}"
+        path = Path(folder) / f"{name}.{rank}"
         try:
             getattr(tests, name).body()
         except BaseException:
@@ -120,7 +148,7 @@ def _main(module: str, folder: str, *names: str) -> None:
             raise  # The other ranks' collectives would mix with those of the next test.
         path.write_text("passed")
         if not getattr(tests, name).alone:
-            hvd.barrier()  # A rank that leaves early would take Horovod with it.
+            barrier()  # A rank that leaves early would take the others' connections with it.
 
 
 if __name__ == "__main__":

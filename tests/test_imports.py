@@ -33,6 +33,14 @@ ALLOWED = {
         "hvd_compress.torch_common",
         "hvd_compress.torch",
     },
+    "ddp": {
+        "torch",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.torch_common",
+        "hvd_compress.ddp",
+    },
 }
 """Beside the standard library."""
 
@@ -91,3 +99,11 @@ def test_importing_brings_no_framework(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     )
     assert printed.stdout.strip() == "[]"
+
+
+def test_ddp_needs_no_horovod() -> None:
+    code = "import sys, hvd_compress.ddp; print('horovod' in sys.modules)"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    assert printed.stdout.strip() == "False"

@@ -129,12 +129,13 @@ class CpuKernels:
                 _bits_of(out)[:] = BF16().quantize(total, shape, NoiseKey())[1].view(np.uint16)
             return
         bad = ctypes.c_int32(-1)
+        pointer, stride = _rows("payloads", payloads)
         status = self._library.hvdc_decode_sum(
             spec,
             step,
-            _pointer("payloads", payloads, ranks * size, "uint8"),
+            pointer,
             size,
-            size,
+            stride,
             ranks,
             scale,
             _pointer("out", out, math.prod(shape)),
@@ -306,6 +307,16 @@ def _pointer(what: str, array: Any, count: int, dtype: str | None = None) -> int
     if not contiguous:
         raise ValueError(f"{what}: expected a contiguous array, got strides of another order")
     return pointer
+
+
+def _rows(what: str, array: Any) -> tuple[int, int]:
+    """Pointer to the first of equally long rows of bytes, and how far apart the rows begin."""
+    count, length = array.shape
+    if not count:
+        return 0, length
+    _pointer(what, array[count - 1], length, "uint8")
+    stride = array.stride(0) if hasattr(array, "data_ptr") else array.strides[0]
+    return _pointer(what, array[0], length, "uint8"), stride
 
 
 def _as_numpy(array: Any) -> np.ndarray:

@@ -59,7 +59,7 @@ class Kernels(Protocol):
         Args:
             codec: what every payload was encoded with.
             shape: the tensor's shape.
-            payloads: shape=(k, codec.payload_bytes(shape)), uint8.
+            payloads: shape=(k, codec.payload_bytes(shape)), uint8; rows need not adjoin.
             out: shape=(n,), float32, float16 or bfloat16.
             step: the step that must be stamped on every payload.
             scale: factor on the sum, rounded to float32.

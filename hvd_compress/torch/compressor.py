@@ -152,12 +152,9 @@ class Compressor(GradientCoder, HorovodCompressor):
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool
     ) -> tuple[torch.Tensor, _Dense]:
         self._release_residual(slot, gradient)
-        sent = gradient
-        wanted = None if warming_up else slot.route.dense_dtype
-        if wanted is not None and gradient.dtype == torch.float32:
-            sent = gradient.to(getattr(torch, wanted))
-        elif gradient.dtype == torch.bfloat16:
-            sent = gradient.float()  # Horovod has no bfloat16.
+        sent = gradient.to(self._dense_dtype(slot, gradient, warming_up))
+        if sent.dtype == torch.bfloat16:
+            sent = sent.float()  # Horovod has no bfloat16.
         size = self._collectives.size
         self.counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, _Dense(slot, gradient)

@@ -202,8 +202,7 @@ class GradientCoder:
         """
         route = slot.route
         flat = gradient.reshape(-1)
-        if route.feedback.enabled:
-            self._prepare_residual(slot)
+        residual = self._prepare_residual(slot) if route.feedback.enabled else None
         noise = NoiseKey(self._seed, self._rank, slot.index, slot.step)
         started = time.perf_counter()
         self._kernels.encode(
@@ -212,7 +211,7 @@ class GradientCoder:
             flat,
             payload,
             feedback=route.feedback,
-            residual=slot.residual if route.feedback.enabled else None,
+            residual=residual,
             noise=noise,
         )
         self.counters.encode_seconds += time.perf_counter() - started
@@ -220,13 +219,15 @@ class GradientCoder:
         slot.step += 1
         return Coded(slot, route, noise.step, gradient, flat, payload)
 
-    def _prepare_residual(self, slot: Slot) -> None:
+    def _prepare_residual(self, slot: Slot) -> torch.Tensor:
+        """The slot's residual in the units of the next gradient."""
         scale = self._loss_scale()
         if slot.residual is None:
             slot.residual = torch.zeros(slot.parameter.numel())
         elif scale != slot.residual_scale:
             slot.residual.mul_(scale / slot.residual_scale)
         slot.residual_scale = scale
+        return slot.residual
 
     def _release_residual(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds what an earlier codec left unsent to the gradient, and forgets it."""
@@ -234,6 +235,14 @@ class GradientCoder:
             rest = slot.residual * (self._loss_scale() / slot.residual_scale)
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))
             slot.residual = None
+
+    @staticmethod
+    def _dense_dtype(slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
+        """In what an uncompressed gradient travels."""
+        wanted = None if warming_up else slot.route.dense_dtype
+        if wanted is not None and gradient.dtype == torch.float32:
+            return getattr(torch, wanted)
+        return gradient.dtype
 
     def _loss_scale(self) -> float:
         return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())

@@ -140,7 +140,7 @@ WRONG: tuple[tuple[Callable[..., None], str, Any, type[Exception], str], ...] = 
     *((call_encode, "payload", *wrong) for wrong in WRONG_PAYLOADS),
     *((call_decode, "out", *wrong) for wrong in WRONG_GRADIENTS),
     (call_decode, "payloads", BYTES[None].to(torch.int8), TypeError, "expected dtype uint8"),
-    (call_decode, "payloads", torch.stack([BYTES] * 3)[::2], ValueError, "expected a contiguous"),
+    (call_decode, "payloads", torch.stack([BYTES] * 3, 1).t(), ValueError, "expected a contiguous"),
     *((call_take_back, "gradient", *wrong) for wrong in WRONG_GRADIENTS),
     *((call_take_back, "residual", *wrong) for wrong in WRONG_RESIDUALS),
     *((call_take_back, "payload", *wrong) for wrong in WRONG_PAYLOADS),
@@ -309,3 +309,15 @@ def test_a_codec_without_a_kernel_runs_in_the_oracle(dtype: str, shape: tuple[in
     kernels.take_back(codec, shape, gradient, residual, payload, feedback=FULL, step=7)
     oracle.take_back(codec, shape, g, expected, want, feedback=FULL, step=7)
     assert np.array_equal(residual.numpy(), expected)
+
+
+@pytest.mark.parametrize("codec", (CODEC, Truncated()), ids=str)
+def test_payloads_that_stand_apart(codec: Codec) -> None:
+    """As in a message of several tensors' payloads."""
+    payloads = np.stack([encode(codec, SHAPE, normal(SHAPE, seed=seed)) for seed in (0, 1, 2)])
+    want, got, by_numpy = torch.zeros(SHAPE), torch.ones(SHAPE), np.ones(70, np.float32)
+    call_decode(codec, payloads=torch.from_numpy(payloads), out=want)
+    message = np.pad(payloads, ((0, 0), (32, 16)), constant_values=7)[:, 32:-16]
+    call_decode(codec, payloads=torch.from_numpy(message), out=got)
+    call_decode(codec, payloads=message, out=by_numpy)
+    assert torch.equal(got, want) and torch.equal(torch.from_numpy(by_numpy), want)

@@ -1,0 +1,256 @@
+"""DDP's communication hook over the codecs and the gather of payloads."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.ddp.agreement import Agreement
+from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.parcel import Dense, Message, Parcel
+from hvd_compress.ddp.step import Step
+from hvd_compress.exchange import agreement
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
+from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+
+class Compressor(GradientCoder):
+    """Sends gradients encoded: the state of :func:`hvd_compress.ddp.hook`.
+
+    Make one for each model: it holds the residuals, by parameter, so that DDP may rebuild its buckets.
+    Subclasses choose the codec; these arguments are common to all of them.
+
+    Args:
+        model: the ``DistributedDataParallel`` model. Or, before there is one, the module in it or its
+            ``named_parameters()``.
+        codec: what gradients are encoded with.
+        feedback: coefficients of error feedback.
+        threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
+        exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
+            are those of the module, without ``module.`` in front.
+        layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
+        warmup_steps: steps at the start that go uncompressed (1-bit SGD's cold start, section 5.2).
+        seed: of the stochastic codecs' noise, the same on every rank.
+        process_group: as DDP's; None is that of the ``model`` given, or else the default group.
+        grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
+            follow when it changes the scale.
+        threads: kernel threads; None is ``torch.get_num_threads()``.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ``torch.distributed.init_process_group()`` was not called.
+    """
+
+    def __init__(
+        self,
+        model: NamedParameters,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        *,
+        threshold: int = DEFAULT_THRESHOLD,
+        exclude: Sequence[str] = (),
+        layers: Mapping[str, Codec | str | None] | None = None,
+        warmup_steps: int = 0,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        grad_scaler: Any | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            process_group = _group_of(model, process_group)
+            model = model.module
+        self._collectives = Collectives(process_group)
+        super().__init__(
+            slots_of(model),
+            codec,
+            feedback,
+            rank=self._collectives.rank,
+            size=self._collectives.size,
+            threshold=threshold,
+            exclude=exclude,
+            layers=layers,
+            warmup_steps=warmup_steps,
+            seed=seed,
+            grad_scaler=grad_scaler,
+            threads=threads,
+        )
+        self._step: Step | None = None
+        self._agreed = False
+        self._used: set[int] = set()
+        self._by_parameter = {slot.parameter: slot for slot in self._slots}
+        for slot in self._slots:
+            if slot.parameter.requires_grad and slot.parameter.is_leaf:
+                slot.parameter.register_post_accumulate_grad_hook(self._note_use)
+
+    @torch.no_grad()
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Starts the exchange of one bucket's gradients.
+
+        Returns:
+            A future of the ranks' averages, in the bucket's own memory.
+
+        Raises:
+            ExchangeError: ranks differ (in the first step, every rank raises it), or a bucket that this
+                compressor cannot do.
+        """
+        if self._step is None:
+            self._step = self._begin(bucket)
+        step = self._step
+        parcel = self._pack(bucket)
+        step.add(parcel)
+        if bucket.is_last():
+            self._end(step)
+        # A child of the future tells DDP's C++ code of an exception; the future itself only Python.
+        return parcel.future.then(lambda done: done.value())
+
+    def _busy(self) -> bool:
+        return self._step is not None
+
+    def _forget_agreement(self) -> None:
+        self._agreed = False
+
+    def _check_payload(self, slot: Slot, payload_bytes: int) -> None:
+        if slot.parameter.device.type != "cpu":
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of the CPU, got one on "
+                f"{slot.parameter.device}: there are no CUDA kernels yet; exclude it by name to send it "
+                f"uncompressed"
+            )
+
+    def _note_use(self, parameter: torch.Tensor) -> None:
+        self._used.add(self._by_parameter[parameter].index)
+
+    def _begin(self, bucket: GradBucket) -> Step:
+        asked = None
+        if not self._agreed:
+            line = agreement.serialize(self._configuration())
+            asked = Agreement(self._collectives, line, bucket.buffer().device)
+        step = Step(self._collectives, asked, self._finish)
+        # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
+        # joined (uneven inputs) has no backward pass: it is refused there.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._at_end(step))
+        return step
+
+    def _at_end(self, step: Step) -> None:
+        self._end(step)  # DDP may have left out the last bucket.
+        step.wait()
+
+    def _end(self, step: Step) -> None:
+        if not step.closed:
+            self._step = None
+            self.counters.steps += 1
+            step.close()
+            self._agreed = True
+
+    def _pack(self, bucket: GradBucket) -> Parcel:
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise ExchangeError(
+                "expected dense gradients, got sparse ones; make them with sparse=False"
+            )
+        parcel = Parcel(buffer)
+        self.counters.uncompressed_bytes += buffer.numel() * buffer.element_size()
+        encoded: list[tuple[Slot, torch.Tensor]] = []
+        dense: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter, row in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            slot = self._slot_of(parameter)
+            gradient = _like(parameter, row)
+            warming_up = slot.exchanges < self._warmup_steps
+            slot.exchanges += 1
+            goes_dense = warming_up or slot.route.dense
+            # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
+            if (goes_dense or not slot.route.feedback.enabled) and slot.index in self._used:
+                self._release_residual(slot, gradient)
+            if goes_dense:
+                dtype = self._dense_dtype(slot, gradient, warming_up)
+                dense.setdefault(dtype, []).append(row)
+            else:
+                encoded.append((slot, gradient))
+        if encoded:
+            self._encode_all(encoded, parcel)
+        for dtype, rows in dense.items():
+            parcel.dense.append(self._gather_up(rows, dtype, buffer))
+        self._used -= {self._slot_of(parameter).index for parameter in bucket.parameters()}
+        return parcel
+
+    def _slot_of(self, parameter: torch.Tensor) -> Slot:
+        slot = self._by_parameter.get(parameter)
+        if slot is None:
+            raise ExchangeError(
+                f"expected the parameters that this compressor was made for, got one of shape "
+                f"{tuple(parameter.shape)}: make a compressor for each model, after its last change"
+            )
+        return slot
+
+    def _encode_all(self, encoded: list[tuple[Slot, torch.Tensor]], parcel: Parcel) -> None:
+        sizes = [slot.route.codec.payload_bytes(slot.shape) for slot, _ in encoded]
+        message = parcel.message = Message(sizes)
+        for index, ((slot, gradient), payload) in enumerate(
+            zip(encoded, message.payloads, strict=True)
+        ):
+            if slot.index in self._used:
+                message.set_used(index)
+            elif slot.route.feedback.enabled:
+                parcel.before[index] = self._prepare_residual(slot).clone()
+            parcel.coded.append(self._encode(slot, gradient, payload))
+        self.counters.add_allgather(self._size, message.buffer.numel())
+
+    def _gather_up(
+        self, rows: list[torch.Tensor], dtype: torch.dtype, buffer: torch.Tensor
+    ) -> Dense:
+        whole = dtype == buffer.dtype and sum(row.numel() for row in rows) == buffer.numel()
+        sent = buffer if whole else torch.cat([row.reshape(-1) for row in rows]).to(dtype)
+        self.counters.add_allreduce(self._size, sent.numel() * sent.element_size())
+        return Dense(rows, sent)
+
+    def _finish(self, parcel: Parcel, dropped: bool) -> None:
+        with torch.no_grad():
+            for dense in parcel.dense:
+                dense.write()
+            if parcel.message is None:
+                return
+            assert parcel.gathered is not None
+            started = time.perf_counter()
+            payloads, used = parcel.message.split(parcel.gathered)
+            for index, coded in enumerate(parcel.coded):
+                if index in parcel.before and (dropped or not used[index]):
+                    coded.slot.residual = parcel.before[index]
+                elif dropped:
+                    self._take_back(coded)
+                if not used[index]:
+                    continue  # As DDP has it: the gradient of a parameter that no rank used stays.
+                self._decode(coded, payloads[index], 1.0 / self._size)
+                if not coded.gradient.is_contiguous():
+                    coded.gradient.copy_(coded.flat.view(coded.slot.shape))
+            self.counters.decode_seconds += time.perf_counter() - started
+
+
+def _group_of(
+    model: DistributedDataParallel, process_group: dist.ProcessGroup | None
+) -> dist.ProcessGroup:
+    if process_group is not None and process_group is not model.process_group:
+        raise ValueError("Compressor.process_group: expected the model's own, got another one")
+    return model.process_group
+
+
+def _like(parameter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """The gradient in a bucket, as a view of the parameter's shape.
+
+    DDP gives a parameter that is dense in memory, such as one in channels_last, its own order of memory in
+    the bucket; codecs see tensors in row-major order.
+    """
+    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    return row.as_strided(parameter.shape, parameter.stride()) if dense else row

@@ -1,0 +1,144 @@
+"""The buckets of one backward pass: sent from hooks, decoded as they come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.ddp.agreement import Agreement
+from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.parcel import Parcel
+
+
+class Step:
+    """Sends parcels and finishes them; nothing waits while gradients are still being computed.
+
+    One non-finite gradient makes the whole step worthless, so that no residual may count it as sent. Which
+    steps these are is known with the last bucket: until then, gradients that residuals depend on stay as
+    they are, and buckets without such gradients are finished as they come.
+
+    Args:
+        collectives: the ranks.
+        agreement: a comparison under way, or None; until it is settled, everything is held back, because
+            ranks that differ would mix up each other's messages.
+        finish: decodes a parcel; the second argument tells whether the step is dropped.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        agreement: Agreement | None,
+        finish: Callable[[Parcel, bool], None],
+    ) -> None:
+        self._collectives = collectives
+        self._agreement = agreement
+        self._finish = finish
+        self._parcels: list[Parcel] = []
+        self._kept: list[Parcel] = []
+        self._lock = threading.Lock()
+        self._outstanding = 1  # close() is the last to be counted off.
+        self._dropped = False
+        self._error: Exception | None = None
+        self.closed = False
+
+    def add(self, parcel: Parcel) -> None:
+        """Sends one bucket, in the order of the buckets, which is the same on every rank."""
+        self._parcels.append(parcel)
+        if self._agreement is None:
+            self._send(parcel)
+
+    def close(self) -> None:
+        """Called after the last bucket; again, it does nothing.
+
+        Here an agreement is waited for: every rank comes here without waiting for another one before, and
+        has started it.
+
+        Raises:
+            ExchangeError: ranks differ.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        if self._agreement is not None:
+            self._agreement.settle()
+            for parcel in self._parcels:
+                self._send(parcel)
+        self._count_off()
+        if self._error is not None:
+            self._fail(self._error)  # Parcels added since then would wait for ever.
+
+    def wait(self) -> None:
+        """Waits for all parcels, and raises what went wrong with one of them as what it was."""
+        for parcel in self._parcels:
+            parcel.future.wait()
+
+    def _send(self, parcel: Parcel) -> None:
+        works: list[dist.Work] = []
+        if parcel.message is not None:
+            parcel.gathered, work = self._collectives.gather(parcel.message.buffer)
+            works.append(work)
+        works.extend(self._collectives.average(dense.sent) for dense in parcel.dense)
+        parcel.waiting = len(works)
+        with self._lock:
+            self._outstanding += 1
+        if not works:
+            self._arrived(parcel)
+        for work in works:
+            work.get_future().add_done_callback(lambda done: self._returned(parcel, done))
+
+    def _returned(self, parcel: Parcel, done: torch.futures.Future) -> None:
+        # Called by the process group's thread, or at once where the collective is over already.
+        try:
+            done.value()
+            with self._lock:
+                parcel.waiting -= 1
+                complete = parcel.waiting == 0
+        except Exception as error:
+            self._fail(error)
+        else:
+            if complete:
+                self._arrived(parcel)
+
+    def _arrived(self, parcel: Parcel) -> None:
+        nonfinite = parcel.nonfinite
+        with self._lock:
+            self._dropped |= nonfinite
+            if parcel.recallable:
+                self._kept.append(parcel)
+        if not parcel.recallable:
+            self._complete(parcel, dropped=False)
+        self._count_off()
+
+    def _count_off(self) -> None:
+        with self._lock:
+            self._outstanding -= 1
+            over = self._outstanding == 0
+        if over:
+            for parcel in self._kept:
+                self._complete(parcel, self._dropped)
+
+    def _complete(self, parcel: Parcel, dropped: bool) -> None:
+        try:
+            self._finish(parcel, dropped)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._resolve(parcel)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._error = self._error or error
+        for parcel in self._parcels:
+            self._resolve(parcel, self._error)
+
+    def _resolve(self, parcel: Parcel, error: Exception | None = None) -> None:
+        with self._lock:
+            if parcel.future.done():
+                return
+            if error is None:
+                parcel.future.set_result(parcel.buffer)
+            else:
+                parcel.future.set_exception(error)  # type: ignore[arg-type]

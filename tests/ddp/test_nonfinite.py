@@ -1,0 +1,149 @@
+"""Inf and NaN: visible on every rank, and as if the step had never been sent."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+
+import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
+from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
+from tests.ranks import on_ranks
+from tests.torch.probes import assert_same_bits, targets
+
+SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,)}
+ROWS = [
+    (OneBit(), ErrorFeedback()),
+    (OneBit("tensor"), ErrorFeedback(0.5, 0.75)),
+    (Int8(), ErrorFeedback()),
+    (ECQ(), ErrorFeedback(0.01, 1.0)),
+]
+
+
+def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
+    tensors = compressor.state_dict()["tensors"]
+    return {
+        name: part["residual"].clone()
+        for name, part in tensors.items()
+        if part["residual"] is not None
+    }
+
+
+def _a_bad_step(bad: float, where: str, compressor: hvdc.Compressor, ddp: object) -> None:
+    rank = dist.get_rank()
+    for step in range(2):
+        exchange(ddp, targets(SHAPES, rank, step))
+    before = _residuals(compressor)
+    gradients = targets(SHAPES, rank, 2)
+    if rank == 1:
+        gradients[where].view(-1)[17] = bad
+    got = exchange(ddp, gradients)
+    assert not torch.isfinite(got[where].view(-1)[17])
+    after = _residuals(compressor)
+    assert after.keys() == before.keys()
+    for name in before:
+        largest = before[name].abs().max() + gradients[name].nan_to_num(0, 0, 0).abs().max()
+        assert torch.isfinite(after[name]).all()
+        assert (after[name] - before[name]).abs().max() <= 1e-6 * largest, (bad, where, name)
+    got = exchange(ddp, targets(SHAPES, rank, 3))
+    assert all(torch.isfinite(g).all() for g in got.values())
+    assert_equal_on_all_ranks(got)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_nonfinite_gradient_on_one_rank() -> None:
+    """Whichever bucket it is in, the first one or the last one."""
+    for codec, feedback in ROWS:
+        for view in (False, True):
+            for where in ("a", "c"):
+                ddp, compressor = distributed(
+                    Probe(SHAPES),
+                    codec,
+                    feedback,
+                    gradient_as_bucket_view=view,
+                    bucket_cap_mb=0.001,
+                )
+                _a_bad_step(math.inf, where, compressor, ddp)
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), bucket_cap_mb=0.001)
+    _a_bad_step(math.nan, "b", compressor, ddp)
+    _a_bad_step(-math.inf, "b", compressor, ddp)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_nonfinite_gradient_without_a_residual_drops_the_others_step() -> None:
+    for where in ("a", "c"):
+        ddp, compressor = distributed(
+            Probe(SHAPES),
+            OneBit(),
+            ErrorFeedback(),
+            layers={where: Int8()},
+            bucket_cap_mb=0.001,
+        )
+        _a_bad_step(math.inf, where, compressor, ddp)
+        assert where not in _residuals(compressor)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_unused_parameter_in_a_dropped_step() -> None:
+    ddp, compressor = distributed(
+        Probe(SHAPES), OneBit(), ErrorFeedback(), find_unused_parameters=True
+    )
+    rank = dist.get_rank()
+    exchange(ddp, targets(SHAPES, rank, 0))
+    before = _residuals(compressor)
+    gradients = targets(SHAPES, rank, 1)
+    gradients["a"][0, 0] = math.nan
+    exchange(ddp, gradients, ["a", "b"] if rank == 0 else ["a", "c"])
+    unused = "c" if rank == 0 else "b"
+    assert_same_bits({unused: _residuals(compressor)[unused]}, {unused: before[unused]})
+
+
+@on_ranks(2, launcher="torchrun")
+def test_gradient_scaler_skips_the_step_everywhere() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.ReLU(), torch.nn.Linear(80, 40))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    ddp, _ = distributed(model, OneBit(), ErrorFeedback(), threshold=100, grad_scaler=scaler)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    scales, losses = [], []
+    for step in range(12):
+        x = torch.randn(16, 40, generator=generator)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ((ddp(x).float() - x) ** 2).mean()
+        if step == 5 and dist.get_rank() == 1:
+            loss = loss * math.inf
+        scaler.scale(loss).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
+        unchanged = all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+        assert unchanged == (step == 5)
+        assert_equal_on_all_ranks(dict(model.named_parameters()))
+        scales.append(scaler.get_scale())
+        losses.append(loss.item())
+    assert scales[5] < scales[4] and max(scales) > scales[0]
+    assert losses[-1] < losses[0]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_residuals_follow_the_loss_scale() -> None:
+    """Mass is conserved in unscaled units although the scale changes between steps."""
+    shapes = {"a": (4096,)}
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback(), grad_scaler=scaler)
+    total, sent = torch.zeros(4096), torch.zeros(4096)
+    for step in range(6):
+        scale = 2.0 ** (step % 3)
+        scaler.update(scale) if step else scaler.scale(torch.ones(()))
+        scale = scaler.get_scale()
+        every = [targets(shapes, r, step) for r in range(2)]
+        sent += exchange(ddp, {"a": scale * every[dist.get_rank()]["a"]})["a"] / scale
+        total += sum(g["a"] for g in every) / 2
+    residual = compressor.state_dict()["tensors"]["a"]["residual"] / scaler.get_scale()
+    assert math.isclose(compressor.residual_norm(), residual.double().norm().item(), rel_tol=1e-6)
+    dist.all_reduce(residual)
+    assert torch.allclose(sent + residual / 2, total, atol=1e-5)
