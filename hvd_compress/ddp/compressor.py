@@ -108,6 +108,12 @@ class Compressor(GradientCoder):
         if self._step is None:
             self._step = self._begin(bucket)
         step = self._step
+        if bucket.index() <= step.last_index:
+            raise ExchangeError(
+                "expected the last backward pass to have come to its end, got a new one: what that one had "
+                "sent is counted as sent; make a new compressor, and load the last checkpoint"
+            )
+        step.last_index = bucket.index()
         parcel = self._pack(bucket)
         step.add(parcel)
         if bucket.is_last():

@@ -25,6 +25,10 @@ class Step:
         agreement: a comparison under way, or None; until it is settled, everything is held back, because
             ranks that differ would mix up each other's messages.
         finish: decodes a parcel; the second argument tells whether the step is dropped.
+
+    Attributes:
+        last_index: of the latest bucket.
+        closed: whether all buckets are there.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Step:
         self._outstanding = 1  # close() is the last to be counted off.
         self._dropped = False
         self._error: Exception | None = None
+        self.last_index = -1
         self.closed = False
 
     def add(self, parcel: Parcel) -> None:

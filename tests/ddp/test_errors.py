@@ -1,0 +1,206 @@
+"""Ranks that differ, models that cannot work: an error that says so, and no hang."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from hvd_compress.ddp import collectives
+from tests.ddp.probes import Probe, distributed, exchange
+from tests.ranks import on_ranks
+from tests.torch.probes import targets
+
+SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
+
+
+def _raises_in_first_step(
+    make: Callable[[DistributedDataParallel], hvdc.Compressor], message: str
+) -> None:
+    ddp = DistributedDataParallel(Probe(SHAPES))
+    ddp.register_comm_hook(make(ddp), hvdc.hook)
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    # After a difference between the ranks, all of them are still there and in step.
+    dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_another_codec() -> None:
+    _raises_in_first_step(
+        lambda ddp: (hvdc.OneBit, hvdc.Int8)[dist.get_rank()](ddp, threshold=0),
+        r"(?s)gradient of a: .*OneBit\(group=1024\).* on rank 0, .*Int8\(.*on rank 1",
+    )
+
+
+@on_ranks(3, launcher="torchrun")
+def test_another_setting_on_the_last_of_three_ranks() -> None:
+    group = 512 if dist.get_rank() == 2 else 1024
+    _raises_in_first_step(
+        lambda ddp: hvdc.OneBit(ddp, threshold=0, group=group),
+        r"(?s)group=1024.* on rank 0, 1, .*group=512.* on rank 2",
+    )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_tensor_that_only_one_rank_compresses() -> None:
+    _raises_in_first_step(
+        lambda ddp: hvdc.OneBit(ddp, threshold=0 if dist.get_rank() == 0 else 2900),
+        r"(?s)gradient of a: .*OneBit.* on rank 0, .*NoCompression\(\).* on rank 1",
+    )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_another_seed() -> None:
+    _raises_in_first_step(
+        lambda ddp: hvdc.Ternary(ddp, threshold=0, seed=dist.get_rank()),
+        "seed: 0 on rank 0, 1 on rank 1",
+    )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_rank_that_forgot_its_state() -> None:
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
+    for step in range(2):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+
+    def resumed(ddp: DistributedDataParallel) -> hvdc.Compressor:
+        made = hvdc.OneBit(ddp, threshold=0)
+        if dist.get_rank() == 0:
+            made.load_state_dict(compressor.state_dict())
+        return made
+
+    _raises_in_first_step(resumed, r"step 2 on rank 0, .*step 0 on rank 1")
+
+
+@on_ranks(2, launcher="torchrun")
+def test_codecs_that_were_changed_differently() -> None:
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    compressor.set_codec(Int8() if dist.get_rank() == 0 else Int8("linear"))
+    with pytest.raises(hvdc.ExchangeError, match=r"(?s)dynamic.* on rank 0, .*linear.* on rank 1"):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+    dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_parameters_of_another_model() -> None:
+    ddp = DistributedDataParallel(Probe(SHAPES))
+    ddp.register_comm_hook(hvdc.OneBit(Probe(SHAPES)), hvdc.hook)
+    with pytest.raises(hvdc.ExchangeError, match="expected the parameters that this compressor"):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_sparse_gradients() -> None:
+    ddp = DistributedDataParallel(torch.nn.Embedding(100, 40, sparse=True))
+    ddp.register_comm_hook(hvdc.OneBit(ddp), hvdc.hook)
+    with pytest.raises(hvdc.ExchangeError, match="expected dense gradients, got sparse ones"):
+        ddp(torch.tensor([1, 2])).sum().backward()
+
+
+class _Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("broken")
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_backward_pass_that_breaks_off() -> None:
+    """What its first buckets had sent is gone, and the next pass must not pass over it."""
+    ddp, compressor = distributed(
+        torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50)),
+        OneBit(),
+        ErrorFeedback(),
+        bucket_cap_mb=0.001,
+    )
+    for _ in range(2):
+        ddp(torch.ones(3, 50)).sum().backward()
+    first, second = ddp.module
+    ddp.module.forward = lambda x: second(_Broken.apply(first(x)))
+    with pytest.raises(ArithmeticError, match="broken"):
+        ddp(torch.ones(3, 50)).sum().backward()
+    with pytest.raises(hvdc.ExchangeError, match="expected no gradient on its way"):
+        compressor.set_codec(Int8())
+    model = ddp.module
+    del model.forward, ddp
+    gc.collect()  # The old DDP's hooks go with it.
+    again = DistributedDataParallel(model)
+    again.register_comm_hook(compressor, hvdc.hook)
+    with pytest.raises(hvdc.ExchangeError, match="expected the last backward pass to have come"):
+        again(torch.ones(3, 50)).sum().backward()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_altered_payload() -> None:
+    ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100)
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    gather = collectives.Collectives.gather
+
+    def flip_a_bit(
+        self: collectives.Collectives, message: torch.Tensor
+    ) -> tuple[torch.Tensor, dist.Work]:
+        rows, work = gather(self, message)
+        work.get_future().add_done_callback(lambda _: rows[1, 100].bitwise_xor_(16))
+        return rows, work
+
+    collectives.Collectives.gather = flip_a_bit
+    with pytest.raises(hvdc.PayloadError, match=r"\w: rank 1's payload: expected checksum"):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_rank_that_is_gone() -> None:
+    ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        return
+    with pytest.raises(RuntimeError, match=r"(?i)connection|closed|reset"):
+        for step in range(1, 100):
+            exchange(ddp, targets(SHAPES, 0, step))
+
+
+@on_ranks(1, launcher="torchrun")
+def test_wrong_arguments_fail_at_construction() -> None:
+    ddp = DistributedDataParallel(Probe(SHAPES))
+    elsewhere = [("a", torch.nn.Parameter(torch.zeros(5000, device="meta")))]
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, "expected pairs", lambda: hvdc.OneBit(ddp.module.a)),
+        (ValueError, "got none", lambda: hvdc.OneBit(iter(()))),
+        (ValueError, "multiple of 64", lambda: hvdc.OneBit(ddp, group=100)),
+        (TypeError, "unexpected keyword", lambda: hvdc.OneBit(ddp, levels=4)),
+        (ValueError, "alpha <= beta", lambda: hvdc.OneBit(ddp, beta=0.5)),
+        (ValueError, "threshold", lambda: hvdc.OneBit(ddp, threshold=-1)),
+        (ValueError, "seed", lambda: hvdc.OneBit(ddp, seed=2**32)),
+        # Names are those of the module in it.
+        (ValueError, "match a parameter", lambda: hvdc.OneBit(ddp, exclude=["module.a"])),
+        (TypeError, "GradScaler", lambda: hvdc.OneBit(ddp, grad_scaler=2.0)),
+        (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", ddp)),
+        (
+            ValueError,
+            "a: expected a parameter in the memory of the CPU, got one on meta",
+            lambda: hvdc.OneBit(elsewhere),
+        ),
+    ]
+    for error, message, call in wrong:
+        with pytest.raises(error, match=message):
+            call()
+    hvdc.OneBit(elsewhere, exclude=["a"])
+    hvdc.OneBit(ddp, exclude=["a"], layers={"b": "int8"})
+
+
+def test_a_compressor_needs_a_process_group() -> None:
+    with pytest.raises(hvdc.ExchangeError, match=re.escape("init_process_group() before")):
+        hvdc.OneBit(Probe(SHAPES))
