@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,11 @@ class Compressor(GradientCoder):
         threads: int | None = None,
     ) -> None:
         if isinstance(model, DistributedDataParallel):
+            if getattr(model, "skip_all_reduce_unused_params", False):
+                raise ValueError(
+                    "Compressor.model: expected skip_all_reduce_unused_params=False, got True: a step ends "
+                    "with its last bucket, which DDP may leave out then"
+                )
             process_group = _group_of(model, process_group)
             model = model.module
         self._collectives = Collectives(process_group)
@@ -90,9 +96,10 @@ class Compressor(GradientCoder):
         self._agreed = False
         self._used: set[int] = set()
         self._by_parameter = {slot.parameter: slot for slot in self._slots}
+        self._counting = threading.Lock()
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
-                slot.parameter.register_post_accumulate_grad_hook(self._note_use)
+                _note_use(slot.parameter, self._used, slot.index)
 
     @torch.no_grad()
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -135,31 +142,22 @@ class Compressor(GradientCoder):
                 f"uncompressed"
             )
 
-    def _note_use(self, parameter: torch.Tensor) -> None:
-        self._used.add(self._by_parameter[parameter].index)
-
     def _begin(self, bucket: GradBucket) -> Step:
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line, bucket.buffer().device)
-        step = Step(self._collectives, asked, self._finish)
+        return Step(self._collectives, asked, self._finish)
+
+    def _end(self, step: Step) -> None:
+        self._step = None
+        self.counters.steps += 1
+        step.close()
+        self._agreed = True
         # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
         # joined (uneven inputs) has no backward pass: it is refused there.
         with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._at_end(step))
-        return step
-
-    def _at_end(self, step: Step) -> None:
-        self._end(step)  # DDP may have left out the last bucket.
-        step.wait()
-
-    def _end(self, step: Step) -> None:
-        if not step.closed:
-            self._step = None
-            self.counters.steps += 1
-            step.close()
-            self._agreed = True
+            torch.autograd.Variable._execution_engine.queue_callback(step.wait)
 
     def _pack(self, bucket: GradBucket) -> Parcel:
         buffer = bucket.buffer()
@@ -241,7 +239,8 @@ class Compressor(GradientCoder):
                 self._decode(coded, payloads[index], 1.0 / self._size)
                 if not coded.gradient.is_contiguous():
                     coded.gradient.copy_(coded.flat.view(coded.slot.shape))
-            self.counters.decode_seconds += time.perf_counter() - started
+            with self._counting:  # Buckets without residuals may be decoded by several threads.
+                self.counters.decode_seconds += time.perf_counter() - started
 
 
 def _group_of(
@@ -250,6 +249,11 @@ def _group_of(
     if process_group is not None and process_group is not model.process_group:
         raise ValueError("Compressor.process_group: expected the model's own, got another one")
     return model.process_group
+
+
+def _note_use(parameter: torch.Tensor, used: set[int], index: int) -> None:
+    # The hook lives as long as the parameter: it must not hold a compressor with all its residuals.
+    parameter.register_post_accumulate_grad_hook(lambda _: used.add(index))
 
 
 def _like(parameter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,6 @@ class Step:
 
     Attributes:
         last_index: of the latest bucket.
-        closed: whether all buckets are there.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Step:
         self._dropped = False
         self._error: Exception | None = None
         self.last_index = -1
-        self.closed = False
 
     def add(self, parcel: Parcel) -> None:
         """Sends one bucket, in the order of the buckets, which is the same on every rank."""
@@ -56,7 +54,7 @@ class Step:
             self._send(parcel)
 
     def close(self) -> None:
-        """Called after the last bucket; again, it does nothing.
+        """Called after the last bucket.
 
         Here an agreement is waited for: every rank comes here without waiting for another one before, and
         has started it.
@@ -64,9 +62,6 @@ class Step:
         Raises:
             ExchangeError: ranks differ.
         """
-        if self.closed:
-            return
-        self.closed = True
         if self._agreement is not None:
             self._agreement.settle()
             for parcel in self._parcels:

@@ -175,6 +175,9 @@ def test_a_rank_that_is_gone() -> None:
 @on_ranks(1, launcher="torchrun")
 def test_wrong_arguments_fail_at_construction() -> None:
     ddp = DistributedDataParallel(Probe(SHAPES))
+    skipping = DistributedDataParallel(
+        Probe(SHAPES), find_unused_parameters=True, skip_all_reduce_unused_params=True
+    )
     elsewhere = [("a", torch.nn.Parameter(torch.zeros(5000, device="meta")))]
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (TypeError, "expected pairs", lambda: hvdc.OneBit(ddp.module.a)),
@@ -186,6 +189,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (ValueError, "seed", lambda: hvdc.OneBit(ddp, seed=2**32)),
         # Names are those of the module in it.
         (ValueError, "match a parameter", lambda: hvdc.OneBit(ddp, exclude=["module.a"])),
+        (ValueError, "expected skip_all_reduce_unused_params=False", lambda: hvdc.OneBit(skipping)),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(ddp, grad_scaler=2.0)),
         (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", ddp)),
         (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,6 +236,24 @@ def test_a_parameter_that_no_rank_uses_keeps_its_residual() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_several_buckets_with_unused_parameters() -> None:
+    """DDP makes several buckets in the first step only with find_unused_parameters, beyond 1 MB."""
+    shapes = {"a": (600, 600), "b": (600, 600), "c": (3000,)}
+    ddp, compressor = distributed(
+        Probe(shapes), OneBit(), ErrorFeedback(), find_unused_parameters=True
+    )
+    simulation = Simulation(OneBit(), ErrorFeedback(), shapes, 2)
+    for step in range(3):
+        gradients = [targets(shapes, r, step) for r in range(2)]
+        gradients[1]["a"].zero_()
+        got = exchange(
+            ddp, gradients[dist.get_rank()], ["b", "c"] if dist.get_rank() == 1 else None
+        )
+        assert_same_bits(got, simulation.average(gradients))
+    _assert_residuals(compressor, simulation)
+
+
+@on_ranks(2, launcher="torchrun")
 def test_a_parameter_in_another_order_of_memory() -> None:
     for view in (False, True):
         model = Probe({"a": (6, 10, 5, 5), "b": (70, 40)})
@@ -304,6 +323,41 @@ def test_uneven_inputs() -> None:
             for step in range(steps[rank]):
                 assert_same_bits(exchange(ddp, targets(SHAPES, rank, step)), for_all[step])
         _assert_residuals(compressor, simulation)
+
+
+class _Checkpointed(torch.nn.Module):
+    """Every layer a backward pass of its own within the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(50, 50) for _ in range(4))
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self._reentrant:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+            else:
+                x = layer(x)
+        return x
+
+
+@on_ranks(2, launcher="torchrun")
+def test_reentrant_checkpoints() -> None:
+    results = []
+    for reentrant in (False, True):
+        ddp, compressor = distributed(
+            _Checkpointed(reentrant), OneBit(), ErrorFeedback(), bucket_cap_mb=0.001
+        )
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(3):
+            x = torch.randn(8, 50, generator=generator, requires_grad=True)
+            ddp.zero_grad()
+            ddp(x).square().sum().backward()
+        assert compressor.counters.steps == 3
+        results.append(gradients_of(ddp))
+    assert_same_bits(*results)
 
 
 @on_ranks(2, launcher="torchrun")

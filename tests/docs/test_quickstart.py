@@ -13,7 +13,15 @@ import pytest
 from hvd_compress.codecs import SCHEMES
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPT = "docs/examples/torch_quickstart.py"
+SCRIPTS = {
+    "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
+    "docs/examples/ddp_quickstart.py": (
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--no-python",
+    ),
+}
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 
 NAMES = {
@@ -28,12 +36,13 @@ NAMES = {
 }
 
 
-def test_the_script_trains_and_prints_its_counters() -> None:
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2"]
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_script_trains_and_prints_its_counters(script: str) -> None:
+    launcher = [sys.executable, "-m", *SCRIPTS[script]]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launcher, sys.executable, SCRIPT],
+        [*launcher, sys.executable, script],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -49,7 +58,7 @@ def test_the_script_trains_and_prints_its_counters() -> None:
     sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
     assert [what for what, _ in sizes] == [
         "without compression",
-        "handed to Horovod",
+        "handed to gloo" if "ddp" in script else "handed to Horovod",
         "on the wire",
     ]
     plain, handed, wire = (int(size) for _, size in sizes)
