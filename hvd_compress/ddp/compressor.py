@@ -178,6 +178,8 @@ class Compressor(GradientCoder):
             # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
             if (goes_dense or not slot.route.feedback.enabled) and slot.index in self._used:
                 self._release_residual(slot, gradient)
+            if not gradient.numel():
+                continue
             if goes_dense:
                 dtype = self._dense_dtype(slot, gradient, warming_up)
                 dense.setdefault(dtype, []).append(row)

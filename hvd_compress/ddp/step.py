@@ -96,11 +96,10 @@ class Step:
             with self._lock:
                 parcel.waiting -= 1
                 complete = parcel.waiting == 0
-        except Exception as error:
-            self._fail(error)
-        else:
             if complete:
                 self._arrived(parcel)
+        except Exception as error:
+            self._fail(error)
 
     def _arrived(self, parcel: Parcel) -> None:
         nonfinite = parcel.nonfinite

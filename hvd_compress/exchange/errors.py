@@ -2,7 +2,7 @@
 
 
 class ExchangeError(RuntimeError):
-    """The ranks do not do the same thing, or Horovod was asked for what compression cannot give.
+    """The ranks do not do the same thing, or the framework was asked for what compression cannot give.
 
     The step is lost and gathers may be left pending: end the job.
     """

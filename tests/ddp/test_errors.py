@@ -142,8 +142,8 @@ def test_a_backward_pass_that_breaks_off() -> None:
         again(torch.ones(3, 50)).sum().backward()
 
 
-@on_ranks(2, launcher="torchrun", alone=True)
-def test_an_altered_payload() -> None:
+def _is_noticed(byte: int, message: str) -> None:
+    """An altered byte of rank 1's message."""
     ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100)
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
     gather = collectives.Collectives.gather
@@ -152,12 +152,22 @@ def test_an_altered_payload() -> None:
         self: collectives.Collectives, message: torch.Tensor
     ) -> tuple[torch.Tensor, dist.Work]:
         rows, work = gather(self, message)
-        work.get_future().add_done_callback(lambda _: rows[1, 100].bitwise_xor_(16))
+        work.get_future().add_done_callback(lambda _: rows[1, byte].bitwise_xor_(16))
         return rows, work
 
     collectives.Collectives.gather = flip_a_bit
-    with pytest.raises(hvdc.PayloadError, match=r"\w: rank 1's payload: expected checksum"):
+    with pytest.raises(hvdc.PayloadError, match=message):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_altered_payload() -> None:
+    _is_noticed(100, r"\w: rank 1's payload: expected checksum")
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_altered_header() -> None:
+    _is_noticed(0, "payload: expected magic")
 
 
 @on_ranks(2, launcher="torchrun", alone=True)

@@ -344,6 +344,17 @@ class _Checkpointed(torch.nn.Module):
 
 
 @on_ranks(2, launcher="torchrun")
+def test_parameters_without_elements() -> None:
+    shapes = {"a": (3000,), "empty": (0, 7), "none": (0,)}
+    ddp, _ = distributed(Probe(shapes), OneBit(), ErrorFeedback(), bucket_cap_mb=1e-6)
+    simulation = Simulation(OneBit(), ErrorFeedback(), shapes, 2)
+    for step in range(3):
+        gradients = [targets(shapes, r, step) for r in range(2)]
+        got = exchange(ddp, gradients[dist.get_rank()])
+        assert_same_bits(got, simulation.average(gradients))
+
+
+@on_ranks(2, launcher="torchrun")
 def test_reentrant_checkpoints() -> None:
     results = []
     for reentrant in (False, True):
