@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from hvd_compress.exchange.errors import ExchangeError
 
-_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ class Compressor(GradientCoder):
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line, bucket.buffer().device)
-        return Step(self._collectives, asked, self._finish)
+        return Step(self._collectives, asked, self._write, self._recall)
 
     def _end(self, step: Step) -> None:
         self._step = None
@@ -209,6 +210,9 @@ class Compressor(GradientCoder):
         ):
             if slot.index in self._used:
                 message.set_used(index)
+                original = slot.parameter.grad
+                if original is not None and _apart(original, gradient):
+                    parcel.originals[index] = original
             elif slot.route.feedback.enabled:
                 parcel.before[index] = self._prepare_residual(slot).clone()
             parcel.coded.append(self._encode(slot, gradient, payload))
@@ -222,27 +226,36 @@ class Compressor(GradientCoder):
         self.counters.add_allreduce(self._size, sent.numel() * sent.element_size())
         return Dense(rows, sent)
 
-    def _finish(self, parcel: Parcel, dropped: bool) -> None:
-        with torch.no_grad():
-            for dense in parcel.dense:
-                dense.write()
-            if parcel.message is None:
-                return
-            assert parcel.gathered is not None
-            started = time.perf_counter()
-            payloads, used = parcel.message.split(parcel.gathered)
-            for index, coded in enumerate(parcel.coded):
-                if index in parcel.before and (dropped or not used[index]):
-                    coded.slot.residual = parcel.before[index]
-                elif dropped:
-                    self._take_back(coded)
-                if not used[index]:
-                    continue  # As DDP has it: the gradient of a parameter that no rank used stays.
+    @torch.no_grad()
+    def _write(self, parcel: Parcel) -> None:
+        for dense in parcel.dense:
+            dense.write()
+        if parcel.message is None:
+            return
+        assert parcel.gathered is not None
+        started = time.perf_counter()
+        payloads, used = parcel.message.split(parcel.gathered)
+        for index, coded in enumerate(parcel.coded):
+            if used[index]:
                 self._decode(coded, payloads[index], 1.0 / self._size)
                 if not coded.gradient.is_contiguous():
                     coded.gradient.copy_(coded.flat.view(coded.slot.shape))
-            with self._counting:  # Buckets without residuals may be decoded by several threads.
-                self.counters.decode_seconds += time.perf_counter() - started
+            elif index in parcel.before:
+                # Used by no rank: DDP leaves its gradient as it is.
+                coded.slot.residual = parcel.before[index]
+        with self._counting:  # The process group may call back from several threads.
+            self.counters.decode_seconds += time.perf_counter() - started
+
+    @torch.no_grad()
+    def _recall(self, parcel: Parcel) -> None:
+        for index, coded in enumerate(parcel.coded):
+            if index in parcel.before:
+                coded.slot.residual = parcel.before[index]
+            elif index in parcel.originals:
+                original = parcel.originals[index].reshape(-1)
+                self._take_back(dataclasses.replace(coded, flat=original))
+            else:
+                self._take_back(coded)
 
 
 def _group_of(
@@ -251,6 +264,12 @@ def _group_of(
     if process_group is not None and process_group is not model.process_group:
         raise ValueError("Compressor.process_group: expected the model's own, got another one")
     return model.process_group
+
+
+def _apart(original: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Whether a parameter's gradient has memory of its own, and not the bucket's."""
+    memories = {tensor.untyped_storage().data_ptr() for tensor in (original, copy)}
+    return original.dtype == copy.dtype and len(memories) == 2
 
 
 def _note_use(parameter: torch.Tensor, used: set[int], index: int) -> None:

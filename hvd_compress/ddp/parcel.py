@@ -76,6 +76,7 @@ class Parcel:
         buffer: the bucket's memory; the averages are written over the gradients there.
         coded: the encoded gradients.
         before: residuals of gradients that this rank did not use, as they were, by position in ``coded``.
+        originals: gradients that are also outside of the buffer, by position in ``coded``.
         message: what is gathered; None where nothing is encoded.
         dense: what is allreduced.
         gathered: all ranks' messages, once there, shape=(ranks, bytes), uint8.
@@ -86,6 +87,7 @@ class Parcel:
     buffer: torch.Tensor
     coded: list[Coded] = field(default_factory=list)
     before: dict[int, torch.Tensor] = field(default_factory=dict)
+    originals: dict[int, torch.Tensor] = field(default_factory=dict)
     message: Message | None = None
     dense: list[Dense] = field(default_factory=list)
     gathered: torch.Tensor | None = None
@@ -98,8 +100,17 @@ class Parcel:
 
     @property
     def recallable(self) -> bool:
-        """Whether residuals may have to be taken back, for which the gradients must not be touched yet."""
+        """Whether residuals may have to be taken back."""
         return any(coded.route.feedback.enabled for coded in self.coded)
+
+    @property
+    def writable(self) -> bool:
+        """Whether residuals could be taken back without the gradients in the buffer."""
+        kept = self.before.keys() | self.originals.keys()
+        return all(
+            index in kept or not coded.route.feedback.enabled
+            for index, coded in enumerate(self.coded)
+        )
 
     @property
     def nonfinite(self) -> bool:

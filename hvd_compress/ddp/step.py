@@ -16,15 +16,17 @@ from hvd_compress.ddp.parcel import Parcel
 class Step:
     """Sends parcels and finishes them; nothing waits while gradients are still being computed.
 
-    One non-finite gradient makes the whole step worthless, so that no residual may count it as sent. Which
-    steps these are is known with the last bucket: until then, gradients that residuals depend on stay as
-    they are, and buckets without such gradients are finished as they come.
+    Parcels are decoded as they come. But one non-finite gradient makes the whole step worthless, so that no
+    residual may count it as sent, and this is known with the last parcel only. Until then, gradients that
+    are needed to take residuals back stay as they are: in the bucket, where there is no other copy of them,
+    and outside, as DDP copies a parcel's averages there when its future is complete.
 
     Args:
         collectives: the ranks.
         agreement: a comparison under way, or None; until it is settled, everything is held back, because
             ranks that differ would mix up each other's messages.
-        finish: decodes a parcel; the second argument tells whether the step is dropped.
+        write: writes a parcel's averages to its buffer.
+        take_back: takes back a parcel's residuals.
 
     Attributes:
         last_index: of the latest bucket.
@@ -34,11 +36,13 @@ class Step:
         self,
         collectives: Collectives,
         agreement: Agreement | None,
-        finish: Callable[[Parcel, bool], None],
+        write: Callable[[Parcel], None],
+        take_back: Callable[[Parcel], None],
     ) -> None:
         self._collectives = collectives
         self._agreement = agreement
-        self._finish = finish
+        self._write = write
+        self._take_back = take_back
         self._parcels: list[Parcel] = []
         self._kept: list[Parcel] = []
         self._lock = threading.Lock()
@@ -103,12 +107,14 @@ class Step:
 
     def _arrived(self, parcel: Parcel) -> None:
         nonfinite = parcel.nonfinite
+        if parcel.writable:
+            self._write(parcel)
+        if not parcel.recallable:
+            self._resolve(parcel)
         with self._lock:
             self._dropped |= nonfinite
             if parcel.recallable:
                 self._kept.append(parcel)
-        if not parcel.recallable:
-            self._complete(parcel, dropped=False)
         self._count_off()
 
     def _count_off(self) -> None:
@@ -117,11 +123,14 @@ class Step:
             over = self._outstanding == 0
         if over:
             for parcel in self._kept:
-                self._complete(parcel, self._dropped)
+                self._complete(parcel)
 
-    def _complete(self, parcel: Parcel, dropped: bool) -> None:
+    def _complete(self, parcel: Parcel) -> None:
         try:
-            self._finish(parcel, dropped)
+            if self._dropped:
+                self._take_back(parcel)
+            if not parcel.writable:
+                self._write(parcel)
         except Exception as error:
             self._fail(error)
         else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
+from hvd_compress.ddp.parcel import Parcel
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_same_bits, targets
@@ -83,6 +85,31 @@ def test_a_nonfinite_gradient_without_a_residual_drops_the_others_step() -> None
         )
         _a_bad_step(math.inf, where, compressor, ddp)
         assert where not in _residuals(compressor)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_which_buckets_are_decoded_as_they_come() -> None:
+    """All that leave enough to take residuals back: only the bucket's own memory does not."""
+    for view in (False, True):
+        for codec, feedback in ((OneBit(), ErrorFeedback()), (Int8(), ErrorFeedback(0.0))):
+            ddp, compressor = distributed(
+                Probe(SHAPES), codec, feedback, gradient_as_bucket_view=view
+            )
+            parcels = []
+            pack = compressor._pack
+
+            def note(
+                bucket: object, pack: Callable = pack, parcels: list[Parcel] = parcels
+            ) -> Parcel:
+                parcels.append(pack(bucket))
+                return parcels[-1]
+
+            compressor._pack = note
+            for step in range(3):
+                exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+            assert len(parcels) > 3
+            assert {parcel.recallable for parcel in parcels} == {feedback.enabled}
+            assert {parcel.writable for parcel in parcels} == {not (view and feedback.enabled)}
 
 
 @on_ranks(2, launcher="torchrun")
