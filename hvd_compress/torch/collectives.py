@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 import horovod.torch as hvd
@@ -12,7 +13,7 @@ from horovod.torch.mpi_ops import global_process_set
 
 from hvd_compress.exchange.errors import ExchangeError
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _MEETING = 10.0
 """Seconds that a rank with an error waits for the others."""
 
@@ -63,9 +64,14 @@ class Collectives:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
-    @staticmethod
-    def wait(handle: int) -> torch.Tensor:
-        """A collective's result: of a gather, all messages one after the other in rank order."""
+    @classmethod
+    def wait(cls, handle: int) -> torch.Tensor:
+        """A collective's result: of a gather, all messages one after the other in rank order.
+
+        Sleeps until it is there. Horovod's own wait spins, on a core that its background thread and
+        the network need: on as many cores as ranks, that takes longer than the transfer.
+        """
+        cls.done(handle, within=math.inf)
         return hvd.synchronize(handle)
 
     def meet(self) -> None:
