@@ -86,6 +86,11 @@ class Codec:
         """Whether numbers beyond a fixed range are cut off: what is cut off can never be sent later."""
         return False
 
+    @property
+    def shaped(self) -> bool:
+        """Whether the code depends on the tensor's rows and columns, not only on its elements in a row."""
+        return False
+
     def layout(self, shape: Shape) -> Layout:
         """The byte layout for a tensor of that shape."""
         raise NotImplementedError

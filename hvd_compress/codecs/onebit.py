@@ -37,6 +37,11 @@ class OneBit(base.Codec):
     def __post_init__(self) -> None:
         base.check_group("OneBit", "group", self.group, tuple(_GROUPINGS))
 
+    @property
+    def shaped(self) -> bool:
+        """True for rows and columns."""
+        return self.group in ("row", "column")
+
     def layout(self, shape: base.Shape) -> base.Layout:
         """Lower values of all groups, upper values of all groups, one bit plane."""
         rows, columns = as_matrix(shape)

@@ -20,7 +20,7 @@ from hvd_compress.ddp.parcel import Dense, Message, Parcel
 from hvd_compress.ddp.step import Step
 from hvd_compress.exchange import agreement
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.torch_common.coder import GradientCoder
 from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
 
@@ -93,6 +93,7 @@ class Compressor(GradientCoder):
             grad_scaler=grad_scaler,
             threads=threads,
         )
+        self._choose_routes(list(self._slots))
         self._step: Step | None = None
         self._agreed = False
         self._used: set[int] = set()
@@ -135,7 +136,7 @@ class Compressor(GradientCoder):
     def _forget_agreement(self) -> None:
         self._agreed = False
 
-    def _check_payload(self, slot: Slot, payload_bytes: int) -> None:
+    def _check_route(self, slot: Slot, route: Route) -> None:
         if slot.parameter.device.type != "cpu":
             raise ValueError(
                 f"{slot.name}: expected a parameter in the memory of the CPU, got one on "
@@ -178,7 +179,7 @@ class Compressor(GradientCoder):
             goes_dense = warming_up or slot.route.dense
             # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
             if (goes_dense or not slot.route.feedback.enabled) and slot.index in self._used:
-                self._release_residual(slot, gradient)
+                self._encoder.release_residual(slot, gradient)
             if not gradient.numel():
                 continue
             if goes_dense:
@@ -214,8 +215,10 @@ class Compressor(GradientCoder):
                 if original is not None and _apart(original, gradient):
                     parcel.originals[index] = original
             elif slot.route.feedback.enabled:
-                parcel.before[index] = self._prepare_residual(slot).clone()
-            parcel.coded.append(self._encode(slot, gradient, payload))
+                parcel.before[index] = self._encoder.residual(slot).clone()
+            coded = self._encoder.encode(slot, gradient, payload)
+            coded.count(self.counters)
+            parcel.coded.append(coded)
         self.counters.add_allgather(self._size, message.buffer.numel())
 
     def _gather_up(
@@ -237,7 +240,7 @@ class Compressor(GradientCoder):
         payloads, used = parcel.message.split(parcel.gathered)
         for index, coded in enumerate(parcel.coded):
             if used[index]:
-                self._decode(coded, payloads[index], 1.0 / self._size)
+                coded.decode(self._kernels, payloads[index], 1.0 / self._size)
                 if not coded.gradient.is_contiguous():
                     coded.gradient.copy_(coded.flat.view(coded.slot.shape))
             elif index in parcel.before:
@@ -253,9 +256,9 @@ class Compressor(GradientCoder):
                 coded.slot.residual = parcel.before[index]
             elif index in parcel.originals:
                 original = parcel.originals[index].reshape(-1)
-                self._take_back(dataclasses.replace(coded, flat=original))
+                dataclasses.replace(coded, flat=original).take_back(self._kernels)
             else:
-                self._take_back(coded)
+                coded.take_back(self._kernels)
 
 
 def _group_of(

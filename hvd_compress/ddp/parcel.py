@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvd_compress.codecs.base import round_up
-from hvd_compress.torch_common.coder import Coded, any_nonfinite
+from hvd_compress.torch_common.pieces import Coded, any_nonfinite
 
 _ALIGNMENT = 16
 """Payloads are multiples of this; gathers of other sizes are slow on NCCL."""

@@ -15,7 +15,8 @@ class Counters:
         uncompressed_bytes: bytes of all gradients in their own dtype.
         message_bytes: bytes handed to collectives: payloads, dense gradients, tokens.
         wire_bytes: bytes this rank sends where collectives are rings: ``(K - 1)`` times the payload for
-            an allgather, ``2 (K - 1) / K`` times the message for an allreduce.
+            an allgather, ``2 (K - 1) / K`` times the message for an allreduce; for an alltoall, what is
+            for others.
         encode_seconds: time in encode kernels, residual included.
         decode_seconds: time in decode kernels.
     """
@@ -37,3 +38,8 @@ class Counters:
         """Counts one gathered payload among ``size`` ranks."""
         self.message_bytes += message_bytes
         self.wire_bytes += (size - 1) * message_bytes
+
+    def add_alltoall(self, message_bytes: int, own_bytes: int) -> None:
+        """Counts one message of parts for all ranks, of which ``own_bytes`` stay on this one."""
+        self.message_bytes += message_bytes
+        self.wire_bytes += message_bytes - own_bytes

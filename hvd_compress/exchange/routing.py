@@ -17,6 +17,9 @@ MAX_GATHERED_BYTES = 2**31 - 1
 
 DEFAULT_THRESHOLD = 1024
 
+EXCHANGES = ("allgather", "two_shot")
+"""How payloads get from rank to rank; the first is the default."""
+
 _DENSE_DTYPES = {"none": None, "fp16": "float16"}
 """Codecs whose output Horovod's own allreduce can add, and the dtype that it then adds."""
 
@@ -28,10 +31,15 @@ class Route:
     Attributes:
         codec: what it is encoded with.
         feedback: coefficients of error feedback.
+        exchange: one of :data:`EXCHANGES`.
     """
 
     codec: Codec
     feedback: ErrorFeedback
+    exchange: str = EXCHANGES[0]
+
+    def __post_init__(self) -> None:
+        check_choice("Compressor", "exchange", self.exchange, EXCHANGES)
 
     @property
     def dense(self) -> bool:
@@ -45,7 +53,8 @@ class Route:
 
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
-        return f"{self.codec}{feedback if self.feedback.enabled else ''}"
+        through = "" if self.dense else f" through {self.exchange}"
+        return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
 
 
 DENSE = Route(NoCompression(), OFF)
@@ -59,7 +68,8 @@ class Router:
         threshold: tensors of fewer elements go dense: Horovod fuses them into one message.
         exclude: patterns (``fnmatch``) of names that go dense.
         layers: codecs by name pattern, the first match winning over ``route``: a codec, the name of a
-            scheme, or None for dense. Error feedback is that of the codec's paper.
+            scheme, or None for dense. Error feedback is that of the codec's paper, the exchange that of
+            ``route``.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -80,7 +90,9 @@ class Router:
         self._route = route
         self._threshold = threshold
         self._exclude = tuple(exclude)
-        self._layers = {p: _layer_route(p, codec) for p, codec in (layers or {}).items()}
+        self._layers = {
+            p: _layer_route(p, codec, route.exchange) for p, codec in (layers or {}).items()
+        }
 
     def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
         """The route of one tensor.
@@ -124,17 +136,17 @@ def _strings(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _layer_route(pattern: str, codec: Codec | str | None) -> Route:
+def _layer_route(pattern: str, codec: Codec | str | None, exchange: str) -> Route:
     if codec is None:
         return DENSE
     if isinstance(codec, str):
         check_choice("Compressor", f"layers[{pattern!r}]", codec, tuple(SCHEMES))
-        return Route(SCHEMES[codec].codec(), SCHEMES[codec].feedback)
+        return Route(SCHEMES[codec].codec(), SCHEMES[codec].feedback, exchange)
     if not isinstance(codec, Codec):
         raise TypeError(
             f"Compressor.layers[{pattern!r}]: expected a codec, a name or None, got {codec!r}"
         )
-    return Route(codec, scheme_of(codec).feedback)
+    return Route(codec, scheme_of(codec).feedback, exchange)
 
 
 def check_gather(name: str, payload_bytes: int, size: int) -> None:

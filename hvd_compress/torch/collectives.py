@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 
 import horovod.torch as hvd
 import torch
@@ -46,6 +47,17 @@ class Collectives:
         """Starts a gather of a 1-dimensional uint8 tensor, lengths differing where they may."""
         return hvd.allgather_async(message, f"{self._prefix}.{name}", self._process_set)
 
+    def distribute(self, message: torch.Tensor, sizes: Sequence[int], name: str) -> int:
+        """Starts an exchange of parts: each rank gets its part of every rank's message, in rank order.
+
+        Args:
+            message: shape=(bytes,), uint8, the ranks' parts one after the other.
+            sizes: of the parts, in bytes, 0 where there is none.
+            name: the same on every rank.
+        """
+        splits = torch.tensor(sizes, dtype=torch.int32)
+        return hvd.alltoall_async(message, splits, f"{self._prefix}.{name}", self._process_set)
+
     def sum(self, values: torch.Tensor, name: str) -> int:
         """Starts a sum over the ranks; a rank that has joined adds zeros."""
         return hvd.allreduce_async(
@@ -66,13 +78,14 @@ class Collectives:
 
     @classmethod
     def wait(cls, handle: int) -> torch.Tensor:
-        """A collective's result: of a gather, all messages one after the other in rank order.
+        """A collective's result: of a gather or of parts, all ranks' one after the other in rank order.
 
         Sleeps until it is there. Horovod's own wait spins, on a core that its background thread and
         the network need: on as many cores as ranks, that takes longer than the transfer.
         """
         cls.done(handle, within=math.inf)
-        return hvd.synchronize(handle)
+        result = hvd.synchronize(handle)
+        return result[0] if isinstance(result, tuple) else result
 
     def meet(self) -> None:
         """Returns when every rank has come here, or one of them has gone.

@@ -1,4 +1,4 @@
-"""Horovod's compressor interface over the codecs and the gather of payloads."""
+"""Horovod's compressor interface over the codecs and the exchanges."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from horovod.torch.compression import Compressor as HorovodCompressor
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange import token
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, check_gather
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.exchanges.allgather import Allgather
+from hvd_compress.torch.exchanges.base import Exchange
+from hvd_compress.torch.exchanges.two_shot import TwoShot
+from hvd_compress.torch.owner_steps import OwnerStep, describe
 from hvd_compress.torch.slots import Slots
-from hvd_compress.torch.step import Encoded, Step
+from hvd_compress.torch.step import Sent, Step
 from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.slots import NamedParameters, Slot
+from hvd_compress.torch_common.slots import NamedParameters, Owned, Slot
 
 
 @dataclass(eq=False)
@@ -39,6 +43,9 @@ class Compressor(GradientCoder, HorovodCompressor):
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
+        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
+        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
+            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are left to Horovod, which fuses them.
         exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to leave to Horovod.
         layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
@@ -64,6 +71,8 @@ class Compressor(GradientCoder, HorovodCompressor):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
+        exchange: str = EXCHANGES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -74,6 +83,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         threads: int | None = None,
         name: str = "hvd_compress",
     ) -> None:
+        _check_owner_step(owner_step, exchange, warmup_steps)
         slots = Slots(named_parameters)
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
         first = next(iter(slots)).name
@@ -84,6 +94,7 @@ class Compressor(GradientCoder, HorovodCompressor):
             feedback,
             rank=self._collectives.rank,
             size=self._collectives.size,
+            exchange=exchange,
             threshold=threshold,
             exclude=exclude,
             layers=layers,
@@ -92,6 +103,12 @@ class Compressor(GradientCoder, HorovodCompressor):
             grad_scaler=grad_scaler,
             threads=threads,
         )
+        self._owner_step = owner_step
+        self._exchanges: dict[str, Exchange] = {
+            "allgather": Allgather(self._collectives, self._encoder),
+            "two_shot": TwoShot(self._collectives, self._encoder, owner_step),
+        }
+        self._choose_routes(list(self._slots))
         self._step = Step(self._collectives, self._configuration)
         self._exchanging = False
 
@@ -134,7 +151,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         if isinstance(ctx, _Dense):
             return tensor if tensor.dtype == ctx.gradient.dtype else tensor.to(ctx.gradient.dtype)
         scale = self._step.scale(tensor, ctx.slot.name)
-        if ctx.gathered is None and ctx.summed is None:
+        if not ctx.collected:
             self._step.collect()
         self._finish(ctx, scale)
         return ctx.gradient
@@ -145,13 +162,20 @@ class Compressor(GradientCoder, HorovodCompressor):
     def _forget_agreement(self) -> None:
         self._step.forget_agreement()
 
-    def _check_payload(self, slot: Slot, payload_bytes: int) -> None:
-        check_gather(slot.name, payload_bytes, self._size)
+    def _check_route(self, slot: Slot, route: Route) -> None:
+        self._exchanges[route.exchange].check(slot, route)
+
+    def _owned_by(self, slot: Slot) -> Owned | None:
+        return None if slot.route.dense else self._exchanges[slot.route.exchange].owned(slot)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {**super()._configuration(), "owner_step": describe(self._owner_step)}
 
     def _start_dense(
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool
     ) -> tuple[torch.Tensor, _Dense]:
-        self._release_residual(slot, gradient)
+        self._encoder.release_residual(slot, gradient)
+        self._encoder.release_owned(slot, gradient)
         sent = gradient.to(self._dense_dtype(slot, gradient, warming_up))
         if sent.dtype == torch.bfloat16:
             sent = sent.float()  # Horovod has no bfloat16.
@@ -159,28 +183,38 @@ class Compressor(GradientCoder, HorovodCompressor):
         self.counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, _Dense(slot, gradient)
 
-    def _start_encoded(self, slot: Slot, gradient: torch.Tensor) -> tuple[torch.Tensor, Encoded]:
-        if not slot.route.feedback.enabled:
-            self._release_residual(slot, gradient)
-        payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
-        ctx = Encoded(**vars(self._encode(slot, gradient, payload)))
+    def _start_encoded(self, slot: Slot, gradient: torch.Tensor) -> tuple[torch.Tensor, Sent]:
+        ctx = Sent(slot, gradient, self._exchanges[slot.route.exchange].encode(slot, gradient))
         self._step.add(ctx)
         slot.pending = True
         sent = torch.tensor(token.make(self._collectives.rank))
-        self.counters.add_allgather(self._collectives.size, payload.numel())
         self.counters.add_allreduce(self._collectives.size, sent.numel() * sent.element_size())
         return sent, ctx
 
-    def _finish(self, ctx: Encoded, scale: float) -> None:
+    def _finish(self, ctx: Sent, scale: float) -> None:
+        transfer = ctx.transfer
         started = time.perf_counter()
         if ctx.dropped:
-            self._take_back(ctx)
-        if ctx.summed is not None:
-            ctx.flat.copy_(ctx.summed.mul_(scale))
-        else:
-            self._decode(ctx, ctx.gathered, scale)
+            transfer.take_back()
+        transfer.write(scale)
         if not ctx.gradient.is_contiguous():
-            ctx.gradient.copy_(ctx.flat.view(ctx.slot.shape))
+            ctx.gradient.copy_(transfer.flat.view(ctx.slot.shape))
         self.counters.decode_seconds += time.perf_counter() - started
-        ctx.gathered = ctx.summed = None
+        transfer.count(self.counters)
         ctx.slot.pending = False
+
+
+def _check_owner_step(owner_step: OwnerStep | None, exchange: str, warmup_steps: int) -> None:
+    if owner_step is None:
+        return
+    if not callable(owner_step):
+        raise TypeError(f"Compressor.owner_step: expected a callable, got {owner_step!r}")
+    if exchange != "two_shot":
+        raise ValueError(
+            f"Compressor.owner_step: expected exchange='two_shot', whose ranks own parts, got {exchange!r}"
+        )
+    if warmup_steps:
+        raise ValueError(
+            f"Compressor.owner_step: expected warmup_steps=0, got {warmup_steps}: uncompressed gradients "
+            f"have no owners, and would come without the step"
+        )

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from hvd_compress.codecs import PayloadError
 from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch_common.coder import Coded, any_nonfinite
+from hvd_compress.torch.courier import Courier
+from hvd_compress.torch.exchanges.base import Transfer
+from hvd_compress.torch_common.slots import Slot
 
 _PATIENCE = 60.0
 """Seconds for collectives that every rank has started already, if all is well."""
@@ -23,24 +24,26 @@ _PATIENCE_IN_BACKWARD = 20.0
 
 
 @dataclass(eq=False)
-class Encoded(Coded):
+class Sent:
     """A gradient between compress and decompress.
 
     Attributes:
-        handle: of the gather or the dense sum, once started.
-        gathered: all ranks' payloads, shape=(ranks, bytes), uint8, once there.
-        summed: the sum of the ranks' gradients, shape=(n,), float32, where they went dense.
+        slot: whose gradient.
+        gradient: the tensor that compress was given; decompress gives it back.
+        transfer: its way through the ranks.
+        collected: whether it has come back.
         dropped: whether the step's residuals have to be taken back.
     """
 
-    handle: int | None = None
-    gathered: torch.Tensor | None = None
-    summed: torch.Tensor | None = None
+    slot: Slot
+    gradient: torch.Tensor
+    transfer: Transfer
+    collected: bool = False
     dropped: bool = False
 
 
 class Step:
-    """Starts gathers when all ranks are known to take part in a step, and collects them.
+    """Starts transfers when all ranks are known to take part in a step, and collects them.
 
     A gather among ranks of which one has joined would bring Horovod down, so that payloads are held back
     until a roll call has come back: a sum of a few bytes, started by the step's first gradient. Nothing
@@ -60,7 +63,9 @@ class Step:
         self._agreement: int | None = None
         self._agreed = False
         self._calling: int | None = None
-        self._pending: list[Encoded] = []
+        self._courier = Courier(collectives)
+        self._pending: list[Sent] = []
+        self._held: list[Sent] = []
         self.roll_call: list[float] | None = None
 
     @property
@@ -81,9 +86,10 @@ class Step:
         self._agreement = self._collectives.gather(message, "configuration")
         self._visit_end_of_backward()
 
-    def add(self, encoded: Encoded) -> None:
-        """Sends one payload, now or as soon as all ranks are known to take part."""
-        self._pending.append(encoded)
+    def add(self, sent: Sent) -> None:
+        """Sends one gradient, now or as soon as all ranks are known to take part."""
+        self._pending.append(sent)
+        self._held.append(sent)
         if self.roll_call is None and self._calling is None:
             values = torch.tensor(token.make(self._collectives.rank))
             self._calling = self._collectives.sum(values, "roll call")
@@ -135,17 +141,14 @@ class Step:
         the whole step worthless, so that no residual may count it as sent.
         """
         pending, self._pending = self._pending, []
-        complete = self._complete()
-        for encoded in pending:
-            assert encoded.handle is not None
-            result = self._collectives.wait(encoded.handle)
-            if complete:
-                encoded.gathered = self._rows(encoded, result)
-            else:
-                encoded.summed = result
-        dropped = not complete or any(map(_nonfinite, pending))
-        for encoded in pending:
-            encoded.dropped = dropped
+        self._courier.wait()
+        errors = [sent.transfer.error for sent in pending if sent.transfer.error is not None]
+        if errors:
+            self._collectives.meet()
+            raise errors[0]
+        dropped = any(sent.transfer.nonfinite for sent in pending)
+        for sent in pending:
+            sent.collected, sent.dropped = True, dropped
 
     def end(self) -> None:
         """Called when the next gradient belongs to a new step."""
@@ -173,26 +176,16 @@ class Step:
                 return False
             self.roll_call = self._collectives.wait(self._calling).tolist()
             self._calling = None
-        for encoded in self._pending:
-            if encoded.handle is None:
-                encoded.handle = self._send(encoded)
+        held, self._held = self._held, []
+        for sent in held:
+            if not self._complete():
+                sent.transfer = sent.transfer.alone()
+            sent.transfer.start()
+            self._courier.carry(sent.transfer)
         return True
 
     def _complete(self) -> bool:
         return self.roll_call is None or token.everybody(self.roll_call, self._collectives.size)
-
-    def _send(self, encoded: Encoded) -> int:
-        if self._complete():
-            return self._collectives.gather(encoded.payload, encoded.slot.name)
-        return self._collectives.sum(encoded.flat.float(), f"{encoded.slot.name}.dense")
-
-    def _rows(self, encoded: Encoded, gathered: torch.Tensor) -> torch.Tensor:
-        ranks, expected = self._collectives.size, encoded.payload.numel()
-        if gathered.numel() != ranks * expected:
-            raise PayloadError(
-                f"{encoded.slot.name}: expected {ranks} times {expected} bytes, got {gathered.numel()}"
-            )
-        return gathered.view(ranks, expected)
 
     def _visit_end_of_backward(self) -> None:
         # Outside of a backward pass it is refused: then the first decompress will do it.
@@ -202,8 +195,3 @@ class Step:
     def _at_end_of_backward(self) -> None:
         if self._agree(_PATIENCE_IN_BACKWARD):
             self._release(_PATIENCE_IN_BACKWARD)
-
-
-def _nonfinite(encoded: Encoded) -> bool:
-    assert encoded.gathered is not None
-    return any_nonfinite(encoded.gathered.numpy())

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_number
-from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION, HEADER_BYTES, read_header
+from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import restore, snapshot
-
-
-@dataclass(eq=False)
-class Coded:
-    """A gradient that has been encoded, until it is decoded.
-
-    Attributes:
-        slot: whose gradient.
-        route: how it was encoded.
-        step: the position in the noise that it was encoded at.
-        gradient: the gradient itself; the result is written over it.
-        flat: its elements in row-major order, shape=(n,), sharing its memory where it is contiguous.
-        payload: this rank's payload, shape=(bytes,), uint8.
-    """
-
-    slot: Slot
-    route: Route
-    step: int
-    gradient: torch.Tensor
-    flat: torch.Tensor
-    payload: torch.Tensor
+from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.slots import Owned, Slot
+from hvd_compress.torch_common.state import resize, restore, snapshot
 
 
 class GradientCoder:
@@ -55,6 +32,7 @@ class GradientCoder:
         feedback: coefficients of error feedback.
         rank: this rank within its process set or group.
         size: ranks in it.
+        exchange: how payloads travel.
     """
 
     def __init__(
@@ -65,6 +43,7 @@ class GradientCoder:
         *,
         rank: int,
         size: int,
+        exchange: str = EXCHANGES[0],
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -83,17 +62,17 @@ class GradientCoder:
             )
         self._slots = slots
         self._rank = rank
+        self._exchange = exchange
         self._size = size
         self._kernels = CpuKernels(threads or torch.get_num_threads())
-        self._router = Router(Route(codec, feedback), threshold, exclude, layers)
+        self._encoder = Encoder(self._kernels, seed, rank, grad_scaler)
+        self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         unused = self._router.unused_patterns([slot.name for slot in self._slots])
         if unused:
             raise ValueError(f"Compressor: expected patterns that match a parameter, got {unused}")
         self._warmup_steps = warmup_steps
         self._seed = seed
-        self._grad_scaler = grad_scaler
         self.counters = Counters()
-        self._choose_routes(list(self._slots))
 
     def set_codec(
         self,
@@ -115,7 +94,8 @@ class GradientCoder:
         """
         if self._busy():
             raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
-        route = Route(codec, scheme_of(codec).feedback if feedback is None else feedback)
+        feedback = scheme_of(codec).feedback if feedback is None else feedback
+        route = Route(codec, feedback, self._exchange)
         chosen = [slot for slot in self._slots if fnmatchcase(slot.name, layers)]
         if not chosen:
             raise ValueError(
@@ -130,10 +110,11 @@ class GradientCoder:
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, loss scaling taken out."""
+        kept = [holder for slot in self._slots for holder in (slot, slot.owned) if holder]
         squares = [
-            self._kernels.square_sum(slot.residual) / slot.residual_scale**2
-            for slot in self._slots
-            if slot.residual is not None
+            self._kernels.square_sum(holder.residual) / holder.residual_scale**2
+            for holder in kept
+            if holder.residual is not None
         ]
         return sum(squares) ** 0.5
 
@@ -142,9 +123,9 @@ class GradientCoder:
         self.counters = Counters()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and noise positions; every rank saves its own.
+        """This rank's residuals, noise positions and owned parts; every rank saves its own.
 
-        Residuals are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
         """
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
@@ -156,6 +137,25 @@ class GradientCoder:
         """
         restore(self._slots, state, self._rank, self._size, self._seed)
 
+    def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
+        """Continues where a job with another number of ranks left off.
+
+        What was not sent keeps its part in the ranks' average, on other ranks
+        (:mod:`hvd_compress.exchange.resize`).
+
+        Args:
+            states: the :meth:`state_dict` of every rank of that job, in any order.
+
+        Raises:
+            ValueError: not one state of each rank, another seed or model; nothing is changed then.
+        """
+        state = resize(self._slots, states, self._rank, self._size, self._owned_by)
+        restore(self._slots, state, self._rank, self._size, self._seed)
+
+    def _owned_by(self, slot: Slot) -> Owned | None:
+        """An empty record of what this rank owns of a parameter; None where nobody does."""
+        return None
+
     def _busy(self) -> bool:
         """Whether gradients are on their way."""
         raise NotImplementedError
@@ -164,17 +164,18 @@ class GradientCoder:
         """Has the ranks compare their configurations again."""
         raise NotImplementedError
 
-    def _check_payload(self, slot: Slot, payload_bytes: int) -> None:
-        """Raises ``ValueError`` where the frontend cannot send such a payload."""
+    def _check_route(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` where the frontend cannot send such payloads."""
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
+        """Gives slots their routes; a frontend calls it for all of them when it is made."""
         router = router or self._router
         chosen = []
         for slot in slots:
             dtype = str(slot.parameter.dtype).removeprefix("torch.")
             route = router.choose(slot.name, slot.shape, dtype)
             if not route.dense:
-                self._check_payload(slot, route.codec.payload_bytes(slot.shape))
+                self._check_route(slot, route)
             chosen.append((slot, route))
         for slot, route in chosen:
             slot.route = route
@@ -192,50 +193,6 @@ class GradientCoder:
             "gradient of": tensors,
         }
 
-    def _encode(self, slot: Slot, gradient: torch.Tensor, payload: torch.Tensor) -> Coded:
-        """Encodes a gradient by its slot's route; residual and noise position move on.
-
-        Args:
-            slot: whose gradient.
-            gradient: of the slot's shape, in any order of memory. Not changed.
-            payload: shape=(payload bytes of the route's codec,), uint8, overwritten.
-        """
-        route = slot.route
-        flat = gradient.reshape(-1)
-        residual = self._prepare_residual(slot) if route.feedback.enabled else None
-        noise = NoiseKey(self._seed, self._rank, slot.index, slot.step)
-        started = time.perf_counter()
-        self._kernels.encode(
-            route.codec,
-            slot.shape,
-            flat,
-            payload,
-            feedback=route.feedback,
-            residual=residual,
-            noise=noise,
-        )
-        self.counters.encode_seconds += time.perf_counter() - started
-        self.counters.encoded_elements += flat.numel()
-        slot.step += 1
-        return Coded(slot, route, noise.step, gradient, flat, payload)
-
-    def _prepare_residual(self, slot: Slot) -> torch.Tensor:
-        """The slot's residual in the units of the next gradient."""
-        scale = self._loss_scale()
-        if slot.residual is None:
-            slot.residual = torch.zeros(slot.parameter.numel())
-        elif scale != slot.residual_scale:
-            slot.residual.mul_(scale / slot.residual_scale)
-        slot.residual_scale = scale
-        return slot.residual
-
-    def _release_residual(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Adds what an earlier codec left unsent to the gradient, and forgets it."""
-        if slot.residual is not None:
-            rest = slot.residual * (self._loss_scale() / slot.residual_scale)
-            gradient.add_(rest.view(slot.shape).to(gradient.dtype))
-            slot.residual = None
-
     @staticmethod
     def _dense_dtype(slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
         """In what an uncompressed gradient travels."""
@@ -243,39 +200,3 @@ class GradientCoder:
         if wanted is not None and gradient.dtype == torch.float32:
             return getattr(torch, wanted)
         return gradient.dtype
-
-    def _loss_scale(self) -> float:
-        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
-
-    def _take_back(self, coded: Coded) -> None:
-        """Undoes what :meth:`_encode` did to the residual; ``coded.flat`` still holds the gradient."""
-        if coded.route.feedback.enabled:
-            self._kernels.take_back(
-                coded.route.codec,
-                coded.slot.shape,
-                coded.flat,
-                coded.slot.residual,
-                coded.payload,
-                feedback=coded.route.feedback,
-                step=coded.step,
-            )
-
-    def _decode(self, coded: Coded, gathered: torch.Tensor | None, scale: float) -> None:
-        """Writes ``scale`` times the sum of all ranks' payloads, shape=(ranks, bytes), to ``coded.flat``.
-
-        Raises:
-            PayloadError: naming the parameter and the rank.
-        """
-        slot = coded.slot
-        try:
-            self._kernels.decode_sum(
-                coded.route.codec, slot.shape, gathered, coded.flat, step=coded.step, scale=scale
-            )
-        except PayloadError as error:
-            raise PayloadError(f"{slot.name}: {error}") from None
-
-
-def any_nonfinite(payloads: np.ndarray) -> bool:
-    """Whether one of the payloads, shape=(ranks, bytes), was encoded from an Inf or a NaN."""
-    headers = payloads[:, :HEADER_BYTES]
-    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hvd_compress.exchange.routing import DENSE, Route
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(eq=False)
+class Owned:
+    """What a rank keeps for the part of a parameter that it adds up for all ranks.
+
+    Attributes:
+        begin: the part's first element, in row-major order.
+        end: one behind its last element.
+        weight: what one unit of ``residual`` would have added to the sum of all ranks' gradients.
+        residual: what has been added up and not yet sent, shape=(end - begin,), float32; None without
+            error feedback.
+        residual_scale: the loss scale that the residual's numbers are in.
+        state: of the owner's step: tensors of shape (end - begin,), and numbers.
+    """
+
+    begin: int
+    end: int
+    weight: float
+    residual: torch.Tensor | None = None
+    residual_scale: float = 1.0
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Elements of the part."""
+        return self.end - self.begin
 
 
 @dataclass
@@ -24,6 +52,7 @@ class Slot:
         residual: what has been computed but not yet sent, shape=(n,), float32; None before the first
             step and without error feedback.
         residual_scale: the loss scale that the residual's numbers are in.
+        owned: the same for the part that this rank adds up; None where the exchange has no owners.
         step: how many times its gradient has been encoded: its position in the noise.
         exchanges: how many times its gradient has been exchanged in any way.
         pending: whether an encoded gradient waits for its decompression.
@@ -35,6 +64,7 @@ class Slot:
     route: Route = DENSE
     residual: torch.Tensor | None = None
     residual_scale: float = 1.0
+    owned: Owned | None = None
     step: int = 0
     exchanges: int = 0
     pending: bool = False
@@ -43,6 +73,11 @@ class Slot:
     def shape(self) -> tuple[int, ...]:
         """The parameter's shape."""
         return tuple(self.parameter.shape)
+
+    @property
+    def count(self) -> int:
+        """The parameter's elements."""
+        return self.parameter.numel()
 
 
 def slots_of(named_parameters: NamedParameters) -> list[Slot]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from hvd_compress.torch_common.slots import Slot
+from hvd_compress.exchange import resize as rule
+from hvd_compress.torch_common.slots import Owned, Slot
 
 _VERSION = 1
 
@@ -20,6 +22,7 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
             "residual_scale": slot.residual_scale,
             "step": slot.step,
             "exchanges": slot.exchanges,
+            "owned": None if slot.owned is None else vars(slot.owned).copy(),
         }
         for slot in slots
     }
@@ -35,27 +38,141 @@ def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, 
         if got != want:
             raise ValueError(
                 f"load_state_dict: expected {field} {want}, got {got}; each rank saves and loads a file of "
-                f"its own, and another number of ranks starts without residuals"
+                f"its own; another number of ranks needs those of all: load_resized()"
             )
     tensors = state["tensors"]
+    _check_names("load_state_dict", slots, tensors)
+    for slot in slots:
+        saved = tensors[slot.name]
+        _check_count(f"load_state_dict: {slot.name}", saved["residual"], slot.count)
+        owned = saved.get("owned")
+        if owned is not None:
+            begin, end = owned["begin"], owned["end"]
+            if not 0 <= begin <= end <= slot.count:
+                raise ValueError(
+                    f"load_state_dict: {slot.name}: expected a part of {slot.count} elements, got "
+                    f"[{begin}, {end})"
+                )
+            _check_count(f"load_state_dict: {slot.name}'s part", owned["residual"], end - begin)
+    for slot in slots:
+        saved = tensors[slot.name]
+        slot.residual = _copied(saved["residual"])
+        slot.residual_scale = saved["residual_scale"]
+        slot.step = saved["step"]
+        slot.exchanges = saved["exchanges"]
+        owned = saved.get("owned")
+        slot.owned = None
+        if owned is not None:
+            slot.owned = Owned(**{**owned, "residual": _copied(owned["residual"])})
+            slot.owned.state = copy.deepcopy(owned["state"])
+
+
+def resize(
+    slots: Iterable[Slot],
+    states: Iterable[dict[str, Any]],
+    rank: int,
+    size: int,
+    owned_by: Callable[[Slot], Owned | None],
+) -> dict[str, Any]:
+    """One rank's snapshot, made of those of all ranks of a job of another size.
+
+    By the rule of :mod:`hvd_compress.exchange.resize`.
+
+    Args:
+        slots: the parameters.
+        states: the snapshots, one of each rank, in any order.
+        rank: this rank.
+        size: ranks now.
+        owned_by: an empty record of what this rank owns of a parameter, or None.
+
+    Raises:
+        ValueError: not one snapshot of each rank, or of different steps or models.
+    """
+    slots, states = list(slots), sorted(states, key=lambda state: state.get("rank", -1))
+    ranks = [state.get("rank") for state in states]
+    sizes = {state.get("size") for state in states}
+    if not states or ranks != list(range(len(states))) or sizes != {len(states)}:
+        raise ValueError(
+            f"load_resized: expected one state of each rank, got those of ranks {ranks} of {sizes}"
+        )
+    for state in states:
+        _check_names("load_resized", slots, state["tensors"])
+    tensors = {}
+    for slot in slots:
+        saved = [state["tensors"][slot.name] for state in states]
+        for field in ("step", "exchanges"):
+            if len({one[field] for one in saved}) > 1:
+                raise ValueError(
+                    f"load_resized: {slot.name}: expected states of one step, got {field} "
+                    f"{[one[field] for one in saved]}"
+                )
+        tensors[slot.name] = _resized(saved, slot.count, rank, size, owned_by(slot))
+    return {**states[0], "rank": rank, "size": size, "tensors": tensors}
+
+
+def _resized(
+    saved: list[dict[str, Any]], count: int, rank: int, size: int, owned: Owned | None
+) -> dict[str, Any]:
+    scale = saved[0]["residual_scale"]
+    heirs, factor = rule.heirs(len(saved), size, rank)
+    residual = None
+    for one in (saved[heir] for heir in heirs):
+        if one["residual"] is not None:
+            residual = torch.zeros(count) if residual is None else residual
+            residual += one["residual"] * (factor * scale / one["residual_scale"])
+    parts = [one.get("owned") for one in saved]
+    sums = None
+    for part in parts:
+        if part is not None and part["residual"] is not None:
+            sums = torch.zeros(count) if sums is None else sums
+            share = part["weight"] / len(saved) * (scale / part["residual_scale"])
+            sums[part["begin"] : part["end"]] += part["residual"] * share
+    if owned is not None:
+        owned.residual_scale = scale
+        owned.residual = None if sums is None else sums[owned.begin : owned.end].clone()
+        owned.state = _cut_anew([part for part in parts if part is not None], owned)
+    elif sums is not None:
+        residual = sums if residual is None else residual + sums
+    return {
+        **saved[0],
+        "residual": residual,
+        "owned": None if owned is None else vars(owned),
+    }
+
+
+def _cut_anew(parts: list[dict[str, Any]], owned: Owned) -> dict[str, Any]:
+    ranges = [(part["begin"], part["end"]) for part in parts]
+    state: dict[str, Any] = {}
+    for old, begin, end in rule.overlaps(ranges, owned.begin, owned.end):
+        first = ranges[old][0]
+        for key, value in parts[old]["state"].items():
+            if not _by_element(value, parts[old]):
+                state.setdefault(key, copy.deepcopy(value))
+                continue
+            if key not in state:
+                state[key] = value.new_zeros(owned.count)
+            state[key][begin - owned.begin : end - owned.begin] = value[begin - first : end - first]
+    return state
+
+
+def _by_element(value: Any, part: dict[str, Any]) -> bool:
+    return torch.is_tensor(value) and tuple(value.shape) == (part["end"] - part["begin"],)
+
+
+def _check_names(who: str, slots: Iterable[Slot], tensors: dict[str, Any]) -> None:
     names = {slot.name for slot in slots}
     if names != set(tensors):
         missing, unknown = sorted(names - set(tensors)), sorted(set(tensors) - names)
         raise ValueError(
-            f"load_state_dict: expected this model's parameters, got none for {missing[:5]} and "
-            f"{unknown[:5]} that it does not have"
+            f"{who}: expected this model's parameters, got none for {missing[:5]} and {unknown[:5]} that "
+            f"it does not have"
         )
-    for slot in slots:
-        residual = tensors[slot.name]["residual"]
-        if residual is not None and residual.numel() != slot.parameter.numel():
-            raise ValueError(
-                f"load_state_dict: {slot.name}: expected a residual of {slot.parameter.numel()} elements, "
-                f"got {residual.numel()}"
-            )
-    for slot in slots:
-        saved = tensors[slot.name]
-        residual = saved["residual"]
-        slot.residual = None if residual is None else residual.to(torch.float32).clone()
-        slot.residual_scale = saved["residual_scale"]
-        slot.step = saved["step"]
-        slot.exchanges = saved["exchanges"]
+
+
+def _check_count(what: str, residual: torch.Tensor | None, count: int) -> None:
+    if residual is not None and residual.numel() != count:
+        raise ValueError(f"{what}: expected a residual of {count} elements, got {residual.numel()}")
+
+
+def _copied(residual: torch.Tensor | None) -> torch.Tensor | None:
+    return None if residual is None else residual.to(torch.float32).clone()

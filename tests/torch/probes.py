@@ -118,6 +118,113 @@ class Simulation:
         return averages
 
 
+class TwoShotSimulation:
+    """The same for the two-shot exchange, written down from ``docs/exchanges.md``.
+
+    Args:
+        codec: as the compressors'.
+        feedback: of both shots.
+        shapes: of the parameters.
+        size: ranks.
+        seed: of the noise.
+        owner_step: as the compressors'.
+    """
+
+    GRAIN = 1024
+
+    def __init__(
+        self,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        shapes: Shapes,
+        size: int,
+        seed: int = 0,
+        owner_step: Any = None,
+    ) -> None:
+        self._codec, self._feedback, self._shapes = codec, feedback, shapes
+        self._size, self._seed, self._owner_step = size, seed, owner_step
+        self._kernels = OracleKernels()
+        self._step = 0
+        counts = {name: math.prod(shape) for name, shape in shapes.items()}
+        self.residuals = [
+            {name: np.zeros(count, np.float32) for name, count in counts.items()}
+            for _ in range(size)
+        ]
+        self.owned = {name: np.zeros(count, np.float32) for name, count in counts.items()}
+        self.states: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def shard(self, name: str, rank: int) -> slice:
+        """The elements of a parameter that a rank owns."""
+        names = list(self._shapes)
+        count = math.prod(self._shapes[name])
+        part = (rank - names.index(name)) % self._size
+        grains = math.ceil(count / self.GRAIN)
+        begin, end = (p * grains // self._size * self.GRAIN for p in (part, part + 1))
+        return slice(min(begin, count), min(end, count))
+
+    def average(self, gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """What every rank's gradients become in one step, with op=Average."""
+        averages = {}
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            out = np.empty(math.prod(shape), np.float32)
+            flats = [gradients[rank][name].numpy().reshape(-1) for rank in range(self._size)]
+            for owner in range(self._size):
+                part = self.shard(name, owner)
+                if part.start < part.stop:
+                    rests = [self.residuals[rank][name][part] for rank in range(self._size)]
+                    pieces = [flat[part] for flat in flats]
+                    out[part] = self._shard_average(name, index, owner, pieces, rests)
+            averages[name] = torch.from_numpy(out).view(shape)
+        self._step += 1
+        return averages
+
+    def _shard_average(
+        self,
+        name: str,
+        index: int,
+        owner: int,
+        pieces: list[np.ndarray],
+        residuals: list[np.ndarray],
+    ) -> np.ndarray:
+        size, count = self._size, pieces[0].size
+        payloads = np.stack(
+            [
+                self._encode(pieces[rank], residuals[rank], index, rank * size + owner)
+                for rank in range(size)
+            ]
+        )
+        average = np.empty(count, np.float32)
+        self._decode(payloads, average, 1 / size)
+        if self._owner_step is not None:
+            state = self.states.setdefault((name, owner), {})
+            self._owner_step(torch.from_numpy(average), state)
+        part = self.shard(name, owner)
+        again = self._encode(average, self.owned[name][part], index, size * size + owner)
+        out = np.empty(count, np.float32)
+        self._decode(again[None], out, 1.0)
+        return out
+
+    def _encode(
+        self, numbers: np.ndarray, residual: np.ndarray, index: int, stream: int
+    ) -> np.ndarray:
+        payload = np.empty(self._codec.payload_bytes(numbers.shape), np.uint8)
+        self._kernels.encode(
+            self._codec,
+            numbers.shape,
+            numbers,
+            payload,
+            feedback=self._feedback,
+            residual=residual if self._feedback.enabled else None,
+            noise=NoiseKey(self._seed, stream, index, self._step),
+        )
+        return payload
+
+    def _decode(self, payloads: np.ndarray, out: np.ndarray, scale: float) -> None:
+        self._kernels.decode_sum(
+            self._codec, out.shape, payloads, out, step=self._step, scale=scale
+        )
+
+
 def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
     """Fails unless both hold the same names and the same numbers, bit for bit."""
     assert left.keys() == right.keys(), (left.keys(), right.keys())

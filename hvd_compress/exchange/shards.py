@@ -1,0 +1,39 @@
+"""Which rank owns which part of a tensor, where ranks share the work of adding it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GRAIN = 1024
+"""Shards begin at multiples of this many elements: 16 tiles of 64, so that a shard's scales and header stay
+small beside its codes. It depends on no codec, so that a shard stays where it is when the codec changes."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A tensor's elements in contiguous ranges, one a rank.
+
+    Ranges differ by at most one grain in length. A tensor of fewer grains than ranks leaves some ranks
+    without a part; ``first`` turns the parts round, so that it is not the same ranks for every tensor.
+
+    Attributes:
+        count: elements of the tensor.
+        size: ranks.
+        first: the rank that owns the tensor's first part; any integer, the tensor's number is a good one.
+    """
+
+    count: int
+    size: int
+    first: int = 0
+
+    def of(self, rank: int) -> tuple[int, int]:
+        """The range [begin, end) of elements that a rank owns, possibly empty."""
+        part = (rank - self.first) % self.size
+        grains = -(-self.count // GRAIN)
+        begin, end = (GRAIN * (p * grains // self.size) for p in (part, part + 1))
+        return min(begin, self.count), min(end, self.count)
+
+    def length(self, rank: int) -> int:
+        """How many elements a rank owns."""
+        begin, end = self.of(rank)
+        return end - begin

@@ -1,0 +1,1 @@
+"""The exchanges: how one gradient's payloads get from rank to rank."""

@@ -1,0 +1,80 @@
+"""The simplest exchange: every rank gets every rank's payload."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_compress.codecs import PayloadError
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.routing import Route, check_gather
+from hvd_compress.kernels.interface import Kernels
+from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.exchanges.base import Exchange, Transfer
+from hvd_compress.torch_common.pieces import Coded, any_nonfinite
+from hvd_compress.torch_common.slots import Slot
+
+
+class Allgather(Exchange):
+    """Every rank decodes the payloads of all: its traffic grows with the number of ranks."""
+
+    def check(self, slot: Slot, route: Route) -> None:
+        """See :meth:`Exchange.check`."""
+        check_gather(slot.name, route.codec.payload_bytes(slot.shape), self._collectives.size)
+
+    def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
+        """See :meth:`Exchange.encode`."""
+        self._encoder.release_owned(slot, gradient)
+        slot.owned = None
+        if not slot.route.feedback.enabled:
+            self._encoder.release_residual(slot, gradient)
+        payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
+        coded = self._encoder.encode(slot, gradient, payload)
+        return Gather(self._collectives, self._encoder.kernels, coded)
+
+
+class Gather(Transfer):
+    """One gather of whole payloads; each rank decodes and adds those of all ranks, in rank order.
+
+    Args:
+        collectives: the ranks.
+        kernels: decode the payloads.
+        coded: the gradient, encoded.
+    """
+
+    def __init__(self, collectives: Collectives, kernels: Kernels, coded: Coded) -> None:
+        super().__init__(collectives, coded.slot.name, coded.flat)
+        self._kernels = kernels
+        self._coded = coded
+        self._payloads: torch.Tensor | None = None
+
+    def start(self) -> None:
+        """See :meth:`Transfer.start`."""
+        self.handle = self._collectives.gather(self._coded.payload, self.name)
+
+    @property
+    def nonfinite(self) -> bool:
+        """See :meth:`Transfer.nonfinite`."""
+        assert self._payloads is not None
+        return any_nonfinite(self._payloads.numpy())
+
+    def take_back(self) -> None:
+        """See :meth:`Transfer.take_back`."""
+        self._coded.take_back(self._kernels)
+
+    def write(self, scale: float) -> None:
+        """See :meth:`Transfer.write`."""
+        assert self._payloads is not None
+        self._coded.decode(self._kernels, self._payloads, scale)
+
+    def count(self, counters: Counters) -> None:
+        """See :meth:`Transfer.count`."""
+        self._coded.count(counters)
+        counters.add_allgather(self._collectives.size, self._coded.payload.numel())
+
+    def _arrived(self, result: torch.Tensor) -> None:
+        ranks, expected = self._collectives.size, self._coded.payload.numel()
+        if result.numel() != ranks * expected:
+            raise PayloadError(
+                f"{self.name}: expected {ranks} times {expected} bytes, got {result.numel()}"
+            )
+        self._payloads = result.view(ranks, expected)

@@ -1,0 +1,169 @@
+"""What an exchange is: a way for one gradient at a time, in one or several collectives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import Route
+from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.slots import Owned, Slot
+
+
+class Exchange(ABC):
+    """A way from every rank's gradient to their sum on every rank.
+
+    Args:
+        collectives: the ranks.
+        encoder: what this rank encodes with.
+    """
+
+    def __init__(self, collectives: Collectives, encoder: Encoder) -> None:
+        self._collectives = collectives
+        self._encoder = encoder
+
+    @abstractmethod
+    def check(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` where a parameter's gradients cannot go this way."""
+
+    @abstractmethod
+    def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
+        """Encodes a gradient; residuals and the position in the noise move on.
+
+        What another exchange left unsent, and this one cannot send, is added to the gradient.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape, in any order of memory.
+        """
+
+    def owned(self, slot: Slot) -> Owned | None:
+        """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
+        return None
+
+
+class Transfer(ABC):
+    """An encoded gradient on its way through the ranks, in one step.
+
+    It consists of collectives, one after the other. At any time it waits for one of them, and whoever
+    notices that this one is over calls :meth:`advance`, which starts the next. Nothing in here waits.
+
+    Attributes:
+        name: the parameter's, for messages and collectives.
+        flat: the gradient's elements, shape=(n,), as they were given; the result is written over them.
+        handle: of the collective under way; None before the first and after the last.
+        error: what went wrong, to be raised by whoever waits for the step.
+    """
+
+    relays: ClassVar[bool] = False
+    """Whether there is more than one collective, so that somebody has to start the next."""
+
+    def __init__(self, collectives: Collectives, name: str, flat: torch.Tensor) -> None:
+        self._collectives = collectives
+        self.name = name
+        self.flat = flat
+        self.handle: int | None = None
+        self.error: Exception | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the first collective; all ranks are known to take part in this step."""
+
+    def advance(self) -> None:
+        """Takes the result of the collective that is over, and starts the next one, if any.
+
+        Never raises: an error is kept, for hooks and helpers have nobody to tell.
+        """
+        assert self.handle is not None
+        handle, self.handle = self.handle, None
+        try:
+            self._arrived(self._collectives.wait(handle))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the transfer with an error; the first one counts."""
+        self.handle = None
+        self.error = self.error or error
+
+    @property
+    @abstractmethod
+    def nonfinite(self) -> bool:
+        """Whether a rank sent an Inf or a NaN. The same on every rank."""
+
+    @abstractmethod
+    def take_back(self) -> None:
+        """Undoes what sending did to this rank's state; ``flat`` still holds the gradient."""
+
+    @abstractmethod
+    def write(self, scale: float) -> None:
+        """Writes ``scale`` times the sum of the ranks' gradients to ``flat``.
+
+        Raises:
+            PayloadError: a payload was altered on its way.
+        """
+
+    @abstractmethod
+    def count(self, counters: Counters) -> None:
+        """Adds what was sent and computed to the counters."""
+
+    def alone(self) -> Transfer:
+        """What to do in its place where some ranks do not take part: a plain sum among the others."""
+        return Uncompressed(self._collectives, self)
+
+    @abstractmethod
+    def _arrived(self, result: torch.Tensor) -> None:
+        """:meth:`advance`, which errors leave."""
+
+
+class Uncompressed(Transfer):
+    """The ranks' gradients, added by Horovod in place of a transfer that was not started.
+
+    A rank that has joined adds zeros here, and nothing else can be done with it.
+    """
+
+    def __init__(self, collectives: Collectives, instead_of: Transfer) -> None:
+        super().__init__(collectives, instead_of.name, instead_of.flat)
+        self._instead_of = instead_of
+        self._sum: torch.Tensor | None = None
+
+    def start(self) -> None:
+        """See :meth:`Transfer.start`."""
+        self.handle = self._collectives.sum(self.flat.float(), f"{self.name}.dense")
+
+    @property
+    def nonfinite(self) -> bool:
+        """True: what had been encoded was not sent."""
+        return True
+
+    def take_back(self) -> None:
+        """See :meth:`Transfer.take_back`."""
+        self._instead_of.take_back()
+
+    def write(self, scale: float) -> None:
+        """See :meth:`Transfer.write`."""
+        assert self._sum is not None
+        self.flat.copy_(self._sum.mul_(scale))
+
+    def count(self, counters: Counters) -> None:
+        """See :meth:`Transfer.count`."""
+        counters.add_allreduce(self._collectives.size, 4 * self.flat.numel())
+
+    def _arrived(self, result: torch.Tensor) -> None:
+        self._sum = result
+
+
+class Refused(Uncompressed):
+    """An error in place of a transfer that ranks which have joined would be needed for."""
+
+    def __init__(self, collectives: Collectives, instead_of: Transfer, message: str) -> None:
+        super().__init__(collectives, instead_of)
+        self.error = ExchangeError(message)
+
+    def start(self) -> None:
+        """Nothing is sent."""

@@ -1,0 +1,70 @@
+"""What the owner of a shard may do with the aggregated gradient before it is sent to all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hvd_compress.codecs.base import check_number, store
+
+
+class OwnerStep(Protocol):
+    """A step on the ranks' average of a part of a gradient, by the rank that owns the part.
+
+    Any callable will do. Ranks compare its ``repr`` in the first step, or its name where ``repr`` tells
+    only an address: settings belong into a ``repr``, as a dataclass has it.
+    """
+
+    def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
+        """Changes the average in place.
+
+        Called by a helper thread, without gradient recording, for one part at a time. Not called for parts
+        with an Inf or a NaN. If the step turns out to be dropped because of another tensor, ``state``
+        becomes what it was.
+
+        Args:
+            aggregate: the average, shape=(n,), float32, loss scaling taken out.
+            state: empty at first, kept from step to step and in ``state_dict()``. Tensors of shape (n,)
+                follow their elements when the number of ranks changes; numbers have to be the same on
+                every rank.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AdaGrad:
+    """AdaGrad between the two shots, as in 1-bit SGD (section 3.1; table 3, "aggregate gradient").
+
+    ``s <- s + g^2``, ``g <- g / (sqrt(s) + epsilon)``, element by element. The optimizer behind it is plain
+    SGD, with momentum or without.
+
+    Attributes:
+        epsilon: keeps elements finite that never had a gradient, > 0.
+        initial: what ``s`` begins with, >= 0.
+    """
+
+    epsilon: float = 1e-10
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("AdaGrad", "epsilon", self.epsilon, 1e-38, 1e38)
+        check_number("AdaGrad", "initial", self.initial, 0.0, 1e38)
+        store(self, "epsilon", float(self.epsilon))
+        store(self, "initial", float(self.initial))
+
+    def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
+        """See :meth:`OwnerStep.__call__`; the state is ``"square_sum"``."""
+        if "square_sum" not in state:
+            state["square_sum"] = torch.full_like(aggregate, self.initial)
+        square_sum = state["square_sum"].addcmul_(aggregate, aggregate)
+        aggregate.div_(square_sum.sqrt().add_(self.epsilon))
+
+
+def describe(step: OwnerStep | None) -> str:
+    """What ranks compare: the same text wherever the step is the same."""
+    named = getattr(step, "__qualname__", None)
+    if named is None and type(step).__repr__ is object.__repr__:
+        named = type(step).__qualname__
+    return named or repr(step)

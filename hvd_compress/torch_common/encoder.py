@@ -1,0 +1,86 @@
+"""From gradients to payloads: residuals, loss scales, positions in the noise."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from hvd_compress.codecs import NoiseKey
+from hvd_compress.kernels.interface import Kernels
+from hvd_compress.torch_common.pieces import Coded
+from hvd_compress.torch_common.slots import Owned, Slot
+
+
+class Encoder:
+    """What one rank encodes with, the same for all of its parameters.
+
+    Args:
+        kernels: encode and decode.
+        seed: of the noise.
+        rank: this rank within its process set or group.
+        grad_scaler: whose loss scale the gradients are multiplied by; None is none.
+    """
+
+    def __init__(self, kernels: Kernels, seed: int, rank: int, grad_scaler: Any | None) -> None:
+        self.kernels = kernels
+        self.seed = seed
+        self.rank = rank
+        self._grad_scaler = grad_scaler
+
+    def loss_scale(self) -> float:
+        """What the next gradients are multiplied by."""
+        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+
+    def encode(self, slot: Slot, gradient: torch.Tensor, payload: torch.Tensor) -> Coded:
+        """Encodes a gradient by its slot's route; residual and noise position move on.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape, in any order of memory. Not changed.
+            payload: shape=(payload bytes of the route's codec,), uint8, overwritten.
+        """
+        route = slot.route
+        coded = Coded(
+            route=route,
+            shape=slot.shape,
+            step=slot.step,
+            flat=gradient.reshape(-1),
+            payload=payload,
+            residual=self.residual(slot) if route.feedback.enabled else None,
+            slot=slot,
+            gradient=gradient,
+        )
+        started = time.perf_counter()
+        coded.encode(self.kernels, NoiseKey(self.seed, self.rank, slot.index, slot.step))
+        coded.seconds = time.perf_counter() - started
+        slot.step += 1
+        return coded
+
+    def residual(self, holder: Slot | Owned) -> torch.Tensor:
+        """A residual, zeros at first, in the units of the next gradient; shape=(n,)."""
+        scale = self.loss_scale()
+        if holder.residual is None:
+            holder.residual = torch.zeros(holder.count)
+        elif scale != holder.residual_scale:
+            holder.residual.mul_(scale / holder.residual_scale)
+        holder.residual_scale = scale
+        return holder.residual
+
+    def release_residual(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Adds what an earlier codec left unsent to the gradient, and forgets it."""
+        if slot.residual is not None:
+            rest = slot.residual * (self.loss_scale() / slot.residual_scale)
+            gradient.add_(rest.view(slot.shape).to(gradient.dtype))
+            slot.residual = None
+
+    def release_owned(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """The same for what this rank has added up for all ranks: now it is this rank's to send."""
+        owned = slot.owned
+        if owned is not None and owned.residual is not None:
+            rest = torch.zeros(slot.count)
+            factor = owned.weight * self.loss_scale() / owned.residual_scale
+            rest[owned.begin : owned.end] = owned.residual * factor
+            gradient.add_(rest.view(slot.shape).to(gradient.dtype))
+            owned.residual = None

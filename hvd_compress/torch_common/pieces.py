@@ -1,0 +1,104 @@
+"""Numbers between encoding and decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hvd_compress.codecs import NoiseKey, PayloadError
+from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.routing import Route
+from hvd_compress.kernels.interface import Kernels
+from hvd_compress.torch_common.slots import Slot
+
+
+@dataclass(eq=False)
+class Piece:
+    """Numbers that are encoded as a tensor of their own: a gradient, or a range of one.
+
+    Attributes:
+        route: how they are encoded.
+        shape: the tensor's.
+        step: the position in the noise.
+        flat: the numbers in row-major order, shape=(n,).
+        payload: shape=(bytes,), uint8.
+        residual: shape=(n,), float32; None without error feedback.
+    """
+
+    route: Route
+    shape: tuple[int, ...]
+    step: int
+    flat: torch.Tensor
+    payload: torch.Tensor
+    residual: torch.Tensor | None
+
+    def encode(self, kernels: Kernels, noise: NoiseKey) -> None:
+        """Writes the payload and moves the residual on."""
+        kernels.encode(
+            self.route.codec,
+            self.shape,
+            self.flat,
+            self.payload,
+            feedback=self.route.feedback,
+            residual=self.residual,
+            noise=noise,
+        )
+
+    def take_back(self, kernels: Kernels) -> None:
+        """Undoes what :meth:`encode` did to the residual; ``flat`` and ``payload`` have not changed."""
+        if self.residual is not None:
+            kernels.take_back(
+                self.route.codec,
+                self.shape,
+                self.flat,
+                self.residual,
+                self.payload,
+                feedback=self.route.feedback,
+                step=self.step,
+            )
+
+    def decode(self, kernels: Kernels, payloads: torch.Tensor, scale: float) -> None:
+        """Writes ``scale`` times the sum of the payloads, shape=(k, bytes), over the numbers.
+
+        Raises:
+            PayloadError: naming the rank.
+        """
+        kernels.decode_sum(
+            self.route.codec, self.shape, payloads, self.flat, step=self.step, scale=scale
+        )
+
+
+@dataclass(eq=False)
+class Coded(Piece):
+    """A whole gradient that has been encoded, until it is decoded.
+
+    Attributes:
+        slot: whose gradient.
+        gradient: the gradient itself; the result is written over it.
+        seconds: that encoding took.
+    """
+
+    slot: Slot
+    gradient: torch.Tensor
+    seconds: float = 0.0
+
+    def count(self, counters: Counters) -> None:
+        """Adds the encoding to the counters."""
+        counters.encoded_elements += self.flat.numel()
+        counters.encode_seconds += self.seconds
+
+    def decode(self, kernels: Kernels, payloads: torch.Tensor, scale: float) -> None:
+        """As :meth:`Piece.decode`; the error names the parameter, too."""
+        try:
+            super().decode(kernels, payloads, scale)
+        except PayloadError as error:
+            raise PayloadError(f"{self.slot.name}: {error}") from None
+
+
+def any_nonfinite(payloads: np.ndarray) -> bool:
+    """Whether one of the payloads, shape=(ranks, bytes), was encoded from an Inf or a NaN."""
+    headers = payloads[:, :HEADER_BYTES]
+    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)
