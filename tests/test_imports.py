@@ -88,8 +88,10 @@ def test_exchange_knows_no_codec_by_name() -> None:
         "hvd_compress.codecs",
         "hvd_compress.kernels.cpu",
         "hvd_compress.exchange.agreement",
+        "hvd_compress.exchange.resize",
         "hvd_compress.exchange.routing",
         "hvd_compress.exchange.token",
+        "hvd_compress.exchange.two_shot",
     ),
 )
 def test_importing_brings_no_framework(module: str) -> None:

@@ -6,6 +6,7 @@ Pass one as ``compression=`` to ``hvd.DistributedOptimizer``; Horovod itself sta
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch.compressor import Compressor
+from hvd_compress.torch.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.torch.schemes import (
     BF16,
     ECQ,
@@ -23,6 +24,7 @@ __all__ = [
     "ECQ",
     "FP16",
     "QSGD",
+    "AdaGrad",
     "Compression",
     "Compressor",
     "ErrorFeedback",
@@ -30,6 +32,7 @@ __all__ = [
     "Int8",
     "NoCompression",
     "OneBit",
+    "OwnerStep",
     "PayloadError",
     "Ternary",
 ]

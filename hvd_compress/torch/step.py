@@ -144,7 +144,8 @@ class Step:
         self._courier.wait()
         errors = [sent.transfer.error for sent in pending if sent.transfer.error is not None]
         if errors:
-            self._collectives.meet()
+            if self._complete():  # A rank that has joined does not come to meetings.
+                self._collectives.meet()
             raise errors[0]
         dropped = any(sent.transfer.nonfinite for sent in pending)
         for sent in pending:

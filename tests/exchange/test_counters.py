@@ -18,3 +18,9 @@ def test_one_rank_sends_nothing() -> None:
     counters.add_allgather(1, 1000)
     counters.add_allreduce(1, 1000)
     assert counters.wire_bytes == 0
+
+
+def test_parts_for_oneself_stay_at_home() -> None:
+    counters = Counters()
+    counters.add_alltoall(1000, 250)
+    assert (counters.message_bytes, counters.wire_bytes) == (1000, 750)

@@ -33,6 +33,18 @@ def test_the_first_matching_layer_wins() -> None:
     assert router.choose("other", (10,), "float32") == ONE_BIT
 
 
+def test_all_layers_take_the_exchange_of_the_route() -> None:
+    route = Route(OneBit(), ErrorFeedback(), "two_shot")
+    router = Router(route, 0, layers={"a": "ecq", "b": Int8("linear"), "z": None})
+    assert router.choose("a", (10,), "float32").exchange == "two_shot"
+    assert router.choose("b", (10,), "float32") == Route(Int8("linear"), OFF, "two_shot")
+    assert router.choose("other", (10,), "float32") == route
+    assert str(route).endswith(" through two_shot")
+    assert "through" not in str(router.choose("z", (10,), "float32"))
+    with pytest.raises(ValueError, match=r"exchange: expected one of 'allgather', .* got 'ring'"):
+        Route(OneBit(), ErrorFeedback(), "ring")
+
+
 def test_what_horovod_can_add_itself_goes_dense() -> None:
     assert Route(FP16(), OFF).dense and Route(FP16(), OFF).dense_dtype == "float16"
     assert Route(NoCompression(), OFF).dense and Route(NoCompression(), OFF).dense_dtype is None

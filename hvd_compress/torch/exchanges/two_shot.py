@@ -110,6 +110,7 @@ class Shots(Transfer):
         self._message = torch.empty(sum(self._sizes), dtype=torch.uint8)
         self._seconds_encoding = self._seconds_decoding = 0.0
         self._parts = self._encode_parts(slot.residual)
+        self._added_up = False
         self._average: Piece | None = None
         self._state_before: dict[str, Any] | None = None
         self._averages: list[torch.Tensor] | None = None
@@ -173,19 +174,21 @@ class Shots(Transfer):
         )
 
     def _arrived(self, result: torch.Tensor) -> None:
-        if self._average is None:
+        if not self._added_up:
             self._send_average(result)
         else:
             self._take_averages(result)
 
     def _send_average(self, received: torch.Tensor) -> None:
-        begin, end = self._owned.begin, self._owned.end
+        self._added_up = True
         payload = torch.zeros(self._sizes[self._collectives.rank], dtype=torch.uint8)
-        flat = torch.empty(end - begin)
-        self._average = self._piece(begin, end, flat, payload, self._owned.residual)
         if len(payload):
+            owned = self._owned
+            flat = torch.empty(owned.count)
+            average = self._piece(owned.begin, owned.end, flat, payload, owned.residual)
             try:
-                self._make_average(self._average, received)
+                self._make_average(average, received)
+                self._average = average
             except Exception as error:
                 self.error = error
                 payload.zero_()

@@ -1,0 +1,210 @@
+"""What goes wrong between two shots: an error on every rank that says so, and no hang."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.codecs import OneBit
+from tests.ranks import horovodrun, on_ranks
+from tests.torch.probes import Probe, distributed, exchange, targets, two_valued
+
+SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
+
+
+def _start(**options: Any) -> tuple[Probe, hvdc.Compressor, Any]:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(
+        model.named_parameters(), **{"exchange": "two_shot", "threshold": 100, **options}
+    )
+    return model, compressor, distributed(model, compressor)
+
+
+def _raises(
+    error: type[Exception], message: str, model: Probe, optimizer: Any, step: int = 1
+) -> None:
+    with pytest.raises(error, match=message):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+
+
+@on_ranks(3, alone=True)
+def test_another_exchange_on_one_rank() -> None:
+    model, _, optimizer = _start(exchange="allgather" if hvd.rank() == 1 else "two_shot")
+    _raises(
+        hvdc.ExchangeError,
+        r"(?s)gradient of a: .* through two_shot, .*on rank 0, 2, .* through allgather, .*on rank 1",
+        model,
+        optimizer,
+    )
+
+
+@on_ranks(2, alone=True)
+def test_another_owner_step_on_one_rank() -> None:
+    model, _, optimizer = _start(owner_step=hvdc.AdaGrad(initial=0.5 * hvd.rank()))
+    _raises(
+        hvdc.ExchangeError,
+        r"owner_step: AdaGrad\(.*initial=0\.0\) on rank 0, AdaGrad\(.*initial=0\.5\) on rank 1",
+        model,
+        optimizer,
+    )
+
+
+def _flip(compressor: hvdc.Compressor, chosen: Callable[[str], bool]) -> None:
+    """Alters a bit in the last payload of what comes back from chosen collectives."""
+    collectives = compressor._collectives
+    names: dict[int, str] = {}
+
+    def noting(call: Callable[..., int]) -> Callable[..., int]:
+        def start(*arguments: Any) -> int:
+            handle = call(*arguments)
+            names[handle] = arguments[-1]
+            return handle
+
+        return start
+
+    collectives.gather = noting(collectives.gather)
+    collectives.distribute = noting(collectives.distribute)
+    wait = collectives.wait
+
+    def altered(handle: int) -> torch.Tensor:
+        result = wait(handle)
+        if chosen(names.get(handle, "")):
+            result[result.numel() - 20] ^= 16
+        return result
+
+    collectives.wait = altered
+
+
+@on_ranks(3, alone=True)
+def test_a_payload_altered_on_its_way_to_its_owner() -> None:
+    model, compressor, optimizer = _start()
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    if hvd.rank() == 1:
+        _flip(compressor, lambda name: name == "a to owners")
+        error: tuple[type[Exception], str] = (
+            hvdc.PayloadError,
+            "a, as its owner: rank 2's payload: expected checksum",
+        )
+    else:
+        error = (hvdc.ExchangeError, "a: expected an average from every rank, got none from rank 1")
+    _raises(*error, model, optimizer)
+
+
+@on_ranks(2, alone=True)
+def test_a_payload_altered_on_its_way_from_its_owner() -> None:
+    model, compressor, optimizer = _start()
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    _flip(compressor, lambda name: name == "a from owners")
+    _raises(hvdc.PayloadError, "a: rank 1's average: payload: expected checksum", model, optimizer)
+
+
+@on_ranks(2, alone=True)
+def test_an_owner_step_that_fails_on_one_rank() -> None:
+    def step(average: torch.Tensor, state: dict[str, Any]) -> None:
+        if hvd.rank() == 1:
+            raise ArithmeticError("on purpose")
+
+    model, _, optimizer = _start(owner_step=step)
+    error = (
+        (ArithmeticError, "on purpose")
+        if hvd.rank() == 1
+        else (hvdc.ExchangeError, "got none from rank 1, whose own error says why")
+    )
+    _raises(*error, model, optimizer)
+
+
+def _joins(first_to_leave: int) -> None:
+    """Steps without the rank that has left go uncompressed, and what was not sent before waits."""
+    model, compressor, optimizer = _start()
+    size = hvd.size()
+    for step in range(2 if hvd.rank() == first_to_leave else 4):
+        before = compressor.residual_norm()
+        gradients = [two_valued(SHAPES, r, step) for r in range(size)]
+        got = exchange(model, optimizer, gradients[hvd.rank()])
+        there = [r for r in range(size) if step < 2 or r != first_to_leave]
+        if step >= 2:
+            after = compressor.residual_norm()
+            assert math.isclose(before, after, rel_tol=1e-5), (before, after)
+            for name in SHAPES:
+                mean = sum(gradients[r][name] for r in there) / size
+                assert torch.allclose(got[name], mean), name
+    hvd.join()
+
+
+@on_ranks(2)
+def test_join_on_two_ranks() -> None:
+    _joins(first_to_leave=0)
+
+
+@on_ranks(3)
+def test_join_of_the_middle_rank() -> None:
+    _joins(first_to_leave=1)
+
+
+@on_ranks(2, alone=True)
+def test_an_owner_that_has_joined_cannot_step() -> None:
+    model, _, optimizer = _start(owner_step=hvdc.AdaGrad())
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    if hvd.rank() == 1:
+        with pytest.raises(Exception, match=r"shut down|closed|reset|failed"):
+            hvd.join()
+        return
+    _raises(
+        hvdc.ExchangeError,
+        r"expected all 2 ranks to take part in a step with an owner_step, got some that have called",
+        model,
+        optimizer,
+    )
+
+
+def test_a_rank_that_dies_between_the_shots() -> None:
+    printed = horovodrun(3, [sys.executable, "-m", "tests.torch.dying_rank"])
+    for rank in (0, 2):
+        assert re.search(f"rank {rank} stopped after .* s by HorovodInternalError", printed), (
+            printed
+        )
+
+
+@on_ranks(1)
+def test_wrong_arguments_fail_at_construction() -> None:
+    parameters = list(Probe(SHAPES).named_parameters())
+
+    def make(**options: Any) -> hvdc.Compressor:
+        return hvdc.OneBit(parameters, **{"exchange": "two_shot", **options})
+
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "Compressor.exchange: expected one of 'allgather', ", {"exchange": "ring"}),
+        (ValueError, "a: expected a codec of contiguous groups", {"group": "column"}),
+        (ValueError, "b: expected a codec of contiguous groups", {"layers": {"b": OneBit("row")}}),
+        (TypeError, "owner_step: expected a callable, got 3", {"owner_step": 3}),
+        (
+            ValueError,
+            "owner_step: expected exchange='two_shot'",
+            {"owner_step": hvdc.AdaGrad(), "exchange": "allgather"},
+        ),
+        (
+            ValueError,
+            "owner_step: expected warmup_steps=0, got 2",
+            {"owner_step": hvdc.AdaGrad(), "warmup_steps": 2},
+        ),
+    ]
+    for error, message, options in wrong:
+        with pytest.raises(error, match=message):
+            make(**options)
+    compressor = make(layers={"b": "int8"})
+    assert {route.exchange for n, route in compressor.routes().items() if n != "small"} == {
+        "two_shot"
+    }
+    with pytest.raises(ValueError, match="contiguous groups"):
+        compressor.set_codec(OneBit("column"))
+    for bad in ({"epsilon": 0.0}, {"initial": -1.0}):
+        with pytest.raises(ValueError, match="AdaGrad"):
+            hvdc.AdaGrad(**bad)
