@@ -1,0 +1,103 @@
+"""Runs a Horovod job on hosts of its own with a real network between them.
+
+``python -m benchmarks.lab --hosts 4 --rate 1gbit -- COMMAND...``
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from benchmarks.lab import rate
+from benchmarks.lab.errors import LabError
+from benchmarks.lab.isolation import run_isolated
+from benchmarks.lab.network import MOST_HOSTS, build
+
+_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "mount": "mount", "unshare": "util-linux"}
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Builds the network, runs the command on every host, and takes everything down."""
+    args = _parse(command_line)
+    try:
+        _check()
+        return run_isolated(lambda: _inside(args))
+    except LabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _inside(args: argparse.Namespace) -> int:
+    # Horovod's runner is imported here: nothing may start a thread before the lab forks.
+    from benchmarks.lab.job import Job, run
+
+    return run(Job(args.command, args.slots, args.rate, args.grace), build(args.hosts, args.rate))
+
+
+def _check() -> None:
+    """Whether a lab can be made here.
+
+    Raises:
+        LabError: it cannot.
+    """
+    if os.geteuid() != 0:
+        raise LabError(
+            f"expected root, which network namespaces need, got user {os.geteuid()}: use sudo"
+        )
+    for program, package in _PROGRAMS.items():
+        if not shutil.which(program):
+            raise LabError(f"expected the program {program}, got none: apt-get install {package}")
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.lab",
+        usage="%(prog)s [options] -- COMMAND...",
+        description="Run COMMAND as a Horovod job on hosts of its own: network namespaces with limited "
+        "links between them. Needs root. Everything is gone when the job ends, however it ends.",
+    )
+    add = parser.add_argument
+    add("--hosts", type=_hosts, default=2, metavar="N", help="default: 2")
+    add("--slots", type=_positive, default=1, metavar="N", help="ranks a host; default: 1")
+    add("--rate", type=_rate, default="none", metavar="RATE",
+        help="of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
+    add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
+        help="how long ranks may go on after another one failed; default: 5")  # fmt: skip
+    add("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
+    return parser.parse_args(command_line)
+
+
+def _rate(text: str) -> rate.Rate:
+    try:
+        return rate.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _hosts(text: str) -> int:
+    value = _positive(text)
+    if value > MOST_HOSTS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_HOSTS} hosts, got {text}")
+    return value
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""A part of the machine that the kernel takes down when its first process ends.
+
+Processes, mounts and the network of a lab live in namespaces of their own, which have no name outside.
+When the first process in a PID namespace ends, however it ends, the kernel kills all others in it;
+namespaces that no process is in are gone, and with them their interfaces, addresses, queues and mounts.
+So there is nothing to clean up, and nothing to find left over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+
+from benchmarks.lab.errors import LabError
+
+_CLONE_NEWNS, _CLONE_NEWNET, _CLONE_NEWPID = 0x00020000, 0x40000000, 0x20000000
+_PR_SET_PDEATHSIG = 1
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run_isolated(body: Callable[[], int]) -> int:
+    """Runs ``body`` as the first process of new PID, mount and network namespaces.
+
+    Its mounts are its own, ``/proc`` shows its own processes, and its network has nothing but a
+    loopback interface. It dies with the calling process, even by ``SIGKILL``, and what it started dies
+    with it. ``SIGINT``, ``SIGTERM`` and ``SIGHUP`` are forwarded to it.
+
+    Returns:
+        Its exit status; 128 and the signal where one ended it. All its processes are gone by then.
+
+    Raises:
+        LabError: the kernel refuses.
+    """
+    _unshare(_CLONE_NEWPID)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        status = _first_process(read_end, body)
+        sys.stderr.flush()
+        os._exit(status)  # What the caller would do next is the parent's business.
+    os.close(read_end)
+    for number in _FORWARDED:
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _first_process(parent_lives: int, body: Callable[[], int]) -> int:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if select.select([parent_lives], [], [], 0)[0]:
+        return 1  # The parent went before it was asked to take this process along.
+    try:
+        _unshare(_CLONE_NEWNS | _CLONE_NEWNET)
+        for arguments in (["--make-rprivate", "/"], ["-t", "proc", "proc", "/proc"]):
+            command("mount", *arguments)
+        return body()
+    except LabError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def enter_first_network() -> None:
+    """Moves the calling thread to the network of the lab's own process, from that of one of its hosts.
+
+    Raises:
+        LabError: it is not in a lab.
+    """
+    with open("/proc/1/ns/net") as network:
+        if _libc.setns(network.fileno(), _CLONE_NEWNET):
+            raise LabError(f"expected to be in a lab, got: {os.strerror(ctypes.get_errno())}")
+
+
+def command(*words: str) -> str:
+    """Runs a program of the system and returns what it printed.
+
+    Raises:
+        LabError: it failed.
+    """
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise LabError(
+            f"expected `{' '.join(words)}` to succeed, got status {done.returncode}: {done.stderr.strip()}"
+        )
+    return done.stdout
+
+
+def _unshare(flags: int) -> None:
+    if _libc.unshare(flags):
+        reason = os.strerror(ctypes.get_errno())
+        raise LabError(
+            f"expected the right to make namespaces, got: {reason}; in a container it takes "
+            f"CAP_SYS_ADMIN and CAP_NET_ADMIN (docker run --privileged)"
+        )

@@ -1,0 +1,194 @@
+"""One Horovod job on the hosts of a lab."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.runner import gloo_run
+from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.http.http_server import RendezvousServer
+
+from benchmarks.lab.network import INTERFACE, Host, switch_address
+from benchmarks.lab.rate import Rate
+from benchmarks.lab.streams import Prefixed
+
+KILL_AFTER = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+_LAST_WORDS = 1.0
+"""Seconds in which output is read after the last rank ended, if a process that it left holds the pipe."""
+
+_MASTER_PORT = 29500
+_STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# `ip netns exec` shows the host's own network in /sys; this adds the host's own name.
+_WITH_HOSTNAME = 'echo "$1" > /proc/sys/kernel/hostname; shift; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs, and where.
+
+    Attributes:
+        command: each rank's program and arguments.
+        slots: ranks a host.
+        rate: of the links; ranks find it in ``LAB_RATE``, and the hosts' number in ``LAB_HOSTS``.
+        grace: seconds that ranks go on after another one failed, to fail by themselves and say why.
+    """
+
+    command: list[str]
+    slots: int
+    rate: Rate
+    grace: float
+
+
+def run(job: Job, hosts: list[Host]) -> int:
+    """Starts the ranks and waits for them.
+
+    Returns:
+        0, or the status of the first rank that failed (128 and the signal where one ended it), or 128 and
+        the signal that stopped this process.
+    """
+    rendezvous = RendezvousServer()
+    port = rendezvous.start()
+    plan = get_host_assignments(
+        [HostInfo(h.name, job.slots) for h in hosts], len(hosts) * job.slots
+    )
+    rendezvous.init(plan)
+    with selectors.DefaultSelector() as selector:
+        supervisor = _Supervisor(selector, job.grace)
+        for slot in plan:
+            environment = _environment(slot, port, job, hosts)
+            supervisor.start(slot.rank, slot.hostname, job.command, environment)
+        return supervisor.wait()
+
+
+def _environment(slot: Any, port: int, job: Job, hosts: list[Host]) -> dict[str, str]:
+    """This process's variables, Horovod's, torchrun's, and the lab's."""
+    horovod = {
+        **gloo_run.create_slot_env_vars(slot),
+        **gloo_run.create_run_env_vars(switch_address(), [INTERFACE], port),
+    }
+    torchrun = {
+        "RANK": slot.rank,
+        "WORLD_SIZE": slot.size,
+        "LOCAL_RANK": slot.local_rank,
+        "LOCAL_WORLD_SIZE": slot.local_size,
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": _MASTER_PORT,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
+    lab = {"LAB_HOSTS": len(hosts), "LAB_RATE": job.rate.text}
+    # One thread a rank, unless the caller says otherwise: hosts share this machine's processors.
+    base = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+    added = {**horovod, **torchrun, **lab}
+    return {**base, **{name: str(value) for name, value in added.items()}}
+
+
+class _Supervisor:
+    """Forwards the ranks' output, and ends them all when one fails."""
+
+    def __init__(self, selector: selectors.BaseSelector, grace: float) -> None:
+        self._selector = selector
+        self._grace = grace
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._open = 0
+        self._status: int | None = None
+        self._terminate_at = self._kill_at = float("inf")
+        self._watch_signals()
+
+    def start(self, rank: int, host: str, command: list[str], environment: dict[str, str]) -> None:
+        """Starts one rank."""
+        named = ("unshare", "--uts", "sh", "-c", _WITH_HOSTNAME, "sh", host)
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", host, *named, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout and process.stderr
+        self._forward(process.stdout, Prefixed(sys.stdout.buffer, rank, "stdout"))
+        self._forward(process.stderr, Prefixed(sys.stderr.buffer, rank, "stderr"))
+        self._running[rank] = process
+        ended = os.pidfd_open(process.pid)
+        self._selector.register(ended, selectors.EVENT_READ, lambda: self._ended(rank, host, ended))
+
+    def wait(self) -> int:
+        """Returns when all ranks have ended; see :func:`run`."""
+        last_words = float("inf")
+        while self._running or (self._open and time.monotonic() < last_words):
+            deadline = min(self._terminate_at, self._kill_at, last_words)
+            timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            self._enforce()
+            if not self._running:
+                last_words = min(last_words, time.monotonic() + _LAST_WORDS)
+        return self._status or 0
+
+    def _forward(self, pipe: Any, lines: Prefixed) -> None:
+        def read() -> None:
+            data = os.read(pipe.fileno(), 1 << 16)
+            if data:
+                lines.write(data)
+                return
+            lines.close()
+            self._selector.unregister(pipe)
+            pipe.close()
+            self._open -= 1
+
+        self._open += 1
+        self._selector.register(pipe, selectors.EVENT_READ, read)
+
+    def _ended(self, rank: int, host: str, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        code = self._running.pop(rank).wait()
+        status = code if code >= 0 else 128 - code
+        if status and self._status is None:
+            self._fail(status, self._grace, f"rank {rank} on {host} ended with status {status}")
+
+    def _fail(self, status: int, grace: float, what: str) -> None:
+        self._status = status
+        self._terminate_at = time.monotonic() + grace
+        rest = f"; ending the others in {grace:g} s" if self._running else ""
+        print(f"lab: {what}{rest}", file=sys.stderr, flush=True)
+
+    def _enforce(self) -> None:
+        now = time.monotonic()
+        if now >= self._terminate_at:
+            self._terminate_at, self._kill_at = float("inf"), now + KILL_AFTER
+            self._signal(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at = float("inf")
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for process in self._running.values():
+            os.killpg(process.pid, number)
+
+    def _watch_signals(self) -> None:
+        receiver, sender = socket.socketpair()
+        for end in (receiver, sender):
+            end.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno())
+        self._sender = sender  # Closed, it would wake nobody.
+        for number in _STOPPED_BY:
+            signal.signal(number, self._stop)
+        self._selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(64))
+
+    def _stop(self, number: int, _: Any) -> None:
+        if self._status is None:
+            self._fail(128 + number, 0.0, f"stopped by {signal.Signals(number).name}")
+        else:
+            self._terminate_at = min(self._terminate_at, time.monotonic())

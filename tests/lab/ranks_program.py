@@ -1,0 +1,73 @@
+"""What the ranks of the lab's tests run: ``python -m tests.lab.ranks_program WHAT``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+
+ELEMENTS = 500_000
+
+
+def rates() -> None:
+    """How long a sum takes at three rates, best of three."""
+    hvd.init()
+    seconds = {}
+    for rate in ("100mbit", "400mbit", "none"):
+        hvd.barrier()
+        if hvd.rank() == 1:
+            change = [sys.executable, "-m", "benchmarks.lab.change_rate", rate]
+            subprocess.run(change, check=True)
+        times = []
+        for _ in range(3):
+            x = torch.full((ELEMENTS,), float(hvd.rank() + 1))
+            hvd.barrier()
+            start = time.perf_counter()
+            total = hvd.allreduce(x, name="x", op=hvd.Sum)
+            times.append(time.perf_counter() - start)
+            assert torch.equal(total, torch.full((ELEMENTS,), 3.0))
+        seconds[rate] = min(times)
+    _report({"hostname": socket.gethostname(), "seconds": seconds})
+
+
+def groups() -> None:
+    """Sums within process sets, which listen at the address of the host's name."""
+    groups = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
+    hvd.init(process_sets=groups)
+    mine = groups[hvd.rank() % 2]
+    total = hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Sum, name="x", process_set=mine)
+    _report(
+        {
+            "host": os.environ["HOROVOD_HOSTNAME"],
+            "hostname": socket.gethostname(),
+            "address": socket.gethostbyname(socket.gethostname()),
+            "local": [hvd.local_rank(), hvd.local_size()],
+            "cross": [hvd.cross_rank(), hvd.cross_size()],
+            "sum": total.item(),
+        }
+    )
+
+
+def death() -> None:
+    """Rank 1 is killed while sums are on their way."""
+    hvd.init()
+    for step in range(1_000_000):
+        if hvd.rank() == 1 and step == 20:
+            hvd.allreduce_async(torch.ones(ELEMENTS), name="last")
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(torch.ones(ELEMENTS), name="x")
+
+
+def _report(found: dict[str, object]) -> None:
+    print(json.dumps({"rank": hvd.rank(), **found}))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
