@@ -1,0 +1,122 @@
+"""The exchange benchmark: its arithmetic, its command line, and that it sees wrong sums."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import exchange, exchange_cases, launch
+from hvd_compress.codecs import OneBit
+from tests.ranks import on_ranks
+
+
+def test_traffic_and_bandwidths():
+    dense = exchange_cases.exchange("allreduce:none")
+    half = exchange_cases.exchange("allreduce:fp16")
+    onebit = exchange_cases.exchange("allgather:onebit:group=512")
+
+    # A ring of four sends 2 * 3/4 of the message, a gather three payloads.
+    assert dense.wire_bytes(1000, 4) == 6000 and half.wire_bytes(1000, 4) == 3000
+    assert onebit.wire_bytes(1000, 4) == 3 * OneBit(512).payload_bytes((1000,))
+    assert dense.algorithm_bandwidth(1000, 2.0) == onebit.algorithm_bandwidth(1000, 2.0) == 2000
+    assert dense.bus_bandwidth(1000, 4, 2.0) == 3000
+    assert onebit.bus_bandwidth(1000, 4, 2.0) == onebit.wire_bytes(1000, 4) / 2
+    assert all(case.wire_bytes(1000, 1) == 0 for case in (dense, half, onebit))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("none", np.float32), ("fp16", np.float16)])
+def test_a_sum_may_be_as_wrong_as_its_type_and_no_more(kind, dtype):
+    gradients = [np.random.default_rng(r).standard_normal(10_000, np.float32) for r in range(4)]
+    total, bound = exchange_cases.exchange(f"allreduce:{kind}").answer(gradients)
+
+    rounded = [gradient.astype(dtype) for gradient in gradients]
+    ring = (((rounded[0] + rounded[1]) + rounded[2]) + rounded[3]).astype(np.float64)
+
+    assert (np.abs(ring - total) <= bound).all()
+    assert (bound < 100 * float(np.finfo(dtype).eps) * 4).all()
+    assert (np.abs(ring - gradients[3] - total) > bound).mean() > 0.9, "a missing rank"
+
+
+def test_a_sweep():
+    assert exchange._sweep(4096, 65536, 4) == [1024, 4096, 16384]
+    assert exchange._sweep(4096, 5000, 2) == [1024]
+
+
+def test_two_ranks_measure(tmp_path, capfd):
+    out = tmp_path / "exchange.json"
+    sizes = ["--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--repeats", "2"]
+    kinds = ["allreduce:none", "allreduce:fp16", "allgather:onebit", "allgather:ecq:levels=3"]
+
+    launch.horovodrun(2, "benchmarks.exchange", ["--json", str(out), *sizes, "--exchange", *kinds])
+
+    found = json.loads(out.read_text())
+    assert found["schema"] == exchange.SCHEMA and found["ranks"] == 2 and found["link"] is None
+    made = [(row["exchange"], row["elements"]) for row in found["rows"]]
+    assert made == [(kind, elements) for elements in (1024, 16384) for kind in kinds]
+    for row in found["rows"]:
+        seconds = row["seconds"]["median"]
+        assert row["gradient_bytes"] == 4 * row["elements"]
+        assert row["algorithm_bytes_per_second"] == pytest.approx(row["gradient_bytes"] / seconds)
+        assert row["bus_bytes_per_second"] == pytest.approx(row["wire_bytes"] / seconds)
+        assert set(row["parts"]) == {"encode", "transfer", "decode"}
+        assert 0 < row["parts"]["transfer"] < 60
+    exact = [row["error"] == 0 for row in found["rows"] if row["exchange"].startswith("allgather")]
+    assert exact == [True] * 4, "the oracle's bits"
+    printed = capfd.readouterr().out
+    assert "allgather:ecq:levels=3" in printed and " NO" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--exchange", "allreduce"], "expected one of allreduce:COMPRESSION, allgather:COMP"),
+        (["--exchange", "carrier:onebit"], "got 'carrier:onebit'"),
+        (["--exchange", "allreduce:onebit"], "allreduce: expected one of none, fp16"),
+        (["--exchange", "allgather:gzip"], "allgather: expected one of onebit"),
+        (["--exchange", "allgather:onebit:group=7"], "OneBit.group"),
+        (["--exchange", "allgather:onebit:colour=red"], "colour"),
+        (["--min-bytes", "1T"], "expected a number such as 4096, 64K or 1G"),
+        (["--min-bytes", "2M", "--max-bytes", "1M"], "expected no less than --min-bytes"),
+        (["--factor", "1"], "expected 2 or more"),
+    ],
+)
+def test_wrong_arguments(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as raised:
+        exchange.main(["--json", str(tmp_path / "out"), *arguments])
+
+    assert raised.value.code == 2 and message in capsys.readouterr().err
+
+
+class _Spoilt(exchange_cases.AllGather):
+    """Adds to one element of the sum, on some ranks."""
+
+    def __init__(self, ranks):
+        super().__init__("onebit", OneBit())
+        self._ranks = ranks
+
+    def prepare(self, collectives, threads, elements):
+        work = super().prepare(collectives, threads, elements)
+
+        def spoilt(gradient, clock):
+            result = work(gradient, clock).clone()
+            result[elements // 2] += 1e-3 * (collectives.rank in self._ranks)
+            return result
+
+        return spoilt
+
+
+@on_ranks(2)
+def test_wrong_sums_are_seen():
+    from hvd_compress.torch.collectives import Collectives
+
+    cases = {
+        "right": exchange_cases.exchange("allgather:onebit"),
+        "one rank": _Spoilt({1}),
+        "all ranks": _Spoilt({0, 1}),
+    }
+
+    rows = exchange.measure(cases, Collectives(None, "test"), 5000, threads=1, repeats=1)
+
+    assert [row["error"] for row in rows] == [0.0, None, None]
