@@ -23,7 +23,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--framework", choices=FRAMEWORKS, default="torch")
     add("--model", choices=tuple(MODELS), required=True)
     add("--compression", nargs="+", required=True, metavar="NAME[:key=value,...]",
-        help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd")  # fmt: skip
+        help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "
+        "or local, which exchanges nothing")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip

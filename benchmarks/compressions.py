@@ -9,6 +9,9 @@ Options = dict[str, Any]
 
 TERNARY = "ternary"
 
+LOCAL = "local"
+"""No exchange at all: every rank trains alone, which shows how much an exchange costs at least."""
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -16,7 +19,7 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: what ``Compression.by_name`` of a frontend knows.
+        name: what ``Compression.by_name`` of a frontend knows, or :data:`LOCAL`.
         options: its further keywords.
     """
 
@@ -37,11 +40,15 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
         last_layer: name pattern of the model's classifier.
 
     Raises:
-        ValueError: a setting without ``=``.
+        ValueError: a setting without ``=``, or one that nothing can follow.
     """
     name, _, rest = text.partition(":")
     defaults = {"exclude": (last_layer,)} if name == TERNARY else {}
     own = dict(option(part) for part in rest.split(",") if part)
+    if name == LOCAL:
+        if own:
+            raise ValueError(f"expected {LOCAL} without settings, got {text!r}")
+        return Compression(text, name)
     return Compression(text, name, {**defaults, **common, **own})
 
 

@@ -41,7 +41,7 @@ def by_compression(outcome: Results) -> dict[str, list[Run]]:
 
 def check(outcome: Results) -> int:
     """The number of runs after which the ranks' parameters differed, each one reported."""
-    bad = [run for run in outcome.runs if not run.parameters_identical]
+    bad = [run for run in outcome.runs if run.parameters_identical is False]
     for run in bad:
         print(
             f"error: {run.compression}, seed {run.seed}: parameters differ between ranks",
@@ -75,7 +75,7 @@ def _row(name: str, runs: list[Run]) -> list[str]:
         _mean(runs, lambda r: 1e3 * r.step_seconds.median, lambda x: f"{x:.2f}"),
         _mean(runs, lambda r: 1e3 * r.codec_seconds_per_step, lambda x: f"{x:.3f}"),
         _mean(runs, lambda r: r.residual_norm, lambda x: f"{x:.2g}"),
-        "yes" if all(r.parameters_identical for r in runs) else "NO",
+        _mean(runs, lambda r: r.parameters_identical, lambda same: "yes" if same == 1 else "NO"),
     ]
 
 

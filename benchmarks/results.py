@@ -60,7 +60,7 @@ class Run:
         encode_seconds_per_step: time spent in encoding.
         decode_seconds_per_step: time spent in decoding.
         residual_norm: l2 norm of a rank's residuals after the last step, mean over the ranks.
-        parameters_identical: whether all ranks ended with the same bits.
+        parameters_identical: whether all ranks ended with the same bits; None where each trained alone.
     """
 
     compression: str
@@ -77,7 +77,7 @@ class Run:
     encode_seconds_per_step: float
     decode_seconds_per_step: float
     residual_norm: float
-    parameters_identical: bool
+    parameters_identical: bool | None
 
     @property
     def codec_seconds_per_step(self) -> float:

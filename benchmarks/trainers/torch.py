@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import hvd_compress.torch as hvdc
-from benchmarks.compressions import Compression
+from benchmarks.compressions import LOCAL, Compression
 from benchmarks.models.torch import build
 from benchmarks.settings import Settings
+from hvd_compress.exchange.counters import Counters
 
 
 class TorchSession:
@@ -22,20 +23,24 @@ class TorchSession:
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
         self._model = model
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        self._compressor = hvdc.Compression.by_name(
-            compression.name, model.named_parameters(), **{"seed": seed, **compression.options}
+        self._optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
         )
-        self._optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(
-                model.parameters(),
-                lr=settings.lr,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            ),
-            named_parameters=model.named_parameters(),
-            compression=self._compressor,
-        )
-        self.counters = self._compressor.counters
+        self._compressor: hvdc.Compressor | None = None
+        self.counters = Counters()
+        if compression.name != LOCAL:
+            self._compressor = hvdc.Compression.by_name(
+                compression.name, model.named_parameters(), **{"seed": seed, **compression.options}
+            )
+            self._optimizer = hvd.DistributedOptimizer(
+                self._optimizer,
+                named_parameters=model.named_parameters(),
+                compression=self._compressor,
+            )
+            self.counters = self._compressor.counters
 
     def step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
         """See :meth:`benchmarks.loop.Session.step`."""
@@ -57,7 +62,7 @@ class TorchSession:
 
     def residual_norm(self) -> float:
         """See :meth:`benchmarks.loop.Session.residual_norm`."""
-        return float(self._compressor.residual_norm())
+        return float(self._compressor.residual_norm()) if self._compressor else 0.0
 
     def digest(self) -> bytes:
         """See :meth:`benchmarks.loop.Session.digest`."""

@@ -34,6 +34,20 @@ def test_two_ranks_train_with_several_codecs(tmp_path):
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
 
 
+def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd):
+    out = tmp_path / "train.json"
+
+    outcome = _train(out, "--compression", "local", "none")
+
+    local, none = outcome.runs
+    assert local.parameters_identical is None and none.parameters_identical is True
+    assert local.message_bytes_per_step == 0 < none.message_bytes_per_step
+    assert local.compression_ratio is None and local.step_seconds.median > 0
+    assert local.curve[0] == none.curve[0] and local.curve[-1] != none.curve[-1]
+    line = next(line for line in capfd.readouterr().out.splitlines() if "<stdout>:local" in line)
+    assert line.endswith("  -"), "whether ranks agree does not apply"
+
+
 def test_a_second_start_makes_only_what_is_missing(tmp_path):
     out = tmp_path / "train.json"
     first = _train(out, "--compression", "none", "--quiet")
