@@ -25,6 +25,7 @@ _SWITCH = "switch"
 _NAMES = Path("/run/netns")
 _HOSTS_FILE = Path("/etc/hosts")
 _QUEUE = "50ms"
+_SETTINGS = "/proc/sys/net/ipv4"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def build(count: int, rate: Rate) -> list[Host]:
         there = ("dev", INTERFACE)
         command("ip", "-n", host.name, "address", "add", _with_prefix(host.address), *there)
         command("ip", "-n", host.name, "link", "set", INTERFACE, "up")
+        choose = f"echo {_congestion_control()} > {_SETTINGS}/tcp_congestion_control"
+        command("ip", "netns", "exec", host.name, "sh", "-c", choose)
     limit(made, rate)
     return made
 
@@ -87,6 +90,12 @@ def limit(on: list[Host], rate: Rate) -> None:
             continue
         bucket = ("tbf", "rate", f"{rate.bits}bit", "burst", f"{rate.burst}b", "latency", _QUEUE)
         command("tc", *where, "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+def _congestion_control() -> str:
+    """The one that most machines use, whatever this one does; reno where namespaces may not use it."""
+    allowed = Path(f"{_SETTINGS}/tcp_allowed_congestion_control").read_text().split()
+    return "cubic" if "cubic" in allowed else "reno"
 
 
 def _ends(on: list[Host]) -> Iterator[tuple[tuple[str, ...], str]]:

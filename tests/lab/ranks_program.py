@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -51,6 +52,7 @@ def groups() -> None:
             "local": [hvd.local_rank(), hvd.local_size()],
             "cross": [hvd.cross_rank(), hvd.cross_size()],
             "sum": total.item(),
+            "tcp": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         }
     )
 

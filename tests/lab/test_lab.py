@@ -80,7 +80,9 @@ def test_ranks_have_hosts_slots_and_process_sets():
             "local": [rank % 2, 2],
             "cross": [rank // 2, 2],
             "sum": [2, 4][rank % 2],
+            "tcp": report["tcp"],
         }
+        assert report["tcp"] in ("cubic", "reno")
     assert len(_reports(done.stdout)) == 4
 
 
