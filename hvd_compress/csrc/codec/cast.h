@@ -29,7 +29,7 @@ struct HalfCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
   using F = typename V::F;
   using I = typename V::I;
 
-  explicit HalfCoder(const CoderSetup&) {}
+  HVDC_HD explicit HalfCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F) const {
     const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));
@@ -43,7 +43,7 @@ struct BfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
   using F = typename V::F;
   using I = typename V::I;
 
-  explicit BfloatCoder(const CoderSetup&) {}
+  HVDC_HD explicit BfloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F) const { return ToBfloat<V>(x); }
   HVDC_HD F Decode(I code, int64_t) const { return FromBfloat<V>(code); }
@@ -54,7 +54,7 @@ struct FloatCoder : Coder<CodeType::kWord, Packing::kDirect, false> {
   using F = typename V::F;
   using I = typename V::I;
 
-  explicit FloatCoder(const CoderSetup&) {}
+  HVDC_HD explicit FloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F) const {
     const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));

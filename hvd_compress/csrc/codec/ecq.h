@@ -37,7 +37,7 @@ struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
   using I = typename V::I;
   using M = typename V::M;
 
-  explicit EcqCoder(const CoderSetup& setup)
+  HVDC_HD explicit EcqCoder(const CoderSetup& setup)
       : top(V::Set(static_cast<float>(setup.spec->levels))), middle(V::SetI(setup.spec->levels)) {}
   HVDC_HD void SetGroup(const GroupScale& group) {
     inverse = V::Set(group.inverse);

@@ -31,7 +31,7 @@ struct LinearCoder : Coder<CodeType::kByte, Packing::kDirect, false> {
   using F = typename V::F;
   using I = typename V::I;
 
-  explicit LinearCoder(const CoderSetup&) {}
+  HVDC_HD explicit LinearCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale& group) {
     inverse = V::Set(group.inverse);
     scale = V::Set(group.sent);
@@ -53,7 +53,7 @@ struct TableCoder : Coder<CodeType::kByte, Packing::kDirect, false> {
   using I = typename V::I;
   using M = typename V::M;
 
-  explicit TableCoder(const CoderSetup& setup)
+  HVDC_HD explicit TableCoder(const CoderSetup& setup)
       : magnitudes(V::LoadTable(setup.tables->magnitudes)), tables(setup.tables) {
     first = V::SetI(tables->first);
     last = V::SetI(tables->last);

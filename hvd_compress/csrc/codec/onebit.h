@@ -31,7 +31,7 @@ struct OneBitCoder : Coder<CodeType::kBit, Packing::kDirect, false> {
   using F = typename V::F;
   using M = typename V::M;
 
-  explicit OneBitCoder(const CoderSetup&) : lower(V::Set(0.0f)), upper(V::Set(0.0f)) {}
+  HVDC_HD explicit OneBitCoder(const CoderSetup&) : lower(V::Set(0.0f)), upper(V::Set(0.0f)) {}
   HVDC_HD void SetGroup(const GroupScale& scale) {
     lower = V::Set(scale.lower);
     upper = V::Set(scale.upper);
@@ -48,7 +48,7 @@ struct OneBitMatrixCoder : Coder<CodeType::kBit, Packing::kDirect, false> {
   using F = typename V::F;
   using M = typename V::M;
 
-  explicit OneBitMatrixCoder(const CoderSetup&) {}
+  HVDC_HD explicit OneBitMatrixCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD M Code(F x, F) const { return V::GreaterEqual(x, V::Set(0.0f)); }
   HVDC_HD F Decode(M bit, int64_t element) const {

@@ -78,7 +78,7 @@ struct Accumulator {
   HVDC_HD void Finish(GroupStats* stats) const {
     if constexpr (kKind == StatsKind::kNone) return;
     stats->largest = V::LargestLane(largest);
-    stats->above = above;
+    stats->above = V::FoldCount(above);
     if constexpr (kSides) {
       stats->lower = V::Fold(lower);
       stats->upper = V::Fold(upper);

@@ -41,7 +41,7 @@ struct TernaryCoder : Coder<CodeType::kByte, Packing::kTrits, true> {
   using F = typename V::F;
   using I = typename V::I;
 
-  explicit TernaryCoder(const CoderSetup&) {}
+  HVDC_HD explicit TernaryCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale& group) {
     inverse = V::Set(group.inverse);
     scale = V::Set(group.sent);

@@ -43,6 +43,13 @@ struct GroupStats {
 // Which of them a codec needs.
 enum class StatsKind { kNone, kSides, kLargest, kSquares, kMoments };
 
+// How a residual takes part in encoding.
+enum class Mode {
+  kNone,    // there is none
+  kShared,  // alpha = beta: what is encoded is also what the residual becomes, less decoded
+  kGeneral,
+};
+
 // How a group is quantized and dequantized.
 struct GroupScale {
   float lower, upper;  // 1-bit: the two reconstruction values

@@ -1,7 +1,7 @@
 // Decoding: headers are checked, then blocks are decoded while their checksums are taken.
 #include <string.h>
 
-#include "codec/layout.h"
+#include "codec/header.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/tables.h"
@@ -11,12 +11,6 @@ namespace hvdc {
 namespace {
 
 using Work = void (*)(const DecodeJob&, int64_t, int64_t, const Scratch&, uint64_t*);
-
-bool HeaderFits(const hvdc_spec& spec, const Layout& layout, uint32_t step, const Header& header) {
-  return header.magic == kMagic && header.version == kFormatVersion && header.codec == spec.codec &&
-         header.config_hash == spec.config_hash &&
-         header.count == static_cast<uint64_t>(layout.count) && header.step == step;
-}
 
 Header ReadHeader(const DecodeJob& job, int32_t index) {
   Header header;
@@ -41,7 +35,7 @@ int Run(DecodeJob* job, uint64_t step, int64_t payload_bytes, int threads, bool 
   if (job->count > 1 && (job->stride < payload_bytes || job->stride % 4)) return HVDC_BAD_SIZE;
   if (job->count && !job->payloads) return HVDC_BAD_SPEC;
   for (*bad = 0; *bad < job->count; ++*bad) {
-    if (!HeaderFits(spec, layout, static_cast<uint32_t>(step), ReadHeader(*job, *bad))) {
+    if (!base::HeaderFits(spec, layout, static_cast<uint32_t>(step), ReadHeader(*job, *bad))) {
       return HVDC_BAD_HEADER;
     }
   }

@@ -1,7 +1,7 @@
 // Encoding a tensor: statistics where groups are larger than blocks, then blocks, then the header.
 #include <string.h>
 
-#include "codec/layout.h"
+#include "codec/header.h"
 #include "codec/onebit.h"
 #include "codec/philox.h"
 #include "codec/stats.h"
@@ -181,14 +181,8 @@ EncodeResult EncodeBlocks(const Call& call) {
 void FinishPayload(const Call& call, uint32_t step, const EncodeResult& result) {
   const EncodeJob& job = call.job;
   const Layout& layout = job.layout;
-  Header header = {};
-  header.magic = kMagic;
-  header.version = kFormatVersion;
-  header.codec = static_cast<uint8_t>(job.spec->codec);
-  header.config_hash = job.spec->config_hash;
-  header.count = static_cast<uint64_t>(layout.count);
+  Header header = base::MakeHeader(*job.spec, layout, step);
   header.flags = result.nonfinite ? kFlagNonfinite : 0;
-  header.step = step;
   memcpy(job.payload, &header, sizeof(header));
   const int64_t scales_end = kHeaderBytes + 4 * layout.scales;
   memset(job.payload + scales_end, 0, static_cast<size_t>(layout.codes_offset - scales_end));

@@ -7,13 +7,6 @@
 
 namespace hvdc {
 
-// How a residual takes part in encoding.
-enum class Mode {
-  kNone,    // there is none
-  kShared,  // alpha = beta: what is encoded is also what the residual becomes, less decoded
-  kGeneral,
-};
-
 // Memory of one thread, all of it aligned to 64 bytes and long enough for the block.
 struct Scratch {
   float* x;      // a block of what is encoded, or the sum of what was decoded

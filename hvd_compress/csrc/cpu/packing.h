@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codec/layout.h"
+#include "codec/trits.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -32,10 +33,10 @@ inline void PackTrits(const uint8_t* __restrict digits, int64_t count, uint8_t* 
   const int64_t size = TritBytes(count);
   for (int64_t j = 0; j < size; ++j) {
     uint8_t value = digits[4 * size + j];
-    value = static_cast<uint8_t>(3 * value + digits[3 * size + j]);
-    value = static_cast<uint8_t>(3 * value + digits[2 * size + j]);
-    value = static_cast<uint8_t>(3 * value + digits[size + j]);
-    packed[j] = static_cast<uint8_t>(3 * value + digits[j]);
+    value = PushTrit(value, digits[3 * size + j]);
+    value = PushTrit(value, digits[2 * size + j]);
+    value = PushTrit(value, digits[size + j]);
+    packed[j] = PushTrit(value, digits[j]);
   }
 }
 
@@ -43,18 +44,13 @@ inline void UnpackTrits(const uint8_t* __restrict packed, int64_t count,
                         uint8_t* __restrict digits) {
   const int64_t size = TritBytes(count);
   for (int64_t j = 0; j < size; ++j) {
-    // 171 / 512 is a third, closely enough for all bytes.
     const uint16_t q0 = packed[j];
-    const uint16_t q1 = static_cast<uint16_t>(q0 * 171) >> 9;
-    const uint16_t q2 = static_cast<uint16_t>(q1 * 171) >> 9;
-    const uint16_t q3 = static_cast<uint16_t>(q2 * 171) >> 9;
-    const uint16_t q4 = static_cast<uint16_t>(q3 * 171) >> 9;
-    digits[j] = static_cast<uint8_t>(q0 - 3 * q1);
-    digits[size + j] = static_cast<uint8_t>(q1 - 3 * q2);
-    digits[2 * size + j] = static_cast<uint8_t>(q2 - 3 * q3);
-    digits[3 * size + j] = static_cast<uint8_t>(q3 - 3 * q4);
-    // Bytes above 242, which no encoder writes, would have a top digit of 3.
-    digits[4 * size + j] = static_cast<uint8_t>(q4 == 3 ? 0 : q4);
+    const uint16_t q1 = PopTrit(q0), q2 = PopTrit(q1), q3 = PopTrit(q2), q4 = PopTrit(q3);
+    digits[j] = FirstTrit(q0, q1);
+    digits[size + j] = FirstTrit(q1, q2);
+    digits[2 * size + j] = FirstTrit(q2, q3);
+    digits[3 * size + j] = FirstTrit(q3, q4);
+    digits[4 * size + j] = static_cast<uint8_t>(q4 == 3 ? 0 : q4);  // no byte leaves more than 3
   }
 }
 

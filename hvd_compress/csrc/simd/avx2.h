@@ -205,6 +205,7 @@ struct Avx2 {
     const __m256i ones = _mm256_set1_epi32(-1);
     return {_mm256_xor_si256(m.a, ones), _mm256_xor_si256(m.b, ones)};
   }
+  HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
   HVDC_HD static int Count(M m) { return _mm_popcnt_u32(ToMaskBits(m)); }
   HVDC_HD static I Increment(I x, M m) {
     return {_mm256_sub_epi32(x.a, m.a), _mm256_sub_epi32(x.b, m.b)};

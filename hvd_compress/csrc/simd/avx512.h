@@ -147,6 +147,7 @@ struct Avx512 {
   HVDC_HD static M GreaterEqual(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   HVDC_HD static M LessI(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
   HVDC_HD static M Not(M m) { return _knot_mask16(m); }
+  HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
   HVDC_HD static int Count(M m) { return _mm_popcnt_u32(m); }
   HVDC_HD static I Increment(I a, M m) { return _mm512_mask_add_epi32(a, m, a, SetI(1)); }
   HVDC_HD static uint32_t ToMaskBits(M m) { return m; }

@@ -148,6 +148,8 @@ struct Plain {
     return r;
   }
   HVDC_HD static float Fold(F x) { return FoldLanes(x.v); }
+  // Of numbers that Count has already added over the lanes.
+  HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
 
   // float64.
   HVDC_HD static D ZeroD() { return {}; }

@@ -1,0 +1,71 @@
+// The lookup tables of the 8-bit types, from their formulas (docs/format.md, "Magnitudes of int8").
+#ifndef HVDC_CODEC_TABLES_H_
+#define HVDC_CODEC_TABLES_H_
+
+#include "codec/half.h"
+#include "codec/types.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+// See magnitudes() in hvd_compress/codecs/int8.py; double precision in the same order.
+HVDC_HD double Int8Magnitude(uint32_t variant, uint32_t code) {
+  const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7};
+  uint32_t tree_bits = 4, exponent = code / 16, part = code % 16;
+  if (variant == HVDC_DYNAMIC) {
+    if (code == 0) return 0.0;
+    for (tree_bits = 0; code >> (tree_bits + 1); ++tree_bits) {
+    }
+    exponent = 6 - tree_bits;
+    part = code - (1u << tree_bits);
+  } else if (variant == HVDC_MANTISSA) {
+    return part / 10.0 / powers[exponent];
+  }
+  const double middle = (2.0 * part + 1.0) / (2u << tree_bits);
+  return (0.1 + (1.0 - 0.1) * middle) / powers[exponent];
+}
+
+HVDC_HD uint32_t Int8Entry(uint32_t threshold, uint32_t below, uint32_t from) {
+  return threshold | below << 18 | from << 25;
+}
+
+// The tables of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, into memory that is all zeros.
+HVDC_HD void BuildInt8Tables(uint32_t variant, Int8Tables* tables) {
+  constexpr uint32_t kNever = 1u << Int8Tables::kShift;  // above all low bits
+  for (uint32_t code = 0; code < 128; ++code) {
+    tables->magnitudes[code] = static_cast<float>(Int8Magnitude(variant, code));
+  }
+  // Codes by ascending magnitude; of codes with the same one the smallest alone.
+  const float* values = tables->magnitudes;
+  uint32_t order[128];
+  int steps = 0;
+  for (uint32_t code = 0; code < 128; ++code) {
+    int at = 0;
+    while (at < steps && values[order[at]] < values[code]) ++at;
+    if (at < steps && values[order[at]] == values[code]) continue;
+    for (int i = steps++; i > at; --i) order[i] = order[i - 1];
+    order[at] = code;
+  }
+  uint32_t thresholds[127];
+  for (int i = 0; i + 1 < steps; ++i) {
+    const double sum = static_cast<double>(values[order[i]]) + values[order[i + 1]];
+    thresholds[i] = FloatBits(static_cast<float>(sum / 2));
+  }
+  tables->zero = order[0];
+  tables->first = (thresholds[0] >> Int8Tables::kShift) - 1;
+  tables->last = (thresholds[steps - 2] >> Int8Tables::kShift) + 1;
+  int step = 0;  // thresholds passed
+  for (uint32_t range = tables->first; range <= tables->last; ++range) {
+    uint32_t entry = Int8Entry(kNever, order[step], 0);
+    if (step + 1 < steps && thresholds[step] >> Int8Tables::kShift == range) {
+      entry = Int8Entry(thresholds[step] & (kNever - 1), order[step], order[step + 1]);
+      ++step;
+    }
+    tables->ladder[range - tables->first] = entry;
+  }
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CODEC_TABLES_H_
