@@ -5,24 +5,36 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hvd_compress.codecs import BF16, Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.base import check_number
+from hvd_compress.kernels.native import (
+    DTYPES,
+    F32,
+    FOLDER,
+    I32,
+    I64,
+    U64,
+    KernelError,
+    P,
+    Shape,
+    Signatures,
+    check_dtype,
+    dtype_of,
+    feedback_of,
+    noise_of,
+    open_library,
+    spec_of,
+)
 from hvd_compress.kernels.oracle import OracleKernels
 
-Shape = tuple[int, ...]
+__all__ = ["CpuKernels", "KernelError"]
 
 ABI_VERSION = 1
-_LIBRARY = Path(__file__).parent.parent / "lib" / "libhvdc_cpu.so"
-_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-
-
-class KernelError(RuntimeError):
-    """The native library is missing, does not match this package, or refused a call."""
+_LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 
 class CpuKernels:
@@ -84,12 +96,11 @@ class CpuKernels:
             return
         count = math.prod(shape)
         size = codec.payload_bytes(shape)
-        position = _Noise(noise.seed, noise.rank, noise.tensor, 0, noise.step)
         status = self._library.hvdc_encode(
             spec,
-            ctypes.byref(position),
+            ctypes.byref(noise_of(noise)),
             _pointer("gradient", gradient, count),
-            _dtype("gradient", gradient),
+            dtype_of("gradient", gradient),
             _feedback(feedback, residual, count),
             _pointer("payload", payload, size, "uint8"),
             size,
@@ -139,7 +150,7 @@ class CpuKernels:
             ranks,
             scale,
             _pointer("out", out, math.prod(shape)),
-            _dtype("out", out),
+            dtype_of("out", out),
             accumulate,
             self.threads,
             ctypes.byref(bad),
@@ -170,7 +181,7 @@ class CpuKernels:
             spec,
             step,
             _pointer("gradient", gradient, count),
-            _dtype("gradient", gradient),
+            dtype_of("gradient", gradient),
             _feedback(feedback, residual, count),
             _pointer("payload", payload, size, "uint8"),
             size,
@@ -185,52 +196,18 @@ class CpuKernels:
         return float(self._library.hvdc_square_sum(pointer, count, self.threads))
 
 
-class _Spec(ctypes.Structure):
-    _fields_ = [
-        ("codec", ctypes.c_uint32),
-        ("config_hash", ctypes.c_uint32),
-        ("variant", ctypes.c_uint32),
-        ("grouping", ctypes.c_uint32),
-        ("group", ctypes.c_uint32),
-        ("levels", ctypes.c_uint32),
-        ("factor", ctypes.c_float),
-        ("reserved", ctypes.c_uint32),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-    ]
-
-
-class _Noise(ctypes.Structure):
-    _fields_ = [
-        ("seed", ctypes.c_uint32),
-        ("rank", ctypes.c_uint32),
-        ("tensor", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("step", ctypes.c_uint64),
-    ]
-
-
-class _Feedback(ctypes.Structure):
-    _fields_ = [
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("residual", ctypes.c_void_p),
-    ]
-
-
-_I32, _I64, _U64, _P = ctypes.c_int, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+_SIGNATURES: Signatures = {
     "hvdc_abi_version": (ctypes.c_uint32, []),
     "hvdc_isa": (ctypes.c_char_p, []),
-    "hvdc_set_isa": (_I32, [ctypes.c_char_p]),
-    "hvdc_payload_bytes": (_I64, [_P]),
-    "hvdc_encode": (_I32, [_P, _P, _P, _I32, _P, _P, _I64, _I32]),
+    "hvdc_set_isa": (I32, [ctypes.c_char_p]),
+    "hvdc_payload_bytes": (I64, [P]),
+    "hvdc_encode": (I32, [P, P, P, I32, P, P, I64, I32]),
     "hvdc_decode_sum": (
-        _I32,
-        [_P, _U64, _P, _I64, _I64, ctypes.c_int32, ctypes.c_float, _P, _I32, _I32, _I32, _P],
+        I32,
+        [P, U64, P, I64, I64, I32, F32, P, I32, I32, I32, P],
     ),
-    "hvdc_take_back": (_I32, [_P, _U64, _P, _I32, _P, _P, _I64, _I32]),
-    "hvdc_square_sum": (ctypes.c_double, [_P, _I64, _I32]),
+    "hvdc_take_back": (I32, [P, U64, P, I32, P, P, I64, I32]),
+    "hvdc_square_sum": (ctypes.c_double, [P, I64, I32]),
 }
 
 
@@ -241,34 +218,14 @@ def _load() -> ctypes.CDLL:
             f"expected the native library {_LIBRARY.name} in hvd_compress/lib, found none: install the "
             f"package with `pip install .` (needs a C++ compiler and cmake)"
         )
-    library = ctypes.CDLL(str(_LIBRARY))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    version = library.hvdc_abi_version()
-    if version != ABI_VERSION:
-        raise KernelError(
-            f"{_LIBRARY.name}: expected interface version {ABI_VERSION}, got {version}: "
-            f"install the package again with `pip install .`"
-        )
-    return library
+    return open_library(_LIBRARY, _SIGNATURES, ("hvdc_abi_version", ABI_VERSION))
 
 
 @lru_cache(maxsize=4096)
 def _spec(codec: Codec, shape: Shape) -> Any | None:
-    try:
-        fields = codec.native()
-    except NotImplementedError:
+    spec = spec_of(codec, shape)
+    if spec is None:
         return None
-    rows = shape[0] if shape else 1
-    columns = math.prod(shape[1:])
-    spec = _Spec(
-        codec=codec.codec_id,
-        config_hash=codec.config_hash(),
-        rows=rows,
-        columns=columns,
-        **fields,
-    )
     expected, got = codec.payload_bytes(shape), _load().hvdc_payload_bytes(ctypes.byref(spec))
     if expected != got:
         raise KernelError(f"{codec!r}, shape {shape}: expected {expected} bytes, got {got}")
@@ -279,14 +236,7 @@ def _feedback(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any 
     if residual is None:
         return None
     pointer = _pointer("residual", residual, count, "float32")
-    return ctypes.byref(_Feedback(feedback.alpha, feedback.beta, pointer))
-
-
-def _dtype(what: str, array: Any) -> int:
-    name = str(array.dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise TypeError(f"{what}: expected dtype float32, float16 or bfloat16, got {name}")
-    return _DTYPES[name]
+    return ctypes.byref(feedback_of(feedback, pointer))
 
 
 def _size(array: Any) -> int:
@@ -294,8 +244,8 @@ def _size(array: Any) -> int:
 
 
 def _pointer(what: str, array: Any, count: int, dtype: str | None = None) -> int:
-    if dtype is not None and str(array.dtype).removeprefix("torch.") != dtype:
-        raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
+    if dtype is not None:
+        check_dtype(what, array, dtype)
     if _size(array) != count:
         raise ValueError(f"{what}: expected {count} elements, got {_size(array)}")
     if hasattr(array, "data_ptr"):
@@ -331,7 +281,7 @@ def _readable(array: Any) -> np.ndarray:
 
 
 def _is_bfloat16(array: Any) -> bool:
-    return _dtype("array", array) == _DTYPES["bfloat16"]
+    return dtype_of("array", array) == DTYPES["bfloat16"]
 
 
 def _bits_of(tensor: Any) -> np.ndarray:

@@ -1,0 +1,139 @@
+"""The C interface's structures, and opening a library that has it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+
+Shape = tuple[int, ...]
+Signatures = dict[str, tuple[Any, list[Any]]]
+"""The type of the result and those of the arguments, by function."""
+
+FOLDER = Path(__file__).parent.parent / "lib"
+"""Where the package's build puts its libraries."""
+
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""``hvdc_dtype`` by the name that NumPy and torch use."""
+
+I32, I64, U64, F32, P = (
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_uint64,
+    ctypes.c_float,
+    ctypes.c_void_p,
+)
+
+
+class KernelError(RuntimeError):
+    """A native library is missing, does not match this package, or refused a call."""
+
+
+class Spec(ctypes.Structure):
+    """``hvdc_spec``."""
+
+    _fields_ = [
+        ("codec", ctypes.c_uint32),
+        ("config_hash", ctypes.c_uint32),
+        ("variant", ctypes.c_uint32),
+        ("grouping", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("levels", ctypes.c_uint32),
+        ("factor", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+    ]
+
+
+class Noise(ctypes.Structure):
+    """``hvdc_noise``."""
+
+    _fields_ = [
+        ("seed", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("tensor", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("step", ctypes.c_uint64),
+    ]
+
+
+class Feedback(ctypes.Structure):
+    """``hvdc_feedback``."""
+
+    _fields_ = [
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("residual", ctypes.c_void_p),
+    ]
+
+
+def spec_of(codec: Codec, shape: Shape) -> Spec | None:
+    """The C interface's description of a codec and a tensor's shape; None where the codec has none."""
+    try:
+        fields = codec.native()
+    except NotImplementedError:
+        return None
+    return Spec(
+        codec=codec.codec_id,
+        config_hash=codec.config_hash(),
+        rows=shape[0] if shape else 1,
+        columns=math.prod(shape[1:]),
+        **fields,
+    )
+
+
+def noise_of(noise: NoiseKey) -> Noise:
+    """A position in the noise."""
+    return Noise(noise.seed, noise.rank, noise.tensor, 0, noise.step)
+
+
+def feedback_of(feedback: ErrorFeedback, pointer: int) -> Feedback:
+    """Coefficients, and where the residual is."""
+    return Feedback(feedback.alpha, feedback.beta, pointer)
+
+
+def dtype_of(what: str, array: Any) -> int:
+    """The ``hvdc_dtype`` of a NumPy array or a tensor.
+
+    Raises:
+        TypeError: another type.
+    """
+    name = str(array.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise TypeError(f"{what}: expected dtype float32, float16 or bfloat16, got {name}")
+    return DTYPES[name]
+
+
+def check_dtype(what: str, array: Any, dtype: str) -> None:
+    """Raises ``TypeError`` unless an array is of the dtype of that name."""
+    if str(array.dtype).removeprefix("torch.") != dtype:
+        raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
+
+
+def open_library(path: Path, signatures: Signatures, version: tuple[str, int]) -> ctypes.CDLL:
+    """Loads a library that exists and declares its functions.
+
+    Args:
+        path: of the shared object.
+        signatures: its functions.
+        version: the function that tells its interface's version, and what it has to be.
+
+    Raises:
+        KernelError: it is of another version.
+    """
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    function, expected = version
+    got = getattr(library, function)()
+    if got != expected:
+        raise KernelError(
+            f"{path.name}: expected interface version {expected}, got {got}: "
+            f"install the package again with `pip install .`"
+        )
+    return library
