@@ -58,8 +58,8 @@ def bits(array: Any) -> np.ndarray:
     """An array's or tensor's memory, every NaN replaced by one NaN, as integers."""
     if isinstance(array, torch.Tensor):
         width = {2: torch.int16, 4: torch.int32}[array.element_size()]
-        raw = array.view(width).numpy().copy()
-        raw[torch.isnan(array).numpy()] = -1
+        raw = array.view(width).cpu().numpy().copy()
+        raw[torch.isnan(array).cpu().numpy()] = -1
         return raw
     raw = array.view(f"i{array.dtype.itemsize}").copy()
     raw[np.isnan(array)] = -1
@@ -85,11 +85,12 @@ class Guarded:
     Args:
         tensor: what to copy in.
         offset: bytes past a multiple of 64 at which the copy starts.
+        device: where it is made.
     """
 
-    def __init__(self, tensor: torch.Tensor, offset: int = 0) -> None:
+    def __init__(self, tensor: torch.Tensor, offset: int = 0, device: str = "cpu") -> None:
         size = tensor.numel() * tensor.element_size()
-        self._memory = torch.full((size + 4 * _GUARD,), _FILL, dtype=torch.uint8)
+        self._memory = torch.full((size + 4 * _GUARD,), _FILL, dtype=torch.uint8, device=device)
         self._first = -self._memory.data_ptr() % _GUARD + _GUARD + offset
         self._end = self._first + size
         inside = self._memory[self._first : self._end]
@@ -100,11 +101,11 @@ class Guarded:
 
     def intact(self) -> bool:
         """Whether the guards still hold what they were filled with."""
-        memory = self._memory.numpy()
+        memory = self._memory.cpu().numpy()
         before, after = memory[: self._first], memory[self._end :]
         return bool((before == _FILL).all() and (after == _FILL).all())
 
 
-def empty_payload(size: int, offset: int = 0) -> Guarded:
+def empty_payload(size: int, offset: int = 0, device: str = "cpu") -> Guarded:
     """Guarded memory for a payload, holding garbage."""
-    return Guarded(torch.full((size,), 0xA5, dtype=torch.uint8), offset)
+    return Guarded(torch.full((size,), 0xA5, dtype=torch.uint8), offset, device)

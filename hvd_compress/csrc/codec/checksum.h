@@ -10,6 +10,11 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+// What the word at that byte of a payload adds.
+HVDC_HD uint64_t WeightedWord(uint32_t word, int64_t offset) {
+  return word * static_cast<uint64_t>(offset / 2 + 1);
+}
+
 // The part of bytes [begin, end) of a payload; both are multiples of four.
 template <class V>
 inline uint64_t Checksum(const uint8_t* payload, int64_t begin, int64_t end) {

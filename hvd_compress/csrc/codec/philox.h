@@ -42,9 +42,9 @@ HVDC_HD void PhiloxWords(const NoiseState& noise, typename V::I counter, typenam
   x[1] = V::SetI(noise.tensor);
   x[2] = V::SetI(noise.step_low);
   x[3] = V::SetI(noise.step_high);
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #pragma unroll
-#elif defined(__GNUC__) && !defined(__clang__)
+#elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #pragma GCC unroll 10
 #endif
   for (int round = 0; round < kPhiloxRounds; ++round) {

@@ -1,0 +1,271 @@
+// The C interface: arguments are checked, jobs made, the device chosen.
+#define HVDC_ARCH device
+
+#include <cuda_runtime.h>
+#include <stdlib.h>
+
+#include "codec/layout.h"
+#include "codec/philox.h"
+#include "codec/tables.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+namespace {
+
+thread_local const char* message = "no error";
+
+// Makes a device current for a call.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) : status_(Check(cudaGetDevice(&before_))) {
+    if (status_ != HVDC_OK || before_ == device) return;
+    status_ = Check(cudaSetDevice(device));
+    changed_ = status_ == HVDC_OK;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  int status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  int status_;
+  bool changed_ = false;
+};
+
+bool Aligned(const void* pointer, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+int64_t ElementBytes(int dtype) { return dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2; }
+
+bool ValidDtype(int dtype) { return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16; }
+
+cudaStream_t StreamOf(const hvdc_cuda_queue& queue) {
+  return static_cast<cudaStream_t>(queue.stream);
+}
+
+// Under HVDC_CUDA_SYNC=1 every call waits for its work, so that it reports its own errors.
+int Settle(int status, const hvdc_cuda_queue& queue) {
+  static const bool wait = [] {
+    const char* value = getenv("HVDC_CUDA_SYNC");
+    return value && *value && *value != '0';
+  }();
+  if (status != HVDC_OK || !wait) return status;
+  return Check(cudaStreamSynchronize(StreamOf(queue)));
+}
+
+// Checks what every call has, and finds the layout and the workspace.
+template <class Job>
+int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* job, Passes* passes) {
+  if (!spec || !queue || !ValidSpec(*spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
+  job->spec = *spec;
+  job->dtype = dtype;
+  job->layout = MakeLayout(*spec);
+  if (job->layout.count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
+  *passes = MakePasses(*spec, job->layout);
+  if (!Aligned(queue->workspace, 256)) return HVDC_CUDA_MISALIGNED;
+  int64_t needed;
+  job->workspace = MakeWorkspace(*spec, *passes, static_cast<uint8_t*>(queue->workspace), &needed);
+  if (!queue->workspace || queue->workspace_bytes < needed) return HVDC_CUDA_WORKSPACE;
+  return HVDC_OK;
+}
+
+hvdc_spec SquareSpec(int64_t count) {
+  hvdc_spec spec = {};
+  spec.codec = HVDC_ECQ;
+  spec.variant = HVDC_L2;
+  spec.grouping = HVDC_TENSOR;
+  spec.levels = 1;
+  spec.rows = count;
+  spec.columns = 1;
+  return spec;
+}
+
+__global__ void FillWorkspace(const Workspace workspace) {
+  uint32_t* const words = reinterpret_cast<uint32_t*>(workspace.tables);
+  for (uint32_t i = threadIdx.x; i < 3 * sizeof(Int8Tables) / 4; i += blockDim.x) words[i] = 0;
+  for (uint32_t i = threadIdx.x; i < HVDC_CUDA_MAX_PAYLOADS; i += blockDim.x) {
+    workspace.checksums[i] = 0;
+  }
+  if (threadIdx.x == 0) *workspace.control = Control();
+  __syncthreads();
+  // One thread each: this is done once.
+  if (threadIdx.x % kWarpSize == 0 && threadIdx.x / kWarpSize < 3) {
+    const uint32_t table = threadIdx.x / kWarpSize;
+    BuildInt8Tables(HVDC_DYNAMIC + table, workspace.tables + table);
+  }
+}
+
+}  // namespace
+
+int Check(cudaError_t error) {
+  if (error == cudaSuccess) return HVDC_OK;
+  message = cudaGetErrorString(error);
+  return HVDC_CUDA_FAILED;
+}
+
+int Prepare(const Workspace& workspace, cudaStream_t stream) {
+  return Launch(FillWorkspace, 1, kThreads, 0, stream, workspace);
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+using namespace hvdc;
+using namespace hvdc::device;
+
+extern "C" uint32_t hvdc_cuda_abi_version(void) { return HVDC_CUDA_ABI_VERSION; }
+
+extern "C" const char* hvdc_cuda_message(void) { return message; }
+
+extern "C" int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
+  if (!spec || !ValidSpec(*spec)) return -1;
+  int64_t bytes;
+  MakeWorkspace(*spec, MakePasses(*spec, MakeLayout(*spec)), nullptr, &bytes);
+  return bytes;
+}
+
+extern "C" int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
+  const hvdc_spec spec = SquareSpec(count);
+  return hvdc_cuda_workspace_bytes(&spec);
+}
+
+extern "C" int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
+  const hvdc_spec spec = SquareSpec(0);
+  EncodeJob job = {};
+  const int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
+  if (status != HVDC_OK) return status;
+  const DeviceGuard guard(queue->device);
+  if (guard.status() != HVDC_OK) return guard.status();
+  return Settle(Prepare(job.workspace, StreamOf(*queue)), *queue);
+}
+
+extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
+                                const void* gradient, int dtype, const hvdc_feedback* feedback,
+                                void* payload, int64_t payload_bytes,
+                                const hvdc_cuda_queue* queue) {
+  EncodeJob job = {};
+  if (!noise || !payload) return HVDC_BAD_SPEC;
+  int status = Open(spec, dtype, queue, &job, &job.passes);
+  if (status != HVDC_OK) return status;
+  if (payload_bytes != job.layout.payload_bytes) return HVDC_BAD_SIZE;
+  if (!Aligned(payload, 16) || !Aligned(gradient, ElementBytes(dtype))) return HVDC_CUDA_MISALIGNED;
+  job.noise = MakeNoise(*noise);
+  job.step = static_cast<uint32_t>(noise->step);
+  job.gradient = gradient;
+  job.payload = static_cast<uint8_t*>(payload);
+  job.aligned = Aligned(gradient, 4 * ElementBytes(dtype));
+  if (feedback) {
+    if (!Aligned(feedback->residual, 4)) return HVDC_CUDA_MISALIGNED;
+    job.mode = feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
+    job.residual = feedback->residual;
+    job.alpha = feedback->alpha;
+    job.beta = feedback->beta;
+    job.aligned = job.aligned && Aligned(job.residual, 16);
+  }
+  const DeviceGuard guard(queue->device);
+  status = guard.status();
+  if (status == HVDC_OK) status = Statistics(job, StreamOf(*queue));
+  if (status == HVDC_OK) status = Encode(job, StreamOf(*queue));
+  return Settle(status, *queue);
+}
+
+namespace {
+
+// What decoding and taking back check alike.
+int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int64_t payload_bytes,
+                 int64_t stride, int32_t count, int dtype, hvdc_cuda_error* error, uint64_t tag,
+                 const hvdc_cuda_queue* queue, DecodeJob* job) {
+  Passes passes;
+  const int status = Open(spec, dtype, queue, job, &passes);
+  if (status != HVDC_OK) return status;
+  if (count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
+  if (count > HVDC_CUDA_MAX_PAYLOADS) return HVDC_CUDA_TOO_LARGE;
+  if (payload_bytes != job->layout.payload_bytes) return HVDC_BAD_SIZE;
+  if (count > 1 && stride < payload_bytes) return HVDC_BAD_SIZE;
+  if (!Aligned(payloads, 16) || (count > 1 && stride % 16)) return HVDC_CUDA_MISALIGNED;
+  job->step = static_cast<uint32_t>(step);
+  job->payloads = static_cast<const uint8_t*>(payloads);
+  job->stride = stride;
+  job->count = count;
+  job->error = error;
+  job->tag = tag;
+  return HVDC_OK;
+}
+
+}  // namespace
+
+extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
+                                    int64_t payload_bytes, int64_t stride, int32_t count,
+                                    float scale, void* out, int dtype, int accumulate,
+                                    hvdc_cuda_error* error, uint64_t tag,
+                                    const hvdc_cuda_queue* queue) {
+  DecodeJob job = {};
+  int status = OpenPayloads(spec, step, payloads, payload_bytes, stride, count, dtype, error, tag,
+                            queue, &job);
+  if (status != HVDC_OK) return status;
+  if (!Aligned(out, ElementBytes(dtype))) return HVDC_CUDA_MISALIGNED;
+  job.scale = scale;
+  job.out = out;
+  job.aligned = Aligned(out, 4 * ElementBytes(dtype));
+  job.accumulate = accumulate != 0;
+  const DeviceGuard guard(queue->device);
+  status = guard.status();
+  if (status == HVDC_OK) status = DecodeSum(job, StreamOf(*queue));
+  return Settle(status, *queue);
+}
+
+extern "C" int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient,
+                                   int dtype, const hvdc_feedback* feedback, const void* payload,
+                                   int64_t payload_bytes, const uint32_t* when,
+                                   hvdc_cuda_error* error, uint64_t tag,
+                                   const hvdc_cuda_queue* queue) {
+  DecodeJob job = {};
+  if (!feedback) return HVDC_BAD_SPEC;
+  int status =
+      OpenPayloads(spec, step, payload, payload_bytes, 0, 1, dtype, error, tag, queue, &job);
+  if (status != HVDC_OK) return status;
+  if (!Aligned(gradient, ElementBytes(dtype)) || !Aligned(feedback->residual, 4)) {
+    return HVDC_CUDA_MISALIGNED;
+  }
+  job.gradient = gradient;
+  job.residual = feedback->residual;
+  job.beta = feedback->beta;
+  job.aligned = Aligned(gradient, 4 * ElementBytes(dtype)) && Aligned(job.residual, 16);
+  job.when = when;
+  const DeviceGuard guard(queue->device);
+  status = guard.status();
+  if (status == HVDC_OK) status = TakeBack(job, StreamOf(*queue));
+  return Settle(status, *queue);
+}
+
+extern "C" int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
+                                       uint32_t* flags, const hvdc_cuda_queue* queue) {
+  if (!queue || !flags || count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
+  if (!Aligned(payloads, 16) || (count > 1 && stride % 16)) return HVDC_CUDA_MISALIGNED;
+  if (!count) return HVDC_OK;
+  const DeviceGuard guard(queue->device);
+  if (guard.status() != HVDC_OK) return guard.status();
+  const int status =
+      CollectFlags(static_cast<const uint8_t*>(payloads), stride, count, flags, StreamOf(*queue));
+  return Settle(status, *queue);
+}
+
+extern "C" int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
+                                    const hvdc_cuda_queue* queue) {
+  const hvdc_spec spec = SquareSpec(count);
+  EncodeJob job = {};
+  int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
+  if (status != HVDC_OK) return status;
+  if (!Aligned(values, 4) || !Aligned(result, 8)) return HVDC_CUDA_MISALIGNED;
+  job.gradient = values;
+  const DeviceGuard guard(queue->device);
+  status = guard.status();
+  if (status == HVDC_OK) status = SquareSum(job, result, StreamOf(*queue));
+  return Settle(status, *queue);
+}

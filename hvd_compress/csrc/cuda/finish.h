@@ -1,0 +1,88 @@
+// What the last block of an encoding kernel does: header and padding.
+#ifndef HVDC_CUDA_FINISH_H_
+#define HVDC_CUDA_FINISH_H_
+
+#include "codec/header.h"
+#include "codec/onebit.h"
+#include "cuda/grid.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+__device__ inline float* ScalesOf(uint8_t* payload) {
+  return reinterpret_cast<float*>(payload + kHeaderBytes);
+}
+
+// Which of the workspace's tables a spec's coder uses, if any.
+HVDC_HD uint32_t TableOf(const hvdc_spec& spec) {
+  const bool tables = spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR;
+  return tables ? spec.variant - HVDC_DYNAMIC : 0;
+}
+
+// 1-bit by row or column: the values of four elements.
+__device__ inline void LoadMatrixValues(const hvdc_spec& spec, const uint8_t* payload,
+                                        uint32_t element, float* lower, float* upper) {
+  const float* scales = reinterpret_cast<const float*>(payload + kHeaderBytes);
+  const uint32_t columns = static_cast<uint32_t>(spec.columns);
+  const uint32_t rows = static_cast<uint32_t>(spec.rows);
+  const bool by_row = spec.grouping == HVDC_ROW;
+  const uint32_t groups = by_row ? rows : columns;
+  uint32_t row = element / columns, column = element % columns;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    // Past the tensor's end any group will do.
+    const uint32_t group = by_row ? (row < rows ? row : 0) : column;
+    lower[k] = scales[group];
+    upper[k] = scales[groups + group];
+    if (++column == columns) {
+      column = 0;
+      ++row;
+    }
+  }
+}
+
+// Scales that were stored before this kernel: added to the checksum, and made NaN as a whole where
+// one of a matrix's groups is not finite.
+__device__ inline void AddSharedScales(const EncodeJob& job, bool finite, Totals* totals) {
+  const bool blank =
+      job.spec.codec == HVDC_ONEBIT && !finite && job.spec.grouping != HVDC_CONTIGUOUS;
+  float* const scales = ScalesOf(job.payload);
+  for (int64_t i = ThreadOfGrid(); i < job.layout.scales; i += ThreadsOfGrid()) {
+    if (blank) scales[i] = BitsFloat(kNanBits);
+    totals->Word(FloatBits(blank ? BitsFloat(kNanBits) : scales[i]), kHeaderBytes + 4 * i);
+  }
+}
+
+// Called by all threads when the blocks are encoded: the last one writes the rest of the payload.
+__device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals) {
+  Control* const control = job.workspace.control;
+  AddTotals(control, totals);
+  if (!LastBlock(control) || threadIdx.x) return;
+  const Layout& layout = job.layout;
+  Header header = MakeHeader(job.spec, layout, job.step);
+  header.flags = atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0;
+  header.checksum = atomicExch(&control->checksum, 0ull);
+  atomicExch(&control->tickets, 0u);
+  uint32_t words[kHeaderBytes / 4];
+  memcpy(words, &header, sizeof(words));
+  uint64_t sum = header.checksum;
+#pragma unroll
+  for (int i = 0; i < 6; ++i) sum += WeightedWord(words[i], 4 * i);
+  words[6] = static_cast<uint32_t>(sum);
+  words[7] = static_cast<uint32_t>(sum >> 32);
+  uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
+#pragma unroll
+  for (int i = 0; i < kHeaderBytes / 4; ++i) to[i] = words[i];
+  for (int64_t at = kHeaderBytes + 4 * layout.scales; at < layout.codes_offset; at += 4) {
+    to[at / 4] = 0;
+  }
+  if (!layout.count) return;
+  // Codes end anywhere; what they share a word with was written as zeros.
+  const int64_t end = BlockOffset(layout, layout.blocks - 1) + layout.last_bytes;
+  for (int64_t at = end; at < layout.payload_bytes; ++at) job.payload[at] = 0;
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CUDA_FINISH_H_

@@ -1,0 +1,72 @@
+// Threads, warps and blocks, and what they add up together.
+#ifndef HVDC_CUDA_GRID_H_
+#define HVDC_CUDA_GRID_H_
+
+#include <cuda_runtime.h>
+
+#include "codec/checksum.h"
+#include "cuda/jobs.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+__device__ inline uint32_t ThreadOfGrid() { return blockIdx.x * kThreads + threadIdx.x; }
+__device__ inline uint32_t ThreadsOfGrid() { return gridDim.x * kThreads; }
+__device__ inline uint32_t WarpOfBlock() { return threadIdx.x / kWarpSize; }
+__device__ inline uint32_t WarpOfGrid() { return blockIdx.x * kWarps + WarpOfBlock(); }
+__device__ inline uint32_t WarpsOfGrid() { return gridDim.x * kWarps; }
+__device__ inline uint32_t LaneOfWarp() { return threadIdx.x % kWarpSize; }
+
+// Shared memory of the size that the launch gave the block.
+#if defined(__CUDACC__)
+__device__ inline uint8_t* SharedMemory() {
+  extern __shared__ uint4 hvdc_shared_memory[];
+  return reinterpret_cast<uint8_t*>(hvdc_shared_memory);
+}
+#else
+inline uint8_t* SharedMemory() { return emulated::DynamicShared(); }
+#endif
+
+__device__ inline unsigned long long WarpSum(unsigned long long x) {
+  for (int width = kWarpSize / 2; width; width /= 2) {
+    x += __shfl_xor_sync(kFullWarp, x, width, kWarpSize);
+  }
+  return x;
+}
+
+// What a thread adds to the payload's header.
+struct Totals {
+  uint64_t checksum = 0;
+  bool nonfinite = false;
+
+  // A word that was written, or read, at that byte of the payload.
+  __device__ void Word(uint32_t word, int64_t offset) { checksum += WeightedWord(word, offset); }
+};
+
+// Adds the totals of all threads of a warp to the workspace's.
+__device__ inline void AddTotals(Control* control, const Totals& totals) {
+  const unsigned long long sum = WarpSum(totals.checksum);
+  const bool nonfinite = __any_sync(kFullWarp, totals.nonfinite);
+  if (LaneOfWarp() == 0) {
+    if (sum) atomicAdd(&control->checksum, sum);
+    if (nonfinite) atomicOr(&control->nonfinite, 1u);
+  }
+}
+
+// Whether this is the last block to come here: then it sees all that the others have written.
+// Called once by all threads of all blocks.
+__device__ inline bool LastBlock(Control* control) {
+  __shared__ uint32_t ticket;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) ticket = atomicAdd(&control->tickets, 1u);
+  __syncthreads();
+  const bool last = ticket == gridDim.x - 1;
+  if (last) __threadfence();
+  return last;
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CUDA_GRID_H_

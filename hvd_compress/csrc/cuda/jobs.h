@@ -1,0 +1,146 @@
+// What the kernels are told: jobs by value, and the workspace they share.
+#ifndef HVDC_CUDA_JOBS_H_
+#define HVDC_CUDA_JOBS_H_
+
+#include "codec/layout.h"
+#include "hvdc_cuda.h"
+
+namespace hvdc {
+
+constexpr int kWarpSize = 32;
+constexpr int kWarps = 4;  // of a block of threads
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+
+constexpr uint32_t kHeldGroup = 4096;  // the largest group that a warp holds in shared memory
+
+// What the blocks of one kernel tell each other; zeros between calls.
+struct Control {
+  unsigned long long checksum;
+  uint32_t tickets;    // blocks that are done
+  uint32_t nonfinite;  // whether a scale, or what a cast decodes to, is not finite
+};
+
+// Parts of the workspace. The first three are in every one; the others are as long as the spec
+// asks.
+struct Workspace {
+  Control* control;
+  unsigned long long* checksums;  // one a payload; zeros between calls
+  Int8Tables* tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
+  GroupScale* scales;             // of groups that are larger than what a warp holds
+  GroupStats* stats;              // of the groups' chunks, group by group
+  GroupStats* folded;             // of 2,048 chunks each, where a group has more
+  float* lower;                   // column sums of kRowChunk rows each
+  float* upper;
+  uint32_t* above;
+};
+
+// Where the numbers of a spec's groups come from.
+struct Passes {
+  bool held;       // one pass: a warp holds the group
+  bool columns;    // sums down the columns
+  int64_t rows;    // otherwise: rows of this many elements, of which
+  int64_t length;  // each is a group
+  int64_t chunks;  // of a row
+  int64_t folds;   // of a row's chunks; 0 where they are added up in one go
+};
+
+struct EncodeJob {
+  hvdc_spec spec;
+  Layout layout;
+  Passes passes;
+  Workspace workspace;
+  NoiseState noise;
+  uint32_t step;
+  const void* gradient;
+  int dtype;
+  Mode mode;
+  bool aligned;  // gradient and residual, to four elements
+  float* residual;
+  float alpha, beta;
+  uint8_t* payload;
+};
+
+struct DecodeJob {
+  hvdc_spec spec;
+  Layout layout;
+  Workspace workspace;
+  uint32_t step;
+  const uint8_t* payloads;
+  int64_t stride;
+  int32_t count;
+  float scale;
+  void* out;
+  int dtype;
+  bool aligned;  // out, or gradient and residual, to four elements
+  bool accumulate;
+  const void* gradient;  // taking back only
+  float* residual;
+  float beta;
+  const uint32_t* when;
+  hvdc_cuda_error* error;
+  uint64_t tag;
+};
+
+namespace HVDC_ARCH {
+
+HVDC_HD Passes MakePasses(const hvdc_spec& spec, const Layout& layout) {
+  Passes passes = {};
+  passes.held = IsContiguous(spec) && layout.block <= kHeldGroup;
+  passes.columns = !IsCast(spec) && spec.grouping == HVDC_COLUMN;
+  if (passes.held || IsCast(spec) || !layout.count) return passes;
+  if (passes.columns) {
+    passes.chunks = (spec.rows + kRowChunk - 1) / kRowChunk;
+    return passes;
+  }
+  passes.rows = 1;
+  passes.length = layout.count;
+  if (spec.grouping == HVDC_CONTIGUOUS) {
+    passes.rows = layout.blocks;
+    passes.length = layout.block;
+  } else if (spec.grouping == HVDC_ROW) {
+    passes.rows = spec.rows;
+    passes.length = spec.columns;
+  }
+  passes.chunks = (passes.length + kChunk - 1) / kChunk;
+  if (passes.chunks > kChunk) passes.folds = (passes.chunks + kChunk - 1) / kChunk;
+  return passes;
+}
+
+// The workspace that starts at memory, and how many bytes it takes.
+HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uint8_t* memory,
+                                int64_t* bytes) {
+  int64_t used = 0;
+  const auto take = [&](int64_t size) {
+    uint8_t* part = memory + used;
+    used += RoundUp(size, 256);
+    return part;
+  };
+  Workspace all = {};
+  all.control = reinterpret_cast<Control*>(take(sizeof(Control)));
+  all.checksums = reinterpret_cast<unsigned long long*>(
+      take(HVDC_CUDA_MAX_PAYLOADS * static_cast<int64_t>(sizeof(unsigned long long))));
+  all.tables = reinterpret_cast<Int8Tables*>(take(3 * static_cast<int64_t>(sizeof(Int8Tables))));
+  if (passes.columns) {
+    const int64_t size = 4 * passes.chunks * spec.columns;
+    all.lower = reinterpret_cast<float*>(take(size));
+    all.upper = reinterpret_cast<float*>(take(size));
+    all.above = reinterpret_cast<uint32_t*>(take(size));
+  } else if (passes.rows) {
+    const int64_t groups = spec.grouping == HVDC_ROW ? 0 : passes.rows;
+    const int64_t chunks = passes.chunks > 1 ? passes.rows * passes.chunks : 0;
+    all.scales =
+        reinterpret_cast<GroupScale*>(take(groups * static_cast<int64_t>(sizeof(GroupScale))));
+    all.stats =
+        reinterpret_cast<GroupStats*>(take(chunks * static_cast<int64_t>(sizeof(GroupStats))));
+    all.folded = reinterpret_cast<GroupStats*>(
+        take(passes.rows * passes.folds * static_cast<int64_t>(sizeof(GroupStats))));
+  }
+  *bytes = used;
+  return all;
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CUDA_JOBS_H_

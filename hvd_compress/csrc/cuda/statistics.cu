@@ -1,0 +1,243 @@
+// The pass over memory before encoding, where a group is larger than what a warp holds: chunks are
+// summed, a half warp each; then the chunks' sums, once or twice; columns go chunk of rows by
+// chunk.
+#define HVDC_ARCH device
+
+#include "cuda/encode_quads.h"
+#include "cuda/finish.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/sums.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+// What is encoded, one element.
+template <int kDtype>
+__device__ inline float ReadAs(const EncodeJob& job, int64_t element) {
+  using E = Elements<Thread, kDtype>;
+  const float g = E::Load(static_cast<const typename E::T*>(job.gradient) + element);
+  if (job.mode == Mode::kNone) return g;
+  return Compensate<Thread>(g, job.residual[element], job.alpha);
+}
+
+__device__ inline void StoreGroup(const EncodeJob& job, int64_t group, int64_t count,
+                                  const GroupStats& stats) {
+  const GroupScale scale = ScaleOf(job.spec, stats, count);
+  float* const scales = ScalesOf(job.payload);
+  if (job.spec.codec == HVDC_ONEBIT) {
+    scales[group] = scale.lower;
+    scales[job.layout.scales / 2 + group] = scale.upper;
+  } else {
+    scales[group] = scale.sent;
+  }
+  if (job.workspace.scales && job.spec.grouping != HVDC_ROW) {
+    job.workspace.scales[group] = scale;
+  } else if (!scale.finite) {
+    atomicOr(&job.workspace.control->nonfinite, 1u);
+  }
+}
+
+__device__ inline int64_t RowElements(const EncodeJob& job, int64_t row) {
+  const int64_t rest = job.layout.count - row * job.passes.length;
+  return rest < job.passes.length ? rest : job.passes.length;
+}
+
+template <StatsKind kKind>
+__device__ inline GroupStats SumOf(const EncodeJob& job, int64_t start, uint32_t count) {
+  switch (job.dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return SumChunk<kKind>(
+          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_FLOAT32>(job, start + i); });
+    case HVDC_DTYPE_FLOAT16:
+      return SumChunk<kKind>(
+          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_FLOAT16>(job, start + i); });
+    default:
+      return SumChunk<kKind>(
+          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_BFLOAT16>(job, start + i); });
+  }
+}
+
+// All chunks of all rows. A row of one chunk has its scale at once; where there is one group of no
+// more chunks than can be added up in one go, the last block does that. squares: whether the sums
+// are wanted, and no scale.
+template <StatsKind kKind>
+__global__ void __launch_bounds__(kThreads) SumAllChunks(const EncodeJob job, const bool squares) {
+  const Passes& passes = job.passes;
+  const int64_t all = passes.rows * passes.chunks;
+  const int64_t halves = 2 * static_cast<int64_t>(WarpsOfGrid());
+  const int64_t half = threadIdx.x % kWarpSize / kLanes;
+  // Both halves of a warp make as many rounds, the second one perhaps with nothing in its last.
+  for (int64_t first = 2 * static_cast<int64_t>(WarpOfGrid()); first < all; first += halves) {
+    const int64_t index = first + half;
+    const int64_t row = index / passes.chunks, chunk = index % passes.chunks;
+    int64_t count = 0;
+    if (index < all) count = RowElements(job, row) - chunk * kChunk;
+    if (count < 0) count = 0;  // the last row's chunks may be fewer
+    if (count > kChunk) count = kChunk;
+    const int64_t start = row * passes.length + chunk * kChunk;
+    const GroupStats stats = SumOf<kKind>(job, start, static_cast<uint32_t>(count));
+    if (index >= all || LaneOfSum()) continue;
+    if (passes.chunks == 1 && !squares) {
+      StoreGroup(job, row, count, stats);
+    } else {
+      job.workspace.stats[index] = stats;
+    }
+  }
+  if (squares || passes.rows > 1 || passes.chunks == 1 || passes.folds) return;
+  Control* const control = job.workspace.control;
+  if (!LastBlock(control) || WarpOfBlock()) return;
+  const GroupStats stats = SumChunks<kKind>(job.workspace.stats, passes.chunks);
+  if (threadIdx.x) return;
+  StoreGroup(job, 0, job.layout.count, stats);
+  control->tickets = 0;
+}
+
+// 2,048 chunks' sums to one, a warp each.
+template <StatsKind kKind>
+__global__ void __launch_bounds__(kThreads) FoldChunks(const EncodeJob job) {
+  const Passes& passes = job.passes;
+  for (int64_t i = WarpOfGrid(); i < passes.rows * passes.folds; i += WarpsOfGrid()) {
+    const int64_t row = i / passes.folds, first = i % passes.folds * kChunk;
+    const int64_t rest = passes.chunks - first;
+    const GroupStats stats = SumChunks<kKind>(job.workspace.stats + row * passes.chunks + first,
+                                              rest < kChunk ? rest : static_cast<int64_t>(kChunk));
+    if (LaneOfWarp() == 0) job.workspace.folded[i] = stats;
+  }
+}
+
+// What is left of each row's sums, to its scale.
+template <StatsKind kKind>
+__global__ void __launch_bounds__(kThreads) FoldRows(const EncodeJob job) {
+  const Passes& passes = job.passes;
+  const int64_t each = passes.folds ? passes.folds : passes.chunks;
+  const GroupStats* const sums = passes.folds ? job.workspace.folded : job.workspace.stats;
+  for (int64_t row = WarpOfGrid(); row < passes.rows; row += WarpsOfGrid()) {
+    const GroupStats stats = SumChunks<kKind>(sums + row * each, each);
+    if (LaneOfWarp() == 0) StoreGroup(job, row, RowElements(job, row), stats);
+  }
+}
+
+// Column sums of kRowChunk rows, a thread a column.
+template <int kDtype>
+__device__ inline void SumColumnsAs(const EncodeJob& job) {
+  const int64_t columns = job.spec.columns;
+  bool finite = true;
+  for (int64_t i = ThreadOfGrid(); i < job.passes.chunks * columns; i += ThreadsOfGrid()) {
+    const int64_t first = i / columns * kRowChunk;
+    const int64_t last = first + kRowChunk < job.spec.rows ? first + kRowChunk : job.spec.rows;
+    float lower = 0, upper = 0;
+    uint32_t above = 0;
+#pragma unroll 8
+    for (int64_t row = first; row < last; ++row) {
+      const float x = ReadAs<kDtype>(job, row * columns + i % columns);
+      const bool side = Thread::GreaterEqual(x, 0.0f);
+      finite = finite && IsFinite<Thread>(x);
+      upper = Thread::AddWhere(upper, side, x);
+      lower = Thread::AddWhere(lower, !side, x);
+      above += static_cast<uint32_t>(Thread::Count(side));
+    }
+    job.workspace.lower[i] = lower;
+    job.workspace.upper[i] = upper;
+    job.workspace.above[i] = above;
+  }
+  if (!finite) atomicOr(&job.workspace.control->nonfinite, 1u);
+}
+
+__global__ void __launch_bounds__(kThreads) SumColumns(const EncodeJob job) {
+  switch (job.dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return SumColumnsAs<HVDC_DTYPE_FLOAT32>(job);
+    case HVDC_DTYPE_FLOAT16:
+      return SumColumnsAs<HVDC_DTYPE_FLOAT16>(job);
+    default:
+      return SumColumnsAs<HVDC_DTYPE_BFLOAT16>(job);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) FoldColumns(const EncodeJob job) {
+  const int64_t columns = job.spec.columns;
+  for (int64_t column = ThreadOfGrid(); column < columns; column += ThreadsOfGrid()) {
+    GroupStats stats = {};
+#pragma unroll 8
+    for (int64_t chunk = 0; chunk < job.passes.chunks; ++chunk) {
+      const int64_t at = chunk * columns + column;
+      stats.lower = Thread::Add(stats.lower, job.workspace.lower[at]);
+      stats.upper = Thread::Add(stats.upper, job.workspace.upper[at]);
+      stats.above += static_cast<int32_t>(job.workspace.above[at]);
+    }
+    StoreGroup(job, column, job.spec.rows, stats);
+  }
+}
+
+// The pieces' sums of squares one after the other, as hvdc_square_sum adds them.
+__global__ void AddPieces(const EncodeJob job, double* result) {
+  const Passes& passes = job.passes;
+  if (!passes.folds) {
+    const GroupStats stats = SumChunks<StatsKind::kSquares>(job.workspace.stats, passes.chunks);
+    if (threadIdx.x == 0) *result = stats.square;
+    return;
+  }
+  if (threadIdx.x) return;
+  double total = 0;
+  for (int64_t i = 0; i < passes.folds; ++i) {
+    total = Thread::AddD(total, job.workspace.folded[i].square);
+  }
+  *result = total;
+}
+
+namespace {
+
+template <StatsKind kKind>
+int RowStatistics(const EncodeJob& job, bool squares, cudaStream_t stream) {
+  const Passes& passes = job.passes;
+  const int64_t per_block = 2 * kWarps;
+  const int64_t blocks = (passes.rows * passes.chunks + per_block - 1) / per_block;
+  int status = Launch(SumAllChunks<kKind>, GridFor(blocks), kThreads, 0, stream, job, squares);
+  if (status == HVDC_OK && passes.folds) {
+    const int64_t folds = (passes.rows * passes.folds + kWarps - 1) / kWarps;
+    status = Launch(FoldChunks<kKind>, GridFor(folds), kThreads, 0, stream, job);
+  }
+  // What SumAllChunks has not finished by itself.
+  const bool rows = passes.folds || (passes.rows > 1 && passes.chunks > 1);
+  if (status == HVDC_OK && rows && !squares) {
+    const uint32_t blocks_of_rows = GridFor((passes.rows + kWarps - 1) / kWarps);
+    status = Launch(FoldRows<kKind>, blocks_of_rows, kThreads, 0, stream, job);
+  }
+  return status;
+}
+
+int ColumnStatistics(const EncodeJob& job, cudaStream_t stream) {
+  const int64_t sums = job.passes.chunks * job.spec.columns;
+  const uint32_t blocks = GridFor((sums + kThreads - 1) / kThreads);
+  const int status = Launch(SumColumns, blocks, kThreads, 0, stream, job);
+  if (status != HVDC_OK) return status;
+  return Launch(FoldColumns, GridFor((job.spec.columns + kThreads - 1) / kThreads), kThreads, 0,
+                stream, job);
+}
+
+}  // namespace
+
+int Statistics(const EncodeJob& job, cudaStream_t stream) {
+  if (!job.passes.chunks) return HVDC_OK;
+  if (job.passes.columns) return ColumnStatistics(job, stream);
+  switch (KindOf(job.spec)) {
+    case StatsKind::kSides:
+      return RowStatistics<StatsKind::kSides>(job, false, stream);
+    case StatsKind::kSquares:
+      return RowStatistics<StatsKind::kSquares>(job, false, stream);
+    case StatsKind::kMoments:
+      return RowStatistics<StatsKind::kMoments>(job, false, stream);
+    default:
+      return RowStatistics<StatsKind::kLargest>(job, false, stream);
+  }
+}
+
+int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream) {
+  const int status = RowStatistics<StatsKind::kSquares>(job, true, stream);
+  if (status != HVDC_OK) return status;
+  return Launch(AddPieces, 1, kWarpSize, 0, stream, job, result);
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc

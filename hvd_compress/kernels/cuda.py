@@ -1,0 +1,377 @@
+"""The CUDA executor: the CUDA library, called with device pointers and streams through its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.kernels.native import (
+    F32,
+    FOLDER,
+    I32,
+    I64,
+    U64,
+    KernelError,
+    P,
+    Shape,
+    Signatures,
+    Spec,
+    check_dtype,
+    dtype_of,
+    feedback_of,
+    noise_of,
+    open_library,
+    spec_of,
+)
+
+ABI_VERSION = 1
+MAX_PAYLOADS = 1024
+"""Ranks whose payloads one call can add up."""
+
+_LIBRARY = FOLDER / "libhvdc_cuda.so"
+_REMEMBERED = 4096
+"""Calls that an error can be traced to."""
+
+
+class Device(Protocol):
+    """What the executor asks of the framework that owns the tensors.
+
+    The library itself allocates nothing, so that memory is the framework's, and freed in its order.
+    """
+
+    type: str
+    """``tensor.device.type`` of the tensors that are taken."""
+
+    def stream(self, index: int) -> int:
+        """The current stream of a device, a ``cudaStream_t``."""
+        ...
+
+    def empty(self, size: int, index: int) -> Any:
+        """Memory on a device: a tensor, shape=(size,), uint8, aligned to 256 bytes."""
+        ...
+
+    def pinned(self, size: int) -> Any:
+        """Host memory that devices can write: a tensor, shape=(size,), uint8, zeros."""
+        ...
+
+    def number(self, tensor: Any) -> float:
+        """The float64 in a tensor of eight bytes; waits for what has been started before."""
+        ...
+
+
+class CudaKernels:
+    """Implements :class:`hvd_compress.kernels.interface.Kernels` for CUDA tensors.
+
+    Work is put into the current stream of the tensors' device, and the call returns. So an altered
+    payload cannot raise in ``decode_sum``: the result becomes NaN as a whole, and :meth:`check` raises when
+    the caller has synchronized. With ``HVDC_CUDA_SYNC=1`` in the environment each call waits for its own
+    work, and raises its own errors.
+
+    In a CUDA graph, a captured call repeats the step and the noise that it was captured with.
+
+    Args:
+        device: the framework's side.
+        library: another build of the library, for tests.
+
+    Raises:
+        KernelError: the CUDA library was not built, or belongs to another version.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: Device, library: Path | None = None) -> None:
+        self._device = device
+        self._library = _load(library or _LIBRARY)
+        self._workspaces: dict[tuple[int, int], Any] = {}
+        self._error = device.pinned(ctypes.sizeof(_Error))
+        self._calls: dict[int, tuple[Codec, Shape]] = {}
+        self._tag = 0
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        residual: Any | None,
+        noise: NoiseKey,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`; ``payload`` is aligned to 16 bytes."""
+        if (residual is not None) != feedback.enabled:
+            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+        spec = _spec(codec, shape)
+        count, size = math.prod(shape), codec.payload_bytes(shape)
+        arrays = _Arrays(self._device.type, gradient)
+        coefficients = None
+        if residual is not None:
+            pointer = arrays.pointer("residual", residual, count, "float32")
+            coefficients = ctypes.byref(feedback_of(feedback, pointer))
+        status = self._library.hvdc_cuda_encode(
+            ctypes.byref(spec),
+            ctypes.byref(noise_of(noise)),
+            arrays.pointer("gradient", gradient, count),
+            dtype_of("gradient", gradient),
+            coefficients,
+            arrays.pointer("payload", payload, size, "uint8"),
+            size,
+            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
+        )
+        self._check_status(status, f"encode: {codec!r}, shape {shape}")
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: Shape,
+        payloads: Any,
+        out: Any,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`, but for altered payloads.
+
+        What :meth:`check` raises for those, ``decode_sum`` itself raises only for their number and size.
+        """
+        size = codec.payload_bytes(shape)
+        ranks, got = payloads.shape
+        if got != size:
+            raise PayloadError(f"payload: expected size in bytes {size}, got {got}")
+        if ranks > MAX_PAYLOADS:
+            raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
+        spec = _spec(codec, shape)
+        arrays = _Arrays(self._device.type, out)
+        status = self._library.hvdc_cuda_decode_sum(
+            ctypes.byref(spec),
+            step,
+            arrays.pointer("payloads", payloads, ranks * size, "uint8"),
+            size,
+            size,
+            ranks,
+            scale,
+            arrays.pointer("out", out, math.prod(shape)),
+            dtype_of("out", out),
+            accumulate,
+            self._error.data_ptr(),
+            self._remember(codec, shape),
+            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
+        )
+        self._check_status(status, f"decode_sum: {codec!r}, shape {shape}")
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: Any,
+        residual: Any,
+        payload: Any,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+        when: Any | None = None,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`, but for altered payloads.
+
+        Args:
+            when: a device tensor of one int32; where it holds 0 when its turn comes, nothing is done. So a
+                step can be dropped by flags (:meth:`collect_flags`) that the host has not seen.
+        """
+        spec = _spec(codec, shape)
+        count, size = math.prod(shape), codec.payload_bytes(shape)
+        arrays = _Arrays(self._device.type, gradient)
+        pointer = arrays.pointer("residual", residual, count, "float32")
+        status = self._library.hvdc_cuda_take_back(
+            ctypes.byref(spec),
+            step,
+            arrays.pointer("gradient", gradient, count),
+            dtype_of("gradient", gradient),
+            ctypes.byref(feedback_of(feedback, pointer)),
+            arrays.pointer("payload", payload, size, "uint8"),
+            size,
+            None if when is None else arrays.pointer("when", when, 1, "int32"),
+            self._error.data_ptr(),
+            self._remember(codec, shape),
+            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
+        )
+        self._check_status(status, f"take_back: {codec!r}, shape {shape}")
+
+    def collect_flags(self, payloads: Any, flags: Any) -> None:
+        """Ors the flags of all payloads' headers into ``flags``, a device tensor of one int32.
+
+        Args:
+            payloads: shape=(k, bytes), uint8.
+            flags: shape=(1,), in and out; ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
+        """
+        ranks, size = payloads.shape
+        arrays = _Arrays(self._device.type, payloads)
+        status = self._library.hvdc_cuda_collect_flags(
+            arrays.pointer("payloads", payloads, ranks * size, "uint8"),
+            size,
+            ranks,
+            arrays.pointer("flags", flags, 1, "int32"),
+            self._queue(arrays.index, 0),
+        )
+        self._check_status(status, "collect_flags")
+
+    def square_sum(self, values: Any) -> float:
+        """Sum of squares of a float32 tensor, in double precision; waits for it."""
+        count = _count(values)
+        arrays = _Arrays(self._device.type, values)
+        result = self._device.empty(8, arrays.index)
+        status = self._library.hvdc_cuda_square_sum(
+            arrays.pointer("values", values, count, "float32"),
+            count,
+            result.data_ptr(),
+            self._queue(arrays.index, self._library.hvdc_cuda_square_sum_bytes(count)),
+        )
+        self._check_status(status, f"square_sum: {count} elements")
+        return self._device.number(result)
+
+    def check(self) -> None:
+        """Raises what earlier calls have met; for a caller that has just synchronized.
+
+        Raises:
+            PayloadError: a payload was not what its codec writes for its shape and step.
+        """
+        error = _Error.from_address(self._error.data_ptr())
+        if error.status == 0:
+            return
+        what = {3: "header", 4: "checksum"}.get(error.status, f"status {error.status}")
+        codec, shape = self._calls.get(error.tag, ("unknown codec", "unknown"))
+        rank = error.payload
+        error.status = 0
+        raise PayloadError(
+            f"rank {rank}'s payload: expected the {what} that {codec!r} writes for shape {shape} and this "
+            f"step, got another one; its result is NaN"
+        )
+
+    def _queue(self, index: int, workspace_bytes: int) -> Any:
+        """The current stream with a workspace of its own, large enough and prepared."""
+        stream = self._device.stream(index)
+        workspace = self._workspaces.get((index, stream))
+        if workspace is None or _count(workspace) < workspace_bytes:
+            least = self._library.hvdc_cuda_square_sum_bytes(0)
+            workspace = self._device.empty(max(workspace_bytes, least), index)
+            queue = _Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
+            status = self._library.hvdc_cuda_prepare(ctypes.byref(queue))
+            self._check_status(status, "prepare")
+            self._workspaces[index, stream] = workspace
+        size = _count(workspace)
+        return ctypes.byref(_Queue(index, 0, stream, workspace.data_ptr(), size))
+
+    def _remember(self, codec: Codec, shape: Shape) -> int:
+        self._tag += 1
+        self._calls[self._tag] = (codec, shape)
+        self._calls.pop(self._tag - _REMEMBERED, None)
+        return self._tag
+
+    def _check_status(self, status: int, call: str) -> None:
+        if status == 0:
+            return
+        if status == _FAILED:
+            raise KernelError(
+                f"{call}: CUDA answered: {self._library.hvdc_cuda_message().decode()}"
+            )
+        if status == _TOO_LARGE:
+            raise ValueError(
+                f"{call}: expected less than 2**31 elements, got more: split the tensor"
+            )
+        if status == _MISALIGNED:
+            raise ValueError(
+                f"{call}: expected payloads aligned to 16 bytes and tensors to their elements, got others"
+            )
+        raise KernelError(f"{call}: the CUDA library answered with status {status}")
+
+
+class _Queue(ctypes.Structure):
+    _fields_ = [
+        ("device", I32),
+        ("reserved", I32),
+        ("stream", P),
+        ("workspace", P),
+        ("workspace_bytes", I64),
+    ]
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("status", ctypes.c_uint32), ("payload", I32), ("tag", U64)]
+
+
+_FAILED, _TOO_LARGE, _MISALIGNED = 16, 17, 18
+
+_SIGNATURES: Signatures = {
+    "hvdc_cuda_abi_version": (ctypes.c_uint32, []),
+    "hvdc_cuda_message": (ctypes.c_char_p, []),
+    "hvdc_cuda_workspace_bytes": (I64, [P]),
+    "hvdc_cuda_square_sum_bytes": (I64, [I64]),
+    "hvdc_cuda_prepare": (I32, [P]),
+    "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
+    "hvdc_cuda_decode_sum": (
+        I32,
+        [P, U64, P, I64, I64, I32, F32, P, I32, I32, P, U64, P],
+    ),
+    "hvdc_cuda_take_back": (I32, [P, U64, P, I32, P, P, I64, P, P, U64, P]),
+    "hvdc_cuda_collect_flags": (I32, [P, I64, I32, P, P]),
+    "hvdc_cuda_square_sum": (I32, [P, I64, P, P]),
+}
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> ctypes.CDLL:
+    if not path.exists():
+        raise KernelError(
+            f"CUDA tensors need the CUDA library {path.name} in hvd_compress/lib, found none: install "
+            f"nvcc of CUDA 12 or 13 and the package again with `HVDC_CUDA=on pip install .`, or keep the "
+            f"model on the CPU"
+        )
+    return open_library(path, _SIGNATURES, ("hvdc_cuda_abi_version", ABI_VERSION))
+
+
+@lru_cache(maxsize=4096)
+def _spec(codec: Codec, shape: Shape) -> Spec:
+    spec = spec_of(codec, shape)
+    if spec is None:
+        raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
+    return spec
+
+
+class _Arrays:
+    """Checks that tensors are where the first one is, and gives their pointers."""
+
+    def __init__(self, device_type: str, first: Any) -> None:
+        self._type = device_type
+        self._device = first.device
+        self.index: int = first.device.index or 0
+
+    def pointer(self, what: str, tensor: Any, count: int, dtype: str | None = None) -> int:
+        """The address of a contiguous tensor of that many elements.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another size or device, or strides of another order.
+        """
+        if dtype is not None:
+            check_dtype(what, tensor, dtype)
+        if _count(tensor) != count:
+            raise ValueError(f"{what}: expected {count} elements, got {_count(tensor)}")
+        if tensor.device.type != self._type:
+            raise ValueError(
+                f"{what}: expected a {self._type.upper()} tensor, got one on {tensor.device}"
+            )
+        if tensor.device != self._device:
+            raise ValueError(
+                f"{what}: expected a tensor on {self._device} as the others, got one on {tensor.device}"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
+        return tensor.data_ptr()
+
+
+def _count(tensor: Any) -> int:
+    return tensor.numel()

@@ -1,0 +1,130 @@
+"""The CUDA executor where tests can run it: on a GPU, and its kernels on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_compress.kernels import cuda
+from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.torch_device import TorchDevice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class HostDevice:
+    """Host memory for the emulated kernels; memory comes full of garbage, as from a device."""
+
+    type = "cpu"
+
+    def stream(self, index: int) -> int:
+        return 0
+
+    def empty(self, size: int, index: int) -> torch.Tensor:
+        memory = torch.full((size + 256,), 0xA5, dtype=torch.uint8)
+        first = -memory.data_ptr() % 256
+        return memory[first : first + size]
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def number(self, tensor: torch.Tensor) -> float:
+        return float(tensor.numpy().view(np.float64)[0])
+
+
+class Checked(CudaKernels):
+    """Raises at once what the executor would raise at the next synchronization.
+
+    Attributes:
+        device: where tensors have to be.
+    """
+
+    device: str
+
+    def decode_sum(self, *args: Any, **kwargs: Any) -> None:
+        super().decode_sum(*args, **kwargs)
+        self.settle()
+
+    def take_back(self, *args: Any, **kwargs: Any) -> None:
+        super().take_back(*args, **kwargs)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for the device, and checks."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        self.check()
+
+
+def on_gpu() -> Checked:
+    """The executor on the first GPU."""
+    kernels = Checked(TorchDevice(torch))
+    kernels.device = "cuda"
+    return kernels
+
+
+def emulated() -> Checked:
+    """The executor on the host: the kernels' own sources, with the threads of a block taking turns."""
+    kernels = Checked(HostDevice(), emulated_library())
+    kernels.device = "cpu"
+    return kernels
+
+
+def configure(processors: int, order: int) -> None:
+    """How many blocks the emulated device takes, and in which order they and their threads take turns.
+
+    Args:
+        processors: 16 blocks each.
+        order: 0 from the first to the last, 1 backwards, others shuffled.
+    """
+    ctypes.CDLL(str(emulated_library())).hvdc_emulated_configure(processors, order)
+
+
+def missing_gpu() -> str | None:
+    """Why there is no GPU to test on, or None."""
+    if not torch.cuda.is_available():
+        return "needs an NVIDIA GPU and a torch for CUDA: torch.cuda.is_available() is False"
+    if not cuda._LIBRARY.exists():
+        return f"needs {cuda._LIBRARY.name}, which was not built: HVDC_CUDA=on make native"
+    return None
+
+
+def emulated_library() -> Path:
+    """The emulation, built when first asked for; later builds compile what has changed."""
+    folder = ROOT / "build" / "emulated"
+    failure = _build_emulation(folder)
+    assert not failure, failure
+    return folder / "libhvdc_cuda_emulated.so"
+
+
+@cache
+def _build_emulation(folder: Path) -> str:
+    """What went wrong, if anything; once for all tests."""
+    build = ("--build", str(folder), "--target", "hvdc_cuda_emulated", "--parallel", "2")
+    return _run("cmake", "-S", str(ROOT), "-B", str(folder), *_options()) or _run("cmake", *build)
+
+
+def _options() -> list[str]:
+    return [
+        "-DHVDC_EMULATED_CUDA=ON",
+        "-DHVDC_WERROR=ON",
+        "-DCMAKE_BUILD_TYPE=None",
+        "-DCMAKE_CXX_FLAGS=-O2 -g",
+    ]
+
+
+def _run(*command: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+    if done.returncode == 0:
+        return ""
+    return f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

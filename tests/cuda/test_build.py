@@ -1,0 +1,74 @@
+"""The CUDA library compiles, without a warning, wherever there is an nvcc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.kernels.cuda import _SIGNATURES, ABI_VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled for the oldest and the newest architecture of the list; a release has them all."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc of CUDA 12 or 13")
+    folder = tmp_path_factory.mktemp("cuda")
+    options = ["-DHVDC_CUDA=ON", "-DHVDC_WERROR=ON", "-DHVDC_CUDA_ARCHITECTURES=75;90"]
+    _run("cmake", "-S", str(ROOT), "-B", str(folder), *options)
+    _run("cmake", "--build", str(folder), "--target", "hvdc_cuda", "--parallel", "2")
+    return folder / "libhvdc_cuda.so"
+
+
+def test_it_needs_no_cuda_library_to_be_loaded(library: Path) -> None:
+    """Neither the driver nor a runtime: a machine without a GPU can import what holds it."""
+    opened = ctypes.CDLL(str(library))
+    assert opened.hvdc_cuda_abi_version() == ABI_VERSION
+    for name in _SIGNATURES:
+        assert hasattr(opened, name)
+
+
+def test_nothing_but_the_interface_is_visible(library: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert {
+        name for name in names if not re.match(r"_?_?(fini|init|edata|end|bss_start)", name)
+    } == set(_SIGNATURES)
+
+
+def test_a_call_without_a_gpu_is_an_error_in_cudas_words(library: Path) -> None:
+    """Not a crash. Where there is a GPU, this asks for one that is not there."""
+    opened = ctypes.CDLL(str(library))
+    opened.hvdc_cuda_message.restype = ctypes.c_char_p
+    flags = ctypes.create_string_buffer(64)
+    queue = (ctypes.c_int64 * 4)(10_000, 0, 0, 0)
+    payload = (ctypes.addressof(flags) + 15) // 16 * 16
+    status = opened.hvdc_cuda_collect_flags(
+        ctypes.c_void_p(payload), ctypes.c_int64(16), 1, flags, queue
+    )
+    assert status == 16
+    assert opened.hvdc_cuda_message() != b"no error"
+
+
+def _run(*command: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]

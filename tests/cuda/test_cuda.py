@@ -1,0 +1,240 @@
+"""The CUDA executor's own duties: arguments, altered payloads, flags, and a library that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_compress.codecs import (
+    BF16,
+    ECQ,
+    Codec,
+    ErrorFeedback,
+    Int8,
+    NoiseKey,
+    OneBit,
+    PayloadError,
+    Ternary,
+)
+from hvd_compress.codecs.payload import FLAG_NONFINITE
+from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.native import KernelError
+from tests.codecs.cases import OFF, encode, normal
+from tests.cuda.executors import Checked, HostDevice
+from tests.kernels.test_cpu import Truncated
+
+SHAPE = (70,)
+CODEC = ECQ(4, "l2", 64)
+FULL = ErrorFeedback(1.0, 1.0)
+SIZE = CODEC.payload_bytes(SHAPE)
+
+
+def test_a_library_that_was_not_built_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        KernelError, match=r"expected|none: install nvcc of CUDA 12 or 13 .*HVDC_CUDA=on"
+    ):
+        CudaKernels(HostDevice(), Path("/nowhere/libhvdc_cuda.so"))
+
+
+# Arguments
+
+
+def call_encode(kernels: Checked, **changed: Any) -> None:
+    arguments: dict[str, Any] = {
+        "gradient": torch.zeros(SHAPE, device=kernels.device),
+        "payload": torch.zeros(SIZE, dtype=torch.uint8, device=kernels.device),
+        "feedback": FULL,
+        "residual": torch.zeros(SHAPE, device=kernels.device),
+        "noise": NoiseKey(),
+    }
+    kernels.encode(CODEC, SHAPE, **{**arguments, **changed})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    (
+        ("gradient", torch.zeros(71), ValueError, "expected 70 elements, got 71"),
+        (
+            "gradient",
+            torch.zeros(70).double(),
+            TypeError,
+            "expected dtype float32, float16 or bfloat16",
+        ),
+        ("gradient", torch.zeros(140)[::2], ValueError, "expected a contiguous tensor"),
+        ("residual", torch.zeros(69), ValueError, "expected 70 elements, got 69"),
+        ("residual", torch.zeros(70).half(), TypeError, "expected dtype float32"),
+        (
+            "payload",
+            torch.zeros(SIZE - 1, dtype=torch.uint8),
+            ValueError,
+            f"expected {SIZE} elements",
+        ),
+    ),
+)
+def test_wrong_arguments(
+    kernels: Checked, name: str, value: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    call_encode(kernels)
+    with pytest.raises(error) as raised:
+        call_encode(kernels, **{name: value.to(kernels.device)})
+    assert str(raised.value).startswith(f"{name}: {message}")
+
+
+def test_tensors_of_different_devices(kernels: Checked) -> None:
+    for name, count in (("residual", 70), ("payload", SIZE)):
+        dtype = torch.uint8 if name == "payload" else torch.float32
+        with pytest.raises(ValueError, match=f"{name}: expected a .*tensor, got one on meta"):
+            call_encode(kernels, **{name: torch.zeros(count, dtype=dtype, device="meta")})
+
+
+def test_payloads_that_are_not_aligned(kernels: Checked) -> None:
+    memory = torch.zeros(SIZE + 64, dtype=torch.uint8, device=kernels.device)
+    first = -memory.data_ptr() % 16
+    with pytest.raises(ValueError, match="expected payloads aligned to 16 bytes"):
+        call_encode(kernels, payload=memory[first + 4 : first + 4 + SIZE])
+
+
+def test_feedback_and_residual_come_together(kernels: Checked) -> None:
+    for changed in ({"residual": None}, {"feedback": OFF}):
+        with pytest.raises(ValueError, match="expected a residual exactly where error feedback"):
+            call_encode(kernels, **changed)
+
+
+def test_tensors_that_are_too_large(kernels: Checked) -> None:
+    """Of 2**31 elements; memory for them is never touched, and so is not there."""
+    shape = (2**31,)
+    codec = OneBit(64)
+
+    class Large:
+        dtype, device = torch.float32, torch.zeros(0, device=kernels.device).device
+
+        def __init__(self, count: int, dtype: torch.dtype) -> None:
+            self.count, self.dtype = count, dtype
+
+        def numel(self) -> int:
+            return self.count
+
+        def is_contiguous(self) -> bool:
+            return True
+
+        def data_ptr(self) -> int:
+            return 256
+
+    with pytest.raises(ValueError, match=r"expected less than 2\*\*31 elements, got more"):
+        kernels.encode(
+            codec,
+            shape,
+            Large(2**31, torch.float32),
+            Large(codec.payload_bytes(shape), torch.uint8),
+            feedback=OFF,
+            residual=None,
+            noise=NoiseKey(),
+        )
+
+
+def test_too_many_payloads(kernels: Checked) -> None:
+    payloads = torch.zeros((1025, SIZE), dtype=torch.uint8, device=kernels.device)
+    with pytest.raises(ValueError, match="expected at most 1024 ranks, got 1025"):
+        kernels.decode_sum(
+            CODEC, SHAPE, payloads, torch.zeros(SHAPE, device=kernels.device), step=0
+        )
+
+
+def test_a_codec_without_a_kernel(kernels: Checked) -> None:
+    codec = Truncated()
+    with pytest.raises(KernelError, match="has no CUDA kernel: keep its gradients on the CPU"):
+        kernels.encode(
+            codec,
+            SHAPE,
+            torch.zeros(SHAPE, device=kernels.device),
+            torch.zeros(codec.payload_bytes(SHAPE), dtype=torch.uint8, device=kernels.device),
+            feedback=OFF,
+            residual=None,
+            noise=NoiseKey(),
+        )
+
+
+# Altered payloads
+
+
+@pytest.mark.parametrize(
+    "codec",
+    (
+        CODEC,
+        OneBit(64),
+        OneBit("column"),
+        Ternary(64),
+        Ternary("tensor"),
+        Int8("linear", 64),
+        BF16(),
+    ),
+    ids=str,
+)
+def test_every_altered_byte_makes_nan_and_is_reported(kernels: Checked, codec: Codec) -> None:
+    sent = torch.from_numpy(encode(codec, SHAPE, normal(SHAPE), noise=NoiseKey(step=3)))
+    payloads = torch.stack([sent, sent]).to(kernels.device)
+    for dtype in (torch.float32, torch.bfloat16):
+        for byte in range(sent.numel()):
+            out = torch.zeros(SHAPE, dtype=dtype, device=kernels.device)
+            payloads[1, byte] ^= 1 << byte % 8
+            what = "header" if byte < 16 or 20 <= byte < 24 else "checksum"
+            with pytest.raises(
+                PayloadError, match=rf"rank 1's payload: expected the {what} that .* NaN"
+            ):
+                kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
+            assert bool(torch.isnan(out).all())
+            payloads[1, byte] ^= 1 << byte % 8
+        out = torch.zeros(SHAPE, dtype=dtype, device=kernels.device)
+        kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
+        assert not bool(torch.isnan(out).any())
+
+
+def test_the_first_error_is_kept_until_it_is_read(kernels: Checked) -> None:
+    sent = torch.from_numpy(encode(CODEC, SHAPE, normal(SHAPE))).to(kernels.device)
+    out = torch.zeros(SHAPE, device=kernels.device)
+    bad = torch.stack([sent, sent, sent])
+    bad[2, 40] ^= 1
+    CudaKernels.decode_sum(kernels, CODEC, SHAPE, bad, out, step=0)
+    CudaKernels.decode_sum(kernels, CODEC, SHAPE, sent[None], out, step=9)
+    with pytest.raises(PayloadError, match="rank 2's payload: expected the checksum"):
+        kernels.settle()
+    kernels.settle()
+
+
+def test_payloads_of_another_size(kernels: Checked) -> None:
+    payloads = torch.zeros((1, SIZE - 16), dtype=torch.uint8, device=kernels.device)
+    with pytest.raises(PayloadError, match=f"expected size in bytes {SIZE}, got {SIZE - 16}"):
+        kernels.decode_sum(
+            CODEC, SHAPE, payloads, torch.zeros(SHAPE, device=kernels.device), step=0
+        )
+
+
+# Steps that are dropped without the host's knowing
+
+
+@pytest.mark.parametrize("bad", (False, True))
+def test_residuals_are_taken_back_where_a_flag_says_so(kernels: Checked, bad: bool) -> None:
+    values = normal(SHAPE)
+    if bad:
+        values[3] = np.inf
+    gradient = torch.from_numpy(normal(SHAPE)).to(kernels.device)
+    residual = torch.from_numpy(normal(SHAPE, seed=2)).to(kernels.device)
+    before = residual.clone()
+    payload = torch.zeros(SIZE, dtype=torch.uint8, device=kernels.device)
+    kernels.encode(
+        CODEC, SHAPE, gradient, payload, feedback=FULL, residual=residual, noise=NoiseKey()
+    )
+    after = residual.clone()
+    other = torch.from_numpy(encode(CODEC, SHAPE, values)).to(kernels.device)
+    flags = torch.zeros(1, dtype=torch.int32, device=kernels.device)
+    kernels.collect_flags(torch.stack([payload, other]), flags)
+    assert flags.item() == (FLAG_NONFINITE if bad else 0)
+    kernels.take_back(CODEC, SHAPE, gradient, residual, payload, feedback=FULL, step=0, when=flags)
+    if bad:
+        assert torch.allclose(residual, before, atol=1e-5) and not torch.equal(residual, after)
+    else:
+        assert torch.equal(residual, after)

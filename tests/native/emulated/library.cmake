@@ -1,0 +1,13 @@
+# libhvdc_cuda_emulated.so: the same sources as libhvdc_cuda.so, compiled for the host against the
+# headers in this folder.
+
+set(EMULATED "${NATIVE_TESTS}/emulated")
+file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS "${CSRC}/cuda/*.cu")
+set_source_files_properties(${CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
+add_library(hvdc_cuda_emulated SHARED ${CUDA_SOURCES} "${EMULATED}/emulated.cc")
+target_include_directories(hvdc_cuda_emulated BEFORE PRIVATE "${EMULATED}")
+target_link_libraries(hvdc_cuda_emulated PRIVATE hvdc_options)
+target_compile_options(hvdc_cuda_emulated PRIVATE "SHELL:-x c++" -Wno-unknown-pragmas
+  # Threads past a tensor's end carry a coder that has no group, and do not use it.
+  -Wno-maybe-uninitialized)
+set_target_properties(hvdc_cuda_emulated PROPERTIES CXX_VISIBILITY_PRESET hidden)
