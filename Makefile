@@ -19,7 +19,8 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation --editable
 STAMPS := $(VENV)/.stamps
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(shell find hvd_compress/csrc -type f 2>/dev/null | sort)
-CPP_FILES := $(shell find hvd_compress/csrc tests/native -name '*.h' -o -name '*.cc' 2>/dev/null | sort)
+CPP_FILES := $(shell find hvd_compress/csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' \
+  2>/dev/null | sort)
 
 # $(call stamp,NAME,INPUTS): a file that exists if NAME was done with these inputs.
 stamp = $(STAMPS)/$(1)-$(shell cat $(2) | sha256sum | cut -c 1-16)
@@ -30,7 +31,7 @@ VENV_READY := $(STAMPS)/venv
 FRAMEWORKS := $(call stamp,frameworks,constraints.txt)
 HOROVOD := $(call stamp,horovod,constraints.txt scripts/horovod_wheel.py)
 PACKAGE := $(call stamp,package,constraints.txt setup.cfg setup.py pyproject.toml)
-NATIVE := $(call stamp,native,$(NATIVE_SOURCES) <(echo '$(CMAKE_ARGS)'))
+NATIVE := $(call stamp,native,$(NATIVE_SOURCES) <(echo '$(CMAKE_ARGS) $(HVDC_CUDA)'))
 DOCS := $(call stamp,docs,constraints.txt setup.cfg)
 LINT := $(call stamp,lint,constraints.txt setup.cfg)
 

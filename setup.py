@@ -1,7 +1,11 @@
-"""Builds the native library; everything else about the package is in setup.cfg.
+"""Builds the native libraries; everything else about the package is in setup.cfg.
 
-The library has a C interface and is loaded with ctypes. So it needs no Python header, and one wheel
+They have a C interface and are loaded with ctypes. So they need no Python header, and one wheel
 serves every Python 3 on a platform.
+
+The CUDA library is built where there is an nvcc, for every architecture that it knows. In a checkout
+that would make each setup take minutes, so there it also takes a GPU to run it on. HVDC_CUDA=on
+demands it, HVDC_CUDA=off leaves it out.
 """
 
 import os
@@ -16,6 +20,17 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "libhvdc_cpu.so"
+CUDA_LIBRARY = "libhvdc_cuda.so"
+
+
+def cuda_option(in_checkout):
+    """The value of HVDC_CUDA for cmake: ON, OFF or AUTO."""
+    wanted = os.environ.get("HVDC_CUDA", "auto").upper()
+    if wanted not in ("ON", "OFF", "AUTO"):
+        raise SystemExit(f"HVDC_CUDA: expected on, off or auto, got {os.environ['HVDC_CUDA']}")
+    if wanted == "AUTO" and in_checkout and not Path("/proc/driver/nvidia/version").exists():
+        return "OFF"
+    return wanted
 
 
 class CMakeBuild(build_ext):
@@ -27,6 +42,18 @@ class CMakeBuild(build_ext):
         if self.in_checkout:
             (ROOT / "hvd_compress" / "lib").mkdir(exist_ok=True)
         super().run()
+        if self.in_checkout:
+            self.place_cuda_library()
+
+    def place_cuda_library(self):
+        """Copies it into the checkout, since setuptools knows of one library only; no old one stays."""
+        built = Path(self.build_lib) / "hvd_compress" / "lib" / CUDA_LIBRARY
+        placed = ROOT / "hvd_compress" / "lib" / CUDA_LIBRARY
+        if cuda_option(in_checkout=True) == "OFF":
+            built.unlink(missing_ok=True)
+            placed.unlink(missing_ok=True)
+        elif built.exists():
+            self.copy_file(str(built), str(placed))
 
     def get_ext_filename(self, fullname):
         return str(Path(*fullname.split(".")[:-1], LIBRARY))
@@ -36,7 +63,8 @@ class CMakeBuild(build_ext):
         # setuptools' own build_temp would be a new temporary folder each time.
         build_dir = ROOT / "build" / "native" if self.in_checkout else Path(self.build_temp)
         package_dir = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent
-        extra = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        cuda = f"-DHVDC_CUDA={cuda_option(self.in_checkout)}"
+        extra = [cuda, *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
         # What a surrounding make hands down is not meant for the make that cmake starts.
         environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
         for arguments in (

@@ -15,6 +15,7 @@ from hvd_compress.codecs import (
     Codec,
     ErrorFeedback,
     Int8,
+    NoCompression,
     NoiseKey,
     OneBit,
     PayloadError,
@@ -171,6 +172,7 @@ def test_a_codec_without_a_kernel(kernels: Checked) -> None:
         Ternary("tensor"),
         Int8("linear", 64),
         BF16(),
+        NoCompression(),
     ),
     ids=str,
 )

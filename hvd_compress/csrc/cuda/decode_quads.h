@@ -91,12 +91,18 @@ struct QuadDecoder {
     };
     if constexpr (C::kType == CodeType::kBit || C::kPacking == Packing::kPlanes) {
       const int bits = C::kType == CodeType::kBit ? 1 : EcqBits(job.spec.levels);
-      const uint32_t tile = place.position / kTile, half = place.position % kTile / 32;
+      const uint32_t tile = place.position / kTile, within = place.position % kTile;
 #pragma unroll
       for (int k = 0; k < 4; ++k) codes[k] = 0;
       for (int bit = 0; bit < bits; ++bit) {
-        const int64_t at = 8 * (static_cast<int64_t>(tile) * bits + bit) + 4 * half;
-        const uint32_t four = load(at, place.position % 32 == 0) >> place.position % 32;
+        // Both halves of a plane at once: a tensor's last tile may have no quad in the second.
+        const int64_t at = 8 * (static_cast<int64_t>(tile) * bits + bit);
+        const uint2 words = *reinterpret_cast<const uint2*>(packed + at);
+        if (within == 0) {
+          totals->Word(words.x, packed - payload + at);
+          totals->Word(words.y, packed - payload + at + 4);
+        }
+        const uint32_t four = (within < 32 ? words.x : words.y) >> within % 32;
 #pragma unroll
         for (int k = 0; k < 4; ++k) codes[k] |= (four >> k & 1u) << bit;
       }
