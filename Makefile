@@ -38,13 +38,14 @@ LINT := $(call stamp,lint,constraints.txt setup.cfg)
 # Programs are found in the environment first: tests and benchmarks start horovodrun and python.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: help setup native train test bench docs lint format clean distclean
+.PHONY: help setup native train test bench gpu-check docs lint format clean distclean
 
 help:
 	@echo 'make setup   everything below needs; quick when nothing changed'
 	@echo 'make train   train on two ranks with every codec, compare in one table'
 	@echo 'make test    run all tests (ARGS="..." goes to pytest)'
 	@echo 'make bench   measure the codecs'
+	@echo 'make gpu-check  on a machine with a GPU: build, test, measure (WHEELS=folder)'
 	@echo 'make docs    build the documentation in build/docs'
 	@echo 'make lint    check style and types; make format repairs what can be repaired'
 	@echo 'make clean   remove what was built; make distclean also the environment'
@@ -90,6 +91,10 @@ test: setup
 bench: setup
 	@mkdir -p build
 	$(IN_VENV) $(PY) -m benchmarks.codec --json build/codec.json
+
+# On a machine with a GPU, without a network: everything comes from the tree and a folder of wheels.
+gpu-check:
+	$(PYTHON) scripts/gpu_check.py $(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
 
 $(DOCS): $(PACKAGE)
 	$(INSTALL_SELF) '.[docs]'

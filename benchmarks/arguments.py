@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--momentum", type=float, default=0.9)
     add("--weight-decay", type=float, default=0.0)
     add("--threads", type=_positive, default=1, help="threads a rank computes with")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="what a rank computes on")
     add("--curve-points", type=_positive, default=50, help="points of the loss curve")
     add("--seed", type=int, default=0, help="the first seed")
     add("--seeds", type=_positive, default=1, help="how many seeds")

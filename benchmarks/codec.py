@@ -56,10 +56,12 @@ def table(rows: dict[str, dict[str, Any]]) -> Table:
 def main(command_line: list[str] | None = None) -> int:
     """Measures the codecs one after the other."""
     args = _parse(command_line)
+    if args.device == "cuda":
+        return _on_gpu(args)
     torch.set_num_threads(args.threads)
     kernels = _kernels(args.kernels, args.threads)
     buffers = Buffers(np.random.default_rng(0).standard_normal(args.elements, np.float32))
-    chosen = [name for name in CODECS if any(fnmatch(name, f"{want}*") for want in args.codec)]
+    chosen = _chosen(args)
     with_bitsandbytes = importlib.util.find_spec("bitsandbytes") and args.codec == ["*"]
     rows: dict[str, dict[str, Any]] = {}
     with tqdm(chosen, disable=not sys.stderr.isatty()) as bar:
@@ -97,6 +99,33 @@ def main(command_line: list[str] | None = None) -> int:
     return 0
 
 
+def _on_gpu(args: argparse.Namespace) -> int:
+    """At the size that is asked for, and at a small one, where launches count."""
+    from benchmarks import codec_cuda
+
+    sizes = dict.fromkeys((args.elements, min(args.elements, codec_cuda.SMALL_ELEMENTS)))
+    results = [
+        codec_cuda.run(_chosen(args), size, args.repeats, others=args.codec == ["*"])
+        for size in sizes
+    ]
+    record = {"versions": machine.versions(), "machine": machine.description(), "sizes": results}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(record, indent=1))
+    for result in results:
+        shown = codec_cuda.table(result)
+        print(shown.markdown() if args.markdown else shown.text())
+        print(
+            f"\nshare of a copy's bandwidth (microseconds); {result['elements']} float32, "
+            f"{result['gpu']}, a copy moves {result['copy_bytes_per_second'] / 1e12:.2f} TB/s, an empty "
+            f"launch takes {result['empty_launch_seconds'] * 1e6:.1f} microseconds\n"
+        )
+    return int(any("failed" in row for result in results for row in result["codecs"].values()))
+
+
+def _chosen(args: argparse.Namespace) -> list[str]:
+    return [name for name in CODECS if any(fnmatch(name, f"{want}*") for want in args.codec)]
+
+
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codec", description=__doc__)
     add = parser.add_argument
@@ -105,10 +134,13 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=2)
     add("--repeats", type=int, default=9)
     add("--kernels", choices=("cpu", "oracle"), default="cpu")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--codec", nargs="+", default=["*"], metavar="NAME", help="how the names begin")
     add("--markdown", action="store_true", help="print the table as Markdown")
     add("--quick", action="store_true", help="a tiny tensor, once: whether it works at all")
     args = parser.parse_args(command_line)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: expected a GPU and a torch for CUDA, got neither or only one")
     if args.quick:
         args.elements, args.repeats = QUICK_ELEMENTS, 1
     if not any(fnmatch(name, f"{want}*") for name in CODECS for want in args.codec):

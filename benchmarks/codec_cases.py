@@ -72,7 +72,7 @@ class CodecCase:
 
     def __init__(self, codec: Codec, kernels: Kernels, buffers: Buffers) -> None:
         self.config: dict[str, Any] = codec.to_config()
-        self.shape = _matrix(buffers.x.size)
+        self.shape = matrix(buffers.x.size)
         self.bits = codec.bits_per_element(self.shape)
         self._codec, self._kernels, self._buffers = codec, kernels, buffers
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
@@ -151,7 +151,7 @@ def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
     return ErrorFeedback(min(1.0, 1 / (codec.variance_factor(count) + 1)), 1.0)
 
 
-def _matrix(count: int) -> tuple[int, int]:
+def matrix(count: int) -> tuple[int, int]:
     """The shape nearest to a square, which columns and rows are taken of."""
     rows = next(rows for rows in range(math.isqrt(count), 0, -1) if count % rows == 0)
     return rows, count // rows

@@ -22,6 +22,7 @@ class Settings:
         momentum: of the optimizer, which is SGD.
         weight_decay: of the optimizer.
         threads: threads a rank computes with.
+        device: what it computes on, ``"cpu"`` or ``"cuda"``.
         curve_points: into how many points the loss curve is averaged.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 0.0
     threads: int = 1
+    device: str = "cpu"
     curve_points: int = 50
 
     def total_steps(self, steps_per_epoch: int) -> int:

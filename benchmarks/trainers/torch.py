@@ -22,6 +22,7 @@ class TorchSession:
 
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
         self._model = model
+        self._device = settings.device
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._optimizer = torch.optim.SGD(
             model.parameters(),
@@ -48,7 +49,8 @@ class TorchSession:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        loss = F.cross_entropy(self._model(_channels_first(images)), torch.from_numpy(labels))
+        classes = self._model(self._channels_first(images))
+        loss = F.cross_entropy(classes, torch.from_numpy(labels).to(self._device))
         loss.backward()
         self._optimizer.step()
         return loss.item()
@@ -57,7 +59,7 @@ class TorchSession:
     def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
         """See :meth:`benchmarks.loop.Session.count_correct`."""
         self._model.eval()
-        classes = self._model(_channels_first(images)).argmax(1)
+        classes = self._model(self._channels_first(images)).argmax(1).cpu()
         return int((classes == torch.from_numpy(labels)).sum())
 
     def residual_norm(self) -> float:
@@ -68,8 +70,11 @@ class TorchSession:
         """See :meth:`benchmarks.loop.Session.digest`."""
         digest = hashlib.sha256()
         for parameter in self._model.parameters():
-            digest.update(parameter.detach().contiguous().numpy().tobytes())
+            digest.update(parameter.detach().contiguous().cpu().numpy().tobytes())
         return digest.digest()
+
+    def _channels_first(self, images: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(images).to(self._device).permute(0, 3, 1, 2).contiguous()
 
 
 class TorchTrainer:
@@ -84,7 +89,10 @@ class TorchTrainer:
     ) -> TorchSession:
         """See :meth:`benchmarks.loop.Trainer.start`."""
         torch.manual_seed(seed)
-        return TorchSession(build(settings.model, classes), settings, compression, seed)
+        if settings.device == "cuda":
+            torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+        model = build(settings.model, classes).to(settings.device)
+        return TorchSession(model, settings, compression, seed)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         """See :meth:`benchmarks.loop.Trainer.gather`."""
@@ -97,7 +105,3 @@ def start(threads: int) -> TorchTrainer:
     torch.set_num_threads(threads)
     hvd.init()
     return TorchTrainer()
-
-
-def _channels_first(images: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()

@@ -87,6 +87,7 @@ class CudaKernels:
         self._device = device
         self._library = _load(library or _LIBRARY)
         self._workspaces: dict[tuple[int, int], Any] = {}
+        self._outgrown: list[Any] = []  # CUDA graphs may still use them
         self._error = device.pinned(ctypes.sizeof(_Error))
         self._calls: dict[int, tuple[Codec, Shape]] = {}
         self._tag = 0
@@ -256,8 +257,12 @@ class CudaKernels:
         stream = self._device.stream(index)
         workspace = self._workspaces.get((index, stream))
         if workspace is None or _count(workspace) < workspace_bytes:
+            if workspace is not None:
+                self._outgrown.append(workspace)
             least = self._library.hvdc_cuda_square_sum_bytes(0)
-            workspace = self._device.empty(max(workspace_bytes, least), index)
+            # Twice as large each time, so that what is outgrown takes no more than what is in use.
+            size = 1 << (max(workspace_bytes, least) - 1).bit_length()
+            workspace = self._device.empty(size, index)
             queue = _Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
             status = self._library.hvdc_cuda_prepare(ctypes.byref(queue))
             self._check_status(status, "prepare")

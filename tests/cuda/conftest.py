@@ -7,7 +7,7 @@ import pytest
 from tests.cuda.executors import Checked, configure, emulated, missing_gpu, on_gpu
 
 
-@pytest.fixture(params=("emulated", "gpu"))
+@pytest.fixture(params=("emulated", "on_gpu"))
 def kernels(request: pytest.FixtureRequest) -> Checked:
     """The CUDA kernels on the host, and on a GPU where there is one."""
     if request.param == "emulated":

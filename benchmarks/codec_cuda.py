@@ -1,0 +1,258 @@
+"""The codecs' speed on a GPU, beside a device-to-device copy; ``benchmarks.codec --device cuda``.
+
+Every measurement is a CUDA graph of many calls, so that the time in which Python starts them does not
+count, and stands between two measurements of a copy. What is reported is how near the kernel comes to
+the copy's bandwidth, counting the bytes that have to move, each pass that the grouping forces included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.codec_cases import CODECS, matrix, stable_feedback
+from benchmarks.tables import Table
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.torch_device import TorchDevice
+
+SCHEMA = "hvd_compress/codec-cuda/1"
+MEASURED = ("encode", "encode_with_feedback", "decode", "decode_and_add")
+SMALL_ELEMENTS = 1 << 20
+_CALLS = 20
+"""Calls in one graph."""
+
+HELD = 4096
+"""Contiguous groups up to this size are encoded in one pass over memory."""
+
+Work = Callable[[], object]
+
+
+class Buffers:
+    """Device memory that all cases share: x, residual and out, shape=(n,), float32."""
+
+    def __init__(self, elements: int) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(0)
+        self.x = torch.randn(elements, device="cuda", generator=generator)
+        self.residual = torch.zeros_like(self.x)
+        self.out = torch.zeros_like(self.x)
+
+
+class CodecCase:
+    """One of our codecs. Its attributes are what :data:`MEASURED` names, and bytes for each."""
+
+    def __init__(self, codec: Codec, kernels: CudaKernels, buffers: Buffers) -> None:
+        elements = buffers.x.numel()
+        self.config: dict[str, Any] = codec.to_config()
+        shape = matrix(elements)
+        self.bits = codec.bits_per_element(shape)
+        payload = torch.zeros(1, codec.payload_bytes(shape), dtype=torch.uint8, device="cuda")
+        feedback = stable_feedback(codec, elements)
+        self.passes = _passes(codec)
+        size = payload.numel()
+        self.bytes = {
+            "encode": 4 * self.passes * elements + size,
+            "encode_with_feedback": (8 * self.passes + 4) * elements + size,
+            "decode": 4 * elements + size,
+            "decode_and_add": 8 * elements + size,
+        }
+
+        def encode(coefficients: ErrorFeedback, residual: torch.Tensor | None) -> None:
+            kernels.encode(
+                codec,
+                shape,
+                buffers.x,
+                payload[0],
+                feedback=coefficients,
+                residual=residual,
+                noise=NoiseKey(),
+            )
+
+        def decode(accumulate: bool) -> None:
+            kernels.decode_sum(codec, shape, payload, buffers.out, step=0, accumulate=accumulate)
+
+        self.work: dict[str, Work] = {
+            "encode": lambda: encode(ErrorFeedback(alpha=0.0), None),
+            "encode_with_feedback": lambda: encode(feedback, buffers.residual),
+            "decode": lambda: decode(False),
+            "decode_and_add": lambda: decode(True),
+        }
+
+
+class ComposedOneBit:
+    """1-bit SGD put together from torch calls, as a user without kernels would write it."""
+
+    name = "onebit 1024 composed of torch calls"
+
+    def __init__(self, buffers: Buffers) -> None:
+        elements = buffers.x.numel()
+        self.config: dict[str, Any] = {"torch": torch.__version__, "group": 1024}
+        self.bits = 1 + 64 / 1024
+        size = int(elements * self.bits / 8)
+        self.bytes = {"encode_with_feedback": 12 * elements + size, "decode": 4 * elements + size}
+        weights = 2 ** torch.arange(8, device="cuda", dtype=torch.uint8)
+        shifts = torch.arange(8, device="cuda", dtype=torch.uint8)
+
+        def encode() -> None:
+            x = (buffers.x + buffers.residual).view(-1, 1024)
+            upper = x >= 0
+            above = upper.sum(1, keepdim=True)
+            high = torch.where(upper, x, 0).sum(1, keepdim=True) / above.clamp(min=1)
+            low = torch.where(upper, 0, x).sum(1, keepdim=True) / (1024 - above).clamp(min=1)
+            buffers.residual.copy_((x - torch.where(upper, high, low)).view(-1))
+            self._bits = (upper.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
+            self._values = low, high
+
+        def decode() -> None:
+            low, high = self._values
+            bits = (self._bits[:, None] >> shifts & 1).view(-1, 1024).bool()
+            torch.where(bits, high, low, out=buffers.out.view(-1, 1024))
+
+        self.work: dict[str, Work] = {"encode_with_feedback": encode, "decode": decode}
+
+
+class BitsAndBytes:
+    """bitsandbytes' 8-bit dynamic map."""
+
+    name = "bitsandbytes 4096"
+
+    def __init__(self, buffers: Buffers) -> None:
+        import bitsandbytes
+        from bitsandbytes import functional
+
+        elements = buffers.x.numel()
+        self.config: dict[str, Any] = {
+            "bitsandbytes": bitsandbytes.__version__,
+            "blocksize": 4096,
+        }
+        self.bits = 8 + 32 / 4096
+        self.bytes = dict.fromkeys(("encode", "decode"), int(elements * (4 + self.bits / 8)))
+
+        def encode() -> None:
+            self._codes, self._state = functional.quantize_blockwise(buffers.x, blocksize=4096)
+
+        def decode() -> None:
+            functional.dequantize_blockwise(self._codes, self._state, out=buffers.out)
+
+        self.work: dict[str, Work] = {"encode": encode, "decode": decode}
+
+
+def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str, Any]:
+    """Measures the named codecs, and others' for comparison; a failure is recorded in its row."""
+    buffers = Buffers(elements)
+    kernels = CudaKernels(TorchDevice(torch))
+    makers: dict[str, Callable[[], Any]] = {
+        name: partial(CodecCase, CODECS[name], kernels, buffers) for name in names
+    }
+    if others:
+        makers[ComposedOneBit.name] = partial(ComposedOneBit, buffers)
+        if importlib.util.find_spec("bitsandbytes"):
+            makers[BitsAndBytes.name] = partial(BitsAndBytes, buffers)
+    rows = {}
+    for name, make in makers.items():
+        try:
+            rows[name] = measure(make(), buffers, repeats)
+        except Exception as error:
+            rows[name] = {"failed": f"{type(error).__name__}: {error}"}
+    torch.cuda.synchronize()
+    kernels.check()
+    copy = [seconds(graph_of(lambda: buffers.out.copy_(buffers.x))) for _ in range(repeats)]
+    return {
+        "schema": SCHEMA,
+        "elements": elements,
+        "repeats": repeats,
+        "gpu": torch.cuda.get_device_name(),
+        "copy_seconds": statistics.median(copy),
+        "copy_bytes_per_second": 8 * elements / statistics.median(copy),
+        "empty_launch_seconds": seconds(graph_of(lambda: torch.cuda._sleep(0))),
+        "codecs": rows,
+    }
+
+
+def measure(case: Any, buffers: Buffers, repeats: int) -> dict[str, Any]:
+    """Times of one case, each beside copies."""
+    copy = graph_of(lambda: buffers.out.copy_(buffers.x))
+    row: dict[str, Any] = {"config": case.config, "bits_per_element": case.bits}
+    for name in MEASURED:
+        if name not in case.work:
+            row[name] = None
+            continue
+        buffers.residual.zero_()
+        if name == "decode_and_add":
+            buffers.out.zero_()
+        work = graph_of(case.work[name])
+        times, copies = [], [seconds(copy)]
+        for _ in range(repeats):
+            times.append(seconds(work))
+            copies.append(seconds(copy))
+        elements = buffers.x.numel()
+        share = [
+            (case.bytes[name] / t) / (8 * elements / ((before + after) / 2))
+            for t, before, after in zip(times, copies[:-1], copies[1:], strict=True)
+        ]
+        row[name] = {
+            "seconds": statistics.median(times),
+            "bytes": case.bytes[name],
+            "share_of_copy_bandwidth": statistics.median(share),
+            "floor_seconds": case.bytes[name] / (8 * elements) * statistics.median(copies),
+        }
+    return row
+
+
+def graph_of(work: Work) -> torch.cuda.CUDAGraph:
+    """A graph of :data:`_CALLS` calls, after a few that count for nothing."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+        side.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(_CALLS):
+                work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """How long one call in a graph takes."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / _CALLS
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Shares of the copy's bandwidth, with microseconds in brackets."""
+    header = ("codec", "bits", *(name.replace("_", " ") for name in MEASURED))
+    return Table(header, [_row(name, row) for name, row in result["codecs"].items()])
+
+
+def _row(name: str, row: dict[str, Any]) -> list[str]:
+    if "failed" in row:
+        return [name, "-", row["failed"], "-", "-", "-"]
+    cells = [
+        f"{row[m]['share_of_copy_bandwidth']:.2f} ({row[m]['seconds'] * 1e6:.0f})"
+        if row[m]
+        else "-"
+        for m in MEASURED
+    ]
+    return [name, f"{row['bits_per_element']:.3f}", *cells]
+
+
+def _passes(codec: Codec) -> int:
+    """How often what is encoded has to be read: twice where its scale takes in more than is held."""
+    group = getattr(codec, "group", getattr(codec, "bucket", None))
+    if group is None:
+        return 1
+    return 1 if isinstance(group, int) and group <= HELD else 2
