@@ -70,6 +70,17 @@ __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   }
 }
 
+// Plain writes, since atomic ones need not work on host memory; the status last, for a host that
+// looks at any time.
+__device__ inline void Report(const DecodeJob& job, uint32_t status, int32_t payload) {
+  volatile hvdc_cuda_error* const error = job.error;
+  if (error->status != HVDC_OK) return;
+  error->payload = payload;
+  error->tag = job.tag;
+  __threadfence_system();
+  error->status = status;
+}
+
 // Run by the last block: what is wrong with the payloads, if anything, is recorded. Returns whether
 // all are right.
 __device__ inline bool Verify(const DecodeJob& job) {
@@ -89,11 +100,7 @@ __device__ inline bool Verify(const DecodeJob& job) {
   const uint32_t found = worst;
   if (threadIdx.x == 0) {
     atomicExch(&job.workspace.control->tickets, 0u);
-    if (found != ~0u && job.error &&
-        atomicCAS(&job.error->status, static_cast<uint32_t>(HVDC_OK), found % 8) == HVDC_OK) {
-      job.error->payload = static_cast<int32_t>(found / 8);
-      job.error->tag = job.tag;
-    }
+    if (found != ~0u && job.error) Report(job, found % 8, static_cast<int32_t>(found / 8));
   }
   return found == ~0u;
 }

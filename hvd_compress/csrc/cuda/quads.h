@@ -10,7 +10,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-struct Quad {
+// Aligned, so that shared memory is read and written four elements at a time as well.
+struct alignas(16) Quad {
   float v[4];
 };
 

@@ -87,6 +87,7 @@ inline int __any_sync(unsigned mask, int value) {
   return any;
 }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 
 // Atomic operations: threads take turns.
 
@@ -112,12 +113,6 @@ template <class T>
 T atomicExch(T* at, T value) {
   const T before = *at;
   *at = value;
-  return before;
-}
-template <class T>
-T atomicCAS(T* at, T expected, T value) {
-  const T before = *at;
-  if (before == expected) *at = value;
   return before;
 }
 
