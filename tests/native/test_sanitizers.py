@@ -48,11 +48,12 @@ def run(command: list[str], timeout: float) -> str:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """The drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return build(
         tmp_path_factory.mktemp("address"),
-        "fuzz_main encode_main",
+        "fuzz_main encode_main cuda_main",
         "-DHVDC_NATIVE_TESTS=ON",
+        "-DHVDC_EMULATED_CUDA=ON",
         "-DHVDC_SANITIZE=address,undefined",
     )
 
@@ -67,6 +68,12 @@ def test_random_tensors(address: Path) -> None:
     """Every codec, shape and number of threads, three callers at once, and forked children."""
     tensors = int(run([str(address / "encode_main"), str(SECONDS)], SECONDS + 120).split()[0])
     assert tensors > 100
+
+
+def test_cuda_kernels_on_the_host(address: Path) -> None:
+    """Beside the CPU's kernels: the same bytes, aligned accesses, nothing read beyond a buffer."""
+    tensors = int(run([str(address / "cuda_main"), str(SECONDS)], SECONDS + 120).split()[-2])
+    assert tensors > 5
 
 
 def test_threads_do_not_race(tmp_path: Path) -> None:

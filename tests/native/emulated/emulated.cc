@@ -99,6 +99,15 @@ std::vector<unsigned> Order(unsigned count, unsigned salt) {
   return order;
 }
 
+void Start(Fiber* fiber) {
+  fiber->done = false;
+  if (getcontext(&fiber->context)) Fail("getcontext");
+  fiber->context.uc_stack.ss_sp = fiber->stack.get();
+  fiber->context.uc_stack.ss_size = kStack;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, Enter, 0);
+}
+
 void RunBlock(size_t shared) {
   // Between guards, and full of what no kernel may count on.
   std::vector<uint8_t> memory(shared + 2 * kGuard + 16, 0xA5);
@@ -109,15 +118,7 @@ void RunBlock(size_t shared) {
   machine.warps.assign(machine.threads / kWarp, Warp());
   machine.block = Circle();
   machine.alive = machine.threads;
-  for (unsigned i = 0; i < machine.threads; ++i) {
-    Fiber& fiber = machine.fibers[i];
-    fiber.done = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, Enter, 0);
-  }
+  for (unsigned i = 0; i < machine.threads; ++i) Start(&machine.fibers[i]);
   const std::vector<unsigned> order = Order(machine.threads, blockIdx.x);
   while (machine.alive) {
     const uint64_t before = machine.events;

@@ -1,0 +1,173 @@
+// The CUDA kernels on the host beside the CPU's, for random tensors of every kind of configuration,
+// in buffers of exact size: the same bytes, and nothing read or written beside them. To be run
+// under sanitizers.
+//
+//   cuda_main SECONDS [SEED]
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <random>
+
+#include "cases.h"
+#include "hvdc_cuda.h"
+
+extern "C" void hvdc_emulated_configure(int processors, unsigned seed);
+
+namespace {
+
+using Random = std::mt19937_64;
+
+#define DEMAND(condition)                                             \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                        \
+    }                                                                 \
+  } while (0)
+
+// Memory of exact size, as far from an aligned address as its type allows.
+struct Memory {
+  Memory(int64_t size_, int64_t alignment, int64_t offset)
+      : size(size_),
+        all(aligned_alloc(256, static_cast<size_t>((size_ + offset + 255) / 256 * 256))) {
+    // At the end of the allocation, so that what lies behind is not its own; from there back to
+    // where the alignment allows a start.
+    const int64_t room = (size + offset + 255) / 256 * 256;
+    data = static_cast<uint8_t*>(all) + (room - size) / alignment * alignment;
+  }
+  ~Memory() { free(all); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  int64_t size;
+  void* all;
+  uint8_t* data;
+};
+
+bool SameNumbers(const Memory& a, const Memory& b, int dtype) {
+  const auto nan = [dtype](const uint8_t* at) {
+    uint32_t bits = 0;
+    memcpy(&bits, at, dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2);
+    if (dtype == HVDC_DTYPE_FLOAT32) return (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    return (bits & 0x7FFFu) > (dtype == HVDC_DTYPE_FLOAT16 ? 0x7C00u : 0x7F80u);
+  };
+  const int64_t width = dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+  for (int64_t i = 0; i < a.size; i += width) {
+    if (nan(a.data + i) && nan(b.data + i)) continue;
+    if (memcmp(a.data + i, b.data + i, static_cast<size_t>(width))) return false;
+  }
+  return true;
+}
+
+void Copy(const Memory& from, Memory* to) {
+  memcpy(to->data, from.data, static_cast<size_t>(from.size));
+}
+
+void FillNumbers(Random* random, int dtype, bool anything, Memory* memory) {
+  std::normal_distribution<float> normal;
+  const float size = std::ldexp(1.0f, static_cast<int>((*random)() % 250) - 125);
+  for (int64_t i = 0; i < memory->size; i += dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2) {
+    const float value = size * normal(*random);
+    const uint16_t half =
+        static_cast<uint16_t>(0x3800 + (*random)() % 0x800 + ((*random)() & 0x8000));
+    const uint32_t bits = static_cast<uint32_t>((*random)());
+    if (dtype == HVDC_DTYPE_FLOAT32) {
+      memcpy(memory->data + i, anything ? static_cast<const void*>(&bits) : &value, 4);
+    } else {
+      memcpy(memory->data + i, anything ? static_cast<const void*>(&bits) : &half, 2);
+    }
+  }
+}
+
+void CheckOne(Random* random) {
+  uint8_t bytes[cases::kSpecBytes];
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
+  cases::Case test = cases::MakeCase(bytes);
+  if ((*random)() % 4 == 0) test.spec.group = 64u * static_cast<uint32_t>(1 + (*random)() % 130);
+  const hvdc_spec& spec = test.spec;
+  const int64_t count = spec.rows * spec.columns;
+  const int64_t width = test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+  const int64_t size = hvdc_payload_bytes(&spec);
+  DEMAND(size > 0);
+  const bool feedback = (*random)() % 2;
+  const int64_t slack = static_cast<int64_t>((*random)() % 4) * width;
+
+  Memory workspace(hvdc_cuda_workspace_bytes(&spec), 256, 0);
+  memset(workspace.data, 0xA5, static_cast<size_t>(workspace.size));
+  const hvdc_cuda_queue queue = {0, 0, nullptr, workspace.data, workspace.size};
+  hvdc_emulated_configure(1 + static_cast<int>((*random)() % 3),
+                          static_cast<unsigned>((*random)() % 4));
+  DEMAND(hvdc_cuda_prepare(&queue) == HVDC_OK);
+
+  Memory gradient(count * width, width, slack);
+  FillNumbers(random, test.dtype, (*random)() % 6 == 0, &gradient);
+  Memory before(feedback ? 4 * count : 0, 4, 0), h0(before.size, 4, 0), h1(before.size, 4, slack);
+  FillNumbers(random, HVDC_DTYPE_FLOAT32, false, &before);
+  Copy(before, &h0);
+  Copy(before, &h1);
+  const float alpha = (*random)() % 2 ? 1.0f : 0.25f, beta = (*random)() % 2 ? 1.0f : 0.5f;
+  const hvdc_feedback f0 = {alpha, beta, reinterpret_cast<float*>(h0.data)};
+  const hvdc_feedback f1 = {alpha, beta, reinterpret_cast<float*>(h1.data)};
+  const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
+
+  Memory p0(size * test.count, 16, 0), p1(size * test.count, 16, 0);
+  memset(p0.data, 0x11, static_cast<size_t>(p0.size));
+  memset(p1.data, 0x22, static_cast<size_t>(p1.size));
+  for (int k = 0; k < test.count; ++k) {
+    DEMAND(hvdc_encode(&spec, &noise, gradient.data, test.dtype, feedback ? &f0 : nullptr,
+                       p0.data + k * size, size, 1) == HVDC_OK);
+    DEMAND(hvdc_cuda_encode(&spec, &noise, gradient.data, test.dtype, feedback ? &f1 : nullptr,
+                            p1.data + k * size, size, &queue) == HVDC_OK);
+  }
+  DEMAND(!memcmp(p0.data, p1.data, static_cast<size_t>(p0.size)));
+  DEMAND(SameNumbers(h0, h1, HVDC_DTYPE_FLOAT32));
+
+  Memory o0(gradient.size, width, 0), o1(gradient.size, width, slack);
+  Copy(gradient, &o0);
+  Copy(gradient, &o1);
+  hvdc_cuda_error error = {};
+  int32_t bad;
+  DEMAND(hvdc_decode_sum(&spec, cases::kStep, p0.data, size, size, test.count, 0.3f, o0.data,
+                         test.dtype, test.accumulate, 1, &bad) == HVDC_OK);
+  DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
+                              test.dtype, test.accumulate, &error, 9, &queue) == HVDC_OK);
+  DEMAND(error.status == HVDC_OK);
+  DEMAND(SameNumbers(o0, o1, test.dtype));
+
+  if (feedback) {
+    DEMAND(hvdc_take_back(&spec, cases::kStep, gradient.data, test.dtype, &f0, p0.data, size, 1) ==
+           HVDC_OK);
+    DEMAND(hvdc_cuda_take_back(&spec, cases::kStep, gradient.data, test.dtype, &f1, p1.data, size,
+                               nullptr, &error, 10, &queue) == HVDC_OK);
+    DEMAND(error.status == HVDC_OK);
+    DEMAND(SameNumbers(h0, h1, HVDC_DTYPE_FLOAT32));
+  }
+
+  // Altered anywhere: found, and the same kernels go on as if nothing had been.
+  const int64_t at = static_cast<int64_t>((*random)() % static_cast<uint64_t>(p1.size));
+  p1.data[at] ^= static_cast<uint8_t>(1 << (*random)() % 8);
+  DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
+                              test.dtype, test.accumulate, &error, 11, &queue) == HVDC_OK);
+  DEMAND(error.status != HVDC_OK && error.payload == at / size && error.tag == 11);
+  error.status = HVDC_OK;
+  // Any bytes at all may be refused, but not followed.
+  for (int64_t i = 32; i < p1.size; ++i) p1.data[i] = static_cast<uint8_t>((*random)());
+  DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
+                              test.dtype, test.accumulate, &error, 12, &queue) == HVDC_OK);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? atof(argv[1]) : 10;
+  Random random(argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  long runs = 0;
+  for (; std::chrono::steady_clock::now() < end; ++runs) CheckOne(&random);
+  printf("%ld tensors\n", runs);
+  return runs ? 0 : 1;
+}
