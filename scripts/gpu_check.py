@@ -6,7 +6,8 @@
 Nothing is downloaded. PYTHON has a torch for CUDA; what it lacks otherwise (pytest, hypothesis, tqdm,
 and a Horovod for NCCL) comes from the wheels in WHEELS, which are installed beside the checkout and
 not into PYTHON. NCCL refuses two ranks on one GPU, so that the run with two takes a second Horovod,
-built for CUDA without HOROVOD_GPU_OPERATIONS, from WHEELS/staged.
+built for CUDA without HOROVOD_GPU_OPERATIONS, from WHEELS/staged. Where WHEELS holds Horovod's source
+(horovod-0.28.1.tar.gz) instead, both are built from that, by scripts/horovod_wheel.py.
 
 Each part is recorded, whether it succeeds or not, and the others run all the same. The exit status
 tells whether all of them succeeded.
@@ -20,6 +21,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -134,15 +136,26 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             needs=("module:horovod", "program:horovodrun"),
         ),
     ]
-    pip = (python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", "--quiet")
-    for name, folder, site in (
-        ("wheels", wheels, SITE),
-        ("wheels, staged", wheels and wheels / "staged", STAGED),
-    ):
-        files = sorted(folder.glob("*.whl")) if folder else []
+    return [*installations(wheels, architecture or "90"), *found] if wheels else found
+
+
+def installations(wheels: Path, capability: str) -> list[Part]:
+    """What the parts need beside the checkout, from files."""
+    pip = f"{shlex.quote(sys.executable)} -m pip install --no-index --no-deps --no-compile --quiet"
+    found = []
+    for folder, site in ((wheels, SITE), (wheels / "staged", STAGED)):
+        files = " ".join(shlex.quote(str(path)) for path in sorted(folder.glob("*.whl")))
         if files:
-            target = ("--upgrade", "--target", str(site))
-            found.insert(0, Part(name, (*pip, *target, *map(str, files))))
+            command = f"{pip} --upgrade --target {shlex.quote(str(site))} {files}"
+            found.append(Part(f"wheels for {site.name}", ("bash", "-c", command)))
+    for sdist in sorted(wheels.glob("horovod-*.tar.gz")):
+        for mode, site in (("nccl", SITE), ("staged", STAGED)):
+            script = f"{shlex.quote(sys.executable)} scripts/horovod_wheel.py --gpu {mode}"
+            source = shlex.quote(str(sdist.absolute()))
+            build = f"{script} --capabilities {capability} --sdist {source}"
+            install = f'{pip} --upgrade --target {shlex.quote(str(site))} "$wheel"'
+            command = f"set -e; wheel=$({build}); {install}"
+            found.append(Part(f"horovod, {mode}", ("bash", "-c", command), timeout=1800))
     return found
 
 
@@ -269,7 +282,7 @@ def main() -> int:
         entries[part.name] = run(part, lambda text: print(f"gpu-check: {text}", flush=True))
         # After each part: whatever happens next, what is known is kept.
         args.json.write_text(json.dumps(record, indent=1) + "\n")
-    good = all(entry["status"] == "passed" for entry in entries.values())
+    good = bool(entries) and all(entry["status"] == "passed" for entry in entries.values())
     print(f"gpu-check: {'all passed' if good else 'NOT all passed'}; {args.json}")
     return 0 if good else 1
 

@@ -7,6 +7,10 @@ files, and keeps the wheel in a cache. Run it with the Python that has the frame
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
 
+With --gpu it builds for a torch for CUDA: "nccl" gathers by NCCL, "staged" copies through the host,
+for two ranks on one GPU, which NCCL refuses. That takes a CUDA toolkit (CUDA_HOME, or nvcc on the
+PATH). --sdist takes the source from a file, for a machine without a network.
+
 Progress goes to stderr, the full build log into the cache. Only the standard library is used.
 """
 
@@ -29,7 +33,7 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 VERSION = "0.28.1"
@@ -45,6 +49,14 @@ class Edit:
     old: str
     new: str
     framework: str | None = None  # None: whatever the frameworks
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A build for CUDA: one of GPU_MODES, and compute capabilities as Horovod wants them."""
+
+    mode: str
+    capabilities: str
 
 
 EDITS = (
@@ -85,6 +97,16 @@ EDITS = (
     ),
 )
 
+CUDA_EDITS = (
+    # A machine that has only a driver may lack the name without a version.
+    Edit(
+        "horovod/torch/cuda_util.cc",
+        'dlopen("libcuda.so", RTLD_LAZY)',
+        'dlopen("libcuda.so.1", RTLD_LAZY)',
+    ),
+)
+GPU_MODES = ("nccl", "staged")
+
 # Third-party code in the sdist uses these headers without including them; from gcc 13 on they no
 # longer come along with others.
 CXXFLAGS = "-include cstdint -include string -include stdexcept"
@@ -111,8 +133,8 @@ def refuse_cuda_torch() -> None:
     if cuda:
         raise SystemExit(
             f"horovod: this script builds for CPUs, but the installed torch is a build for CUDA "
-            f"{cuda}. Point pip at an index with torch's CPU builds (PIP_EXTRA_INDEX_URL) and "
-            f"start again with an empty virtual environment."
+            f"{cuda}. Pass --gpu to build for that, or point pip at an index with torch's CPU builds "
+            f"(PIP_EXTRA_INDEX_URL) and start again with an empty virtual environment."
         )
 
 
@@ -132,6 +154,59 @@ def cmake() -> str:
 
 def first_line(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")[0]
+
+
+def cuda_home() -> Path:
+    """The toolkit itself, where nvcc on the PATH may only be a script that calls it."""
+    named = os.environ.get("CUDA_HOME")
+    if named:
+        return Path(named)
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit(
+            "horovod: --gpu needs a CUDA toolkit: set CUDA_HOME, or put nvcc on the PATH"
+        )
+    listed = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True)
+    top = re.search(r"^#\$ _?TOP=(.*)$", listed.stderr, re.MULTILINE)
+    return (Path(top[1]) if top else Path(nvcc).resolve().parent.parent).resolve()
+
+
+def nvidia_library(pattern: str) -> Path:
+    """A library of a package of NVIDIA's, which PyTorch for CUDA brings along."""
+    for folder in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+        found = sorted(Path(folder, "nvidia").glob(pattern))
+        if found:
+            return found[0]
+    raise SystemExit(f"horovod: --gpu: expected nvidia/{pattern} among the packages, found none")
+
+
+def link_libraries(folder: Path) -> dict[str, str]:
+    """Links without versions, since packages hold libraries with one only; the variables that tell."""
+    folder.mkdir()
+    nccl = nvidia_library("nccl/lib/libnccl.so.*")
+    (folder / "libnccl.so").symlink_to(nccl)
+    (folder / "libcudart.so").symlink_to(nvidia_library("cu*/lib/libcudart.so.*"))
+    home = nccl.parent.parent
+    return {
+        "CMAKE_LIBRARY_PATH": str(folder),
+        "HOROVOD_NCCL_HOME": str(home),
+        "HOROVOD_NCCL_INCLUDE": str(home / "include"),
+        "HOROVOD_NCCL_LIB": str(folder),
+    }
+
+
+def gpu_variables(mode: str, capabilities: str) -> dict[str, str]:
+    """What --gpu adds to the settings. Without operations Horovod's torch half copies by itself."""
+    home = str(cuda_home())
+    variables = {
+        "CUDA_HOME": home,
+        "HOROVOD_CUDA_HOME": home,
+        "HOROVOD_BUILD_CUDA_CC_LIST": capabilities,
+    }
+    if mode == "nccl":
+        operations = {"GPU": "CUDA", "GPU_OPERATIONS": "NCCL", "NCCL_LINK": "SHARED"}
+        variables |= {f"HOROVOD_{name}": value for name, value in operations.items()}
+    return variables
 
 
 def build_variables(frameworks: list[str]) -> dict[str, str]:
@@ -156,7 +231,8 @@ def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("HOROVOD_")
         # A surrounding make hands its options down, and a job server that is closed to us.
-        and name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS", "LDFLAGS"}
+        # Horovod's build passes VERBOSE=1, which ninja takes for a target.
+        and name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS", "LDFLAGS", "CMAKE_GENERATOR"}
     }
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     # A file that includes torch's headers takes more than a gigabyte to compile.
@@ -188,8 +264,21 @@ def ingredients(frameworks: list[str], variables: Mapping[str, str]) -> dict[str
     }
 
 
-def apply_edits(source: Path, frameworks: list[str]) -> None:
-    for edit in edits_for(frameworks):
+def gpu_ingredients(mode: str) -> dict[str, str]:
+    """What else goes into a wheel for CUDA."""
+    recipe = [dataclasses.astuple(edit) for edit in CUDA_EDITS]
+    nvcc = str(cuda_home() / "bin" / "nvcc")
+    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    return {
+        "gpu": mode,
+        "nvcc": version.strip().split("\n")[-1],
+        "nccl": str(nvidia_library("nccl/lib/libnccl.so.*")) if mode == "nccl" else "",
+        "gpu edits": hashlib.sha256(repr(recipe).encode()).hexdigest(),
+    }
+
+
+def apply_edits(source: Path, edits: Iterable[Edit]) -> None:
+    for edit in edits:
         path = source / edit.file
         text = path.read_text()
         found = text.count(edit.old)
@@ -232,6 +321,15 @@ def progress(log: Path) -> str:
     return f", {percentages[-1].decode()}%" if percentages else ""
 
 
+def unpack(archive: Path, folder: Path) -> Path:
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SDIST_SHA256:
+        raise SystemExit(f"horovod: expected an sdist of SHA-256 {SDIST_SHA256}, got {digest}")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder)  # the digest above says what is in it
+    return folder / f"horovod-{VERSION}"
+
+
 def download(folder: Path, log: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--dest", str(folder)]
@@ -242,12 +340,7 @@ def download(folder: Path, log: Path) -> Path:
         build_environment({}),
     )
     (archive,) = folder.glob("horovod-*.tar.gz")
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if digest != SDIST_SHA256:
-        raise SystemExit(f"horovod: expected an sdist of SHA-256 {SDIST_SHA256}, got {digest}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder)  # the digest above says what is in it
-    return folder / f"horovod-{VERSION}"
+    return archive
 
 
 @contextlib.contextmanager
@@ -266,35 +359,45 @@ def find_wheel(folder: Path) -> Path | None:
     return next(folder.glob("horovod-*.whl"), None)
 
 
-def wheel(frameworks: list[str], cache: Path) -> Path:
+def wheel(frameworks: list[str], cache: Path, gpu: Gpu | None, sdist: Path | None) -> Path:
     """The path of a wheel for these frameworks, built if the cache has none."""
     if "torch" in frameworks:
         installed_version("torch")
-        refuse_cuda_torch()
+        if gpu is None:
+            refuse_cuda_torch()
     variables = build_variables(frameworks)
-    parts = ingredients(frameworks, variables)
+    if gpu is not None:
+        variables |= gpu_variables(gpu.mode, gpu.capabilities)
+    parts = ingredients(frameworks, variables) | (gpu_ingredients(gpu.mode) if gpu else {})
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"{VERSION}-{'-'.join(frameworks)}-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / f"{folder.name}.lock"):
         ready = find_wheel(folder)
         if ready is None:
-            ready = build(frameworks, variables, parts, folder)
+            ready = build(frameworks, variables, parts, folder, gpu, sdist)
         else:
             say(f"using {ready}")
     return ready
 
 
 def build(
-    frameworks: list[str], variables: Mapping[str, str], parts: Mapping[str, str], folder: Path
+    frameworks: list[str],
+    variables: Mapping[str, str],
+    parts: Mapping[str, str],
+    folder: Path,
+    gpu: Gpu | None,
+    sdist: Path | None,
 ) -> Path:
     start = time.monotonic()
     say(f"building {VERSION} for {' and '.join(frameworks)}; this takes several minutes")
     log = folder.with_name(f"{folder.name}.log")
     log.write_text("")
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
-        source = download(Path(scratch), log)
-        apply_edits(source, frameworks)
+        source = unpack(sdist or download(Path(scratch), log), Path(scratch))
+        apply_edits(source, edits_for(frameworks) + list(CUDA_EDITS if gpu else ()))
+        if gpu is not None:
+            variables = {**variables, **link_libraries(Path(scratch, "libraries"))}
         result = Path(scratch, "result")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir"]
         options = ["--verbose", "--no-build-isolation", "--no-deps", "--wheel-dir", str(result)]
@@ -331,11 +434,18 @@ def main() -> None:
         metavar="NAME[,NAME]",
         help="torch, tensorflow, or both with a comma (default: torch)",
     )
-    chosen = sorted(set(parser.parse_args().frameworks.split(",")))
+    parser.add_argument("--gpu", choices=GPU_MODES, help="for a torch for CUDA")
+    parser.add_argument(
+        "--capabilities", default="90", metavar="CC[,CC]", help="with --gpu (default: 90)"
+    )
+    parser.add_argument("--sdist", type=Path, help="Horovod's source, instead of a download")
+    args = parser.parse_args()
+    gpu = Gpu(args.gpu, args.capabilities) if args.gpu else None
+    chosen = sorted(set(args.frameworks.split(",")))
     unknown = set(chosen) - set(DISTRIBUTIONS)
     if unknown:
         parser.error(f"expected {' or '.join(DISTRIBUTIONS)}, got {', '.join(sorted(unknown))}")
-    print(wheel(chosen, (default_cache() / "horovod").absolute()))
+    print(wheel(chosen, (default_cache() / "horovod").absolute(), gpu, args.sdist))
 
 
 if __name__ == "__main__":
