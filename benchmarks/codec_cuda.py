@@ -24,6 +24,7 @@ from hvd_compress.kernels.torch_device import TorchDevice
 SCHEMA = "hvd_compress/codec-cuda/1"
 MEASURED = ("encode", "encode_with_feedback", "decode", "decode_and_add")
 SMALL_ELEMENTS = 1 << 20
+DEVICE = "cuda"
 _CALLS = 20
 """Calls in one graph."""
 
@@ -37,8 +38,8 @@ class Buffers:
     """Device memory that all cases share: x, residual and out, shape=(n,), float32."""
 
     def __init__(self, elements: int) -> None:
-        generator = torch.Generator(device="cuda").manual_seed(0)
-        self.x = torch.randn(elements, device="cuda", generator=generator)
+        generator = torch.Generator(device=DEVICE).manual_seed(0)
+        self.x = torch.randn(elements, device=DEVICE, generator=generator)
         self.residual = torch.zeros_like(self.x)
         self.out = torch.zeros_like(self.x)
 
@@ -51,7 +52,7 @@ class CodecCase:
         self.config: dict[str, Any] = codec.to_config()
         shape = matrix(elements)
         self.bits = codec.bits_per_element(shape)
-        payload = torch.zeros(1, codec.payload_bytes(shape), dtype=torch.uint8, device="cuda")
+        payload = torch.zeros(1, codec.payload_bytes(shape), dtype=torch.uint8, device=DEVICE)
         feedback = stable_feedback(codec, elements)
         self.passes = _passes(codec)
         size = payload.numel()
@@ -95,8 +96,8 @@ class ComposedOneBit:
         self.bits = 1 + 64 / 1024
         size = int(elements * self.bits / 8)
         self.bytes = {"encode_with_feedback": 12 * elements + size, "decode": 4 * elements + size}
-        weights = 2 ** torch.arange(8, device="cuda", dtype=torch.uint8)
-        shifts = torch.arange(8, device="cuda", dtype=torch.uint8)
+        weights = 2 ** torch.arange(8, device=DEVICE, dtype=torch.uint8)
+        shifts = torch.arange(8, device=DEVICE, dtype=torch.uint8)
 
         def encode() -> None:
             x = (buffers.x + buffers.residual).view(-1, 1024)
@@ -159,17 +160,16 @@ def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str
             rows[name] = measure(make(), buffers, repeats)
         except Exception as error:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"}
-    torch.cuda.synchronize()
     kernels.check()
     copy = [seconds(graph_of(lambda: buffers.out.copy_(buffers.x))) for _ in range(repeats)]
     return {
         "schema": SCHEMA,
         "elements": elements,
         "repeats": repeats,
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": gpu_name(),
         "copy_seconds": statistics.median(copy),
         "copy_bytes_per_second": 8 * elements / statistics.median(copy),
-        "empty_launch_seconds": seconds(graph_of(lambda: torch.cuda._sleep(0))),
+        "empty_launch_seconds": seconds(graph_of(empty_launch)),
         "codecs": rows,
     }
 
@@ -230,6 +230,16 @@ def seconds(graph: torch.cuda.CUDAGraph) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3 / _CALLS
+
+
+def empty_launch() -> None:
+    """A kernel that ends at once."""
+    torch.cuda._sleep(0)
+
+
+def gpu_name() -> str:
+    """The GPU's name."""
+    return torch.cuda.get_device_name()
 
 
 def table(result: dict[str, Any]) -> Table:
