@@ -19,7 +19,7 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation --editable
 STAMPS := $(VENV)/.stamps
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(shell find hvd_compress/csrc -type f 2>/dev/null | sort)
-CPP_FILES := $(shell find hvd_compress/csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' \
+CPP_FILES := $(shell find hvd_compress/csrc hvd_compress/tensorflow/ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' \
   2>/dev/null | sort)
 
 # $(call stamp,NAME,INPUTS): a file that exists if NAME was done with these inputs.

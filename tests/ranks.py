@@ -65,7 +65,8 @@ def torchrun(count: int, command: list[str], environment: dict[str, str] | None 
     )
 
 
-_LAUNCHERS = {"horovodrun": horovodrun, "torchrun": torchrun}
+_LAUNCHERS = {"horovodrun": horovodrun, "torchrun": torchrun, "tensorflow": horovodrun}
+"""``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch."""
 
 
 def _printed_by(command: list[str], environment: dict[str, str] | None) -> str:
@@ -127,6 +128,12 @@ def _start(launcher: str) -> tuple[int, Callable[[], None]]:
 
         hvd.init()
         return hvd.rank(), hvd.barrier
+    if launcher == "tensorflow":
+        import horovod.tensorflow as hvd_tensorflow
+        import tensorflow as tf
+
+        hvd_tensorflow.init()
+        return hvd_tensorflow.rank(), lambda: hvd_tensorflow.allreduce(tf.zeros(1), name="barrier")
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -134,10 +141,11 @@ def _start(launcher: str) -> tuple[int, Callable[[], None]]:
 
 
 def _main(launcher: str, module: str, folder: str, *names: str) -> None:
-    import torch
-
     rank, barrier = _start(launcher)
-    torch.set_num_threads(1)
+    if launcher != "tensorflow":
+        import torch
+
+        torch.set_num_threads(1)
     tests = importlib.import_module(module)
     for name in names:
         path = Path(folder) / f"{name}.{rank}"

@@ -33,6 +33,15 @@ ALLOWED = {
         "hvd_compress.torch_common",
         "hvd_compress.torch",
     },
+    "tensorflow": {
+        "tensorflow",
+        "numpy",
+        "horovod",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.tensorflow",
+    },
     "ddp": {
         "torch",
         "hvd_compress.codecs",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hvd_compress.exchange.errors import ExchangeError
 
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 """Far above the rounding of float32 sums and predivide factors, below 1 / (number of ranks)^2."""
 
 
@@ -28,7 +28,12 @@ def everybody(roll_call: Sequence[float], size: int) -> bool:
 
     No subset of the ranks has the sums of all of them.
     """
-    return _close(roll_call, [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6])
+    return _close(roll_call, of_everybody(size))
+
+
+def of_everybody(size: int) -> list[float]:
+    """The sum of the tokens of all of ``size`` ranks."""
+    return [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6]
 
 
 def reduction_scale(
@@ -61,7 +66,7 @@ def reduction_scale(
 
 
 def _close(values: Sequence[float], expected: Sequence[float]) -> bool:
-    return all(abs(v - e) <= _TOLERANCE * abs(e) for v, e in zip(values, expected, strict=True))
+    return all(abs(v - e) <= TOLERANCE * abs(e) for v, e in zip(values, expected, strict=True))
 
 
 def _show(values: Sequence[float]) -> str:

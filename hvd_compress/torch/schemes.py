@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs.schemes import Scheme, class_of
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.schemes import Scheme, class_of
 from hvd_compress.torch_common.slots import NamedParameters
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeVar
 
-from hvd_compress.codecs import SCHEMES, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
-from hvd_compress.torch_common.slots import NamedParameters
+from hvd_compress.codecs.feedback import ErrorFeedback
+from hvd_compress.codecs.registry import SCHEMES
 
 
 class Scheme:
     """One entry of :data:`hvd_compress.codecs.SCHEMES`; to be mixed in before a frontend's compressor.
 
-    Takes the codec's fields and ``alpha`` and ``beta`` as keywords, beside the compressor's own.
+    Takes the codec's fields and ``alpha`` and ``beta`` as keywords, beside the compressor's own, and
+    what the compressor wants to know of the model in front.
     """
 
     scheme: ClassVar[str]
 
     def __init__(
         self,
-        named_parameters: NamedParameters,
-        *,
+        *model: Any,
         alpha: float | None = None,
         beta: float | None = None,
         **options: Any,
@@ -33,7 +33,7 @@ class Scheme:
             scheme.feedback.alpha if alpha is None else alpha,
             scheme.feedback.beta if beta is None else beta,
         )
-        super().__init__(named_parameters, codec, feedback, **options)  # type: ignore[call-arg]
+        super().__init__(*model, codec, feedback, **options)  # type: ignore[call-arg]
 
 
 S = TypeVar("S", bound=Scheme)

@@ -1,0 +1,149 @@
+// The operations around a step: the ledger, its beginning, gradients that go as they are, counters.
+#include <algorithm>
+
+#include "ledger.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvd_compress {
+namespace {
+
+using namespace tensorflow;  // NOLINT: the registration macros need it
+
+REGISTER_OP("HvdcLedger")
+    .Output("ledger: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+class LedgerOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* handle;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
+    handle->scalar<ResourceHandle>()() =
+        ResourceHandle::MakeRefCountingHandle(new Ledger, context->device()->name());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcLedger").Device(DEVICE_CPU), LedgerOp);
+
+// Says how many gradients a graph encodes, which is known only when it has been traced.
+REGISTER_OP("HvdcExpect")
+    .Input("ledger: resource")
+    .Attr("graph: int")
+    .Attr("count: int")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class ExpectOp : public OpKernel {
+ public:
+  explicit ExpectOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    ledger->Expect(graph_, count_);
+  }
+
+ private:
+  int64_t graph_, count_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
+
+// Starts a step of a graph. The output is what the step's messages depend on, and the token that
+// Horovod allreduces in their place.
+REGISTER_OP("HvdcBegin")
+    .Input("ledger: resource")
+    .Output("token: float")
+    .Attr("graph: int")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(1));
+      return absl::OkStatus();
+    });
+
+class BeginOp : public OpKernel {
+ public:
+  explicit BeginOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    ledger->Begin(graph_);
+    Tensor* token;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
+    token->flat<float>()(0) = 1.0f;
+  }
+
+ private:
+  int64_t graph_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcBegin").Device(DEVICE_CPU), BeginOp);
+
+// The gradient itself, counted, once the step has begun.
+REGISTER_OP("HvdcDense")
+    .Input("gradient: T")
+    .Input("token: float")
+    .Input("ledger: resource")
+    .Output("sent: T")
+    .Attr("T: {float, half, bfloat16, double}")
+    .Attr("uncompressed_item_bytes: int")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnchangedShape);
+
+class DenseOp : public OpKernel {
+ public:
+  explicit DenseOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("uncompressed_item_bytes", &item_bytes_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &ledger));
+    const Tensor& gradient = context->input(0);
+    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.NumElements()) * item_bytes_);
+    ledger->Count(kDenseBytes, static_cast<double>(gradient.TotalBytes()));
+    context->set_output(0, gradient);
+  }
+
+ private:
+  int item_bytes_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcDense").Device(DEVICE_CPU), DenseOp);
+
+REGISTER_OP("HvdcCounters")
+    .Input("ledger: resource")
+    .Output("values: double")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(kCounters));
+      return absl::OkStatus();
+    });
+
+class CountersOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    Tensor* values;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kCounters}), &values));
+    const auto counters = ledger->counters();
+    std::copy(counters.begin(), counters.end(), values->flat<double>().data());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcCounters").Device(DEVICE_CPU), CountersOp);
+
+}  // namespace
+}  // namespace hvd_compress
