@@ -1,9 +1,9 @@
 """Runs test functions on real ranks, of Horovod or of torch.distributed.
 
-``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``, and
-``@on_ranks(2, launcher="torchrun")`` one whose body runs in a process group with gloo. The functions of a
-module that ask for the same number of ranks share one job, because starting one takes longer than most
-tests; a body that leaves the ranks unusable asks for a job of its own with ``alone=True``.
+``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``. With
+``launcher="two hosts"`` they are on two hosts, with ``launcher="torchrun"`` in a process group with gloo.
+The functions of a module that ask for the same number of ranks share one job, because starting one takes
+longer than most tests; a body that leaves the ranks unusable asks for a job of its own with ``alone=True``.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ def horovodrun(count: int, command: list[str], environment: dict[str, str] | Non
     return _printed_by([*program, *command], environment)
 
 
+def two_hosts(count: int, command: list[str], environment: dict[str, str] | None = None) -> str:
+    """As :func:`horovodrun`, with half of the ranks on what Horovod takes for another host."""
+    first = (count + 1) // 2
+    hosts = ["-H", f"localhost:{first},127.0.0.1:{count - first}"]
+    return horovodrun(count, [*hosts, *command], environment)
+
+
 def torchrun(count: int, command: list[str], environment: dict[str, str] | None = None) -> str:
     """As :func:`horovodrun`, for ``torch.distributed``."""
     options = ["--standalone", "--no-python", f"--nproc-per-node={count}"]
@@ -65,7 +72,12 @@ def torchrun(count: int, command: list[str], environment: dict[str, str] | None 
     )
 
 
-_LAUNCHERS = {"horovodrun": horovodrun, "torchrun": torchrun, "tensorflow": horovodrun}
+_LAUNCHERS = {
+    "horovodrun": horovodrun,
+    "two hosts": two_hosts,
+    "torchrun": torchrun,
+    "tensorflow": horovodrun,
+}
 """``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch."""
 
 
@@ -123,7 +135,7 @@ def _together(test: Callable[[], None]) -> tuple[str, ...]:
 
 def _start(launcher: str) -> tuple[int, Callable[[], None]]:
     """This rank, and a barrier among all ranks."""
-    if launcher == "horovodrun":
+    if launcher in ("horovodrun", "two hosts"):
         import horovod.torch as hvd
 
         hvd.init()

@@ -17,6 +17,7 @@ class Counters:
         wire_bytes: bytes this rank sends where collectives are rings: ``(K - 1)`` times the payload for
             an allgather, ``2 (K - 1) / K`` times the message for an allreduce; for an alltoall, what is
             for others.
+        local_bytes: those of ``wire_bytes`` that a hierarchical exchange sends within a host.
         encode_seconds: time in encode kernels, residual included.
         decode_seconds: time in decode kernels.
     """
@@ -26,6 +27,7 @@ class Counters:
     uncompressed_bytes: int = 0
     message_bytes: int = 0
     wire_bytes: float = 0.0
+    local_bytes: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
 

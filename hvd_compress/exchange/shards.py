@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.payload import HEADER_BYTES
+
 GRAIN = 1024
 """Shards begin at multiples of this many elements: 16 tiles of 64, so that a shard's scales and header stay
 small beside its codes. It depends on no codec, so that a shard stays where it is when the codec changes."""
@@ -37,3 +40,26 @@ class Shards:
         """How many elements a rank owns."""
         begin, end = self.of(rank)
         return end - begin
+
+    def payload_bytes(self, codec: Codec) -> list[int]:
+        """Bytes of each rank's part as a payload; 0 where it owns nothing."""
+        lengths = (self.length(rank) for rank in range(self.size))
+        return [codec.payload_bytes((length,)) if length else 0 for length in lengths]
+
+
+def check_codec(name: str, codec: Codec, exchange: str) -> None:
+    """Raises ``ValueError`` where a codec cannot encode parts of a tensor."""
+    if codec.shaped:
+        raise ValueError(
+            f"{name}: expected a codec of contiguous groups for exchange={exchange!r}, got {codec!r}: a "
+            f"part is a range of elements, without rows and columns; use another group or another exchange"
+        )
+
+
+def tells_of_a_failure(header: bytes) -> bool:
+    """Whether zeros came in a payload's place: who sent them had an error, and the others must not wait.
+
+    Args:
+        header: the payload's first bytes.
+    """
+    return not any(header[:HEADER_BYTES])

@@ -11,18 +11,11 @@ a sum of it is applied at the end.
 from __future__ import annotations
 
 from hvd_compress.codecs import Codec
-from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.exchange.routing import MAX_GATHERED_BYTES
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, check_codec
 
 MAX_RANKS = 65535
 """Above that, the noise would run out of streams: see :func:`first_stream`."""
-
-
-def payload_bytes(codec: Codec, shards: Shards) -> list[int]:
-    """Bytes of each owner's shard as a payload, in either shot; 0 where a rank owns nothing."""
-    lengths = (shards.length(rank) for rank in range(shards.size))
-    return [codec.payload_bytes((length,)) if length else 0 for length in lengths]
 
 
 def first_stream(rank: int, owner: int, size: int) -> int:
@@ -41,28 +34,15 @@ def second_stream(owner: int, size: int) -> int:
 
 def check(name: str, codec: Codec, shards: Shards) -> None:
     """Raises ``ValueError`` where a tensor cannot take this exchange."""
-    if codec.shaped:
-        raise ValueError(
-            f"{name}: expected a codec of contiguous groups for exchange='two_shot', got {codec!r}: a "
-            f"shard is a range of elements, without rows and columns; use another group or another exchange"
-        )
+    check_codec(name, codec, "two_shot")
     if shards.size > MAX_RANKS:
         raise ValueError(
             f"{name}: expected at most {MAX_RANKS} ranks for exchange='two_shot', got {shards.size}"
         )
-    sizes = payload_bytes(codec, shards)
+    sizes = shards.payload_bytes(codec)
     largest = max(sum(sizes), shards.size * max(sizes))
     if largest > MAX_GATHERED_BYTES:
         raise ValueError(
             f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one message, got {largest}; use a "
             f"codec with fewer bits or exclude the tensor"
         )
-
-
-def tells_of_a_failure(header: bytes) -> bool:
-    """Whether an owner sent zeros: it could not add up its part, and the others must not wait for it.
-
-    Args:
-        header: the first bytes of a second shot's payload.
-    """
-    return not any(header[:HEADER_BYTES])

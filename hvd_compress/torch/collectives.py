@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import global_process_set
+from horovod.torch.mpi_ops import _basics, global_process_set
 
 from hvd_compress.exchange.errors import ExchangeError
 
@@ -42,6 +42,31 @@ class Collectives:
             )
         self.rank: int = self._process_set.rank() if self._process_set.included() else -1
         self.size: int = self._process_set.size()
+
+    def among(self, ranks: Sequence[int]) -> Collectives:
+        """The same among some of the job's ranks, this one included.
+
+        Blocks until all of the job's ranks have come here, unless Horovod knows the process set already.
+
+        Raises:
+            ExchangeError: Horovod does not take process sets now.
+        """
+        ids = {
+            tuple(known): number
+            for number, known in _basics._get_process_set_ids_and_ranks().items()
+        }
+        chosen = hvd.ProcessSet(ranks)
+        if tuple(ranks) in ids:
+            chosen.process_set_id = ids[tuple(ranks)]
+        else:
+            try:
+                hvd.add_process_set(chosen)
+            except ValueError as error:
+                raise ExchangeError(
+                    f"expected a Horovod that takes process sets, got: {error} Or pass "
+                    f"hvd.ProcessSet({ranks}) to hvd.init()."
+                ) from None
+        return Collectives(chosen, self._prefix)
 
     def gather(self, message: torch.Tensor, name: str) -> int:
         """Starts a gather of a 1-dimensional uint8 tensor, lengths differing where they may."""

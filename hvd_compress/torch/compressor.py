@@ -17,6 +17,7 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.allgather import Allgather
 from hvd_compress.torch.exchanges.base import Exchange
+from hvd_compress.torch.exchanges.hierarchical import Hierarchical
 from hvd_compress.torch.exchanges.two_shot import TwoShot
 from hvd_compress.torch.owner_steps import OwnerStep, describe
 from hvd_compress.torch.slots import Slots
@@ -43,7 +44,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or ``"hierarchical"``.
         owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
             :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are left to Horovod, which fuses them.
@@ -107,9 +108,10 @@ class Compressor(GradientCoder, HorovodCompressor):
         self._exchanges: dict[str, Exchange] = {
             "allgather": Allgather(self._collectives, self._encoder),
             "two_shot": TwoShot(self._collectives, self._encoder, owner_step),
+            "hierarchical": Hierarchical(self._collectives, self._encoder),
         }
         self._choose_routes(list(self._slots))
-        self._step = Step(self._collectives, self._configuration)
+        self._step = Step(self._collectives, self._configuration, self._prepare_exchanges)
         self._exchanging = False
 
     @torch.no_grad()
@@ -169,7 +171,18 @@ class Compressor(GradientCoder, HorovodCompressor):
         return None if slot.route.dense else self._exchanges[slot.route.exchange].owned(slot)
 
     def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "owner_step": describe(self._owner_step)}
+        configuration = {**super()._configuration(), "owner_step": describe(self._owner_step)}
+        for exchange in self._exchanges_in_use():
+            configuration.update(exchange.settings())
+        return configuration
+
+    def _prepare_exchanges(self) -> None:
+        for exchange in self._exchanges_in_use():
+            exchange.prepare()
+
+    def _exchanges_in_use(self) -> list[Exchange]:
+        used = {slot.route.exchange for slot in self._slots if not slot.route.dense}
+        return [exchange for name, exchange in self._exchanges.items() if name in used]
 
     def _start_dense(
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool

@@ -53,13 +53,18 @@ class Step:
     Args:
         collectives: the ranks.
         configuration: called once before the first step; compared between the ranks.
+        prepare: called once they agree, by every rank; may wait for the others.
     """
 
     def __init__(
-        self, collectives: Collectives, configuration: Callable[[], dict[str, Any]]
+        self,
+        collectives: Collectives,
+        configuration: Callable[[], dict[str, Any]],
+        prepare: Callable[[], None],
     ) -> None:
         self._collectives = collectives
         self._configuration = configuration
+        self._prepare = prepare
         self._agreement: int | None = None
         self._agreed = False
         self._calling: int | None = None
@@ -166,6 +171,7 @@ class Step:
         except ExchangeError:
             self._collectives.meet()
             raise
+        self._prepare()
         self._agreed = True
         return True
 

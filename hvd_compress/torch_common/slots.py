@@ -39,6 +39,12 @@ class Owned:
         """Elements of the part."""
         return self.end - self.begin
 
+    def replaces(self, other: Owned | None) -> bool:
+        """Whether a record of another exchange, or of none, is in this one's place."""
+        return other is None or any(
+            getattr(self, field) != getattr(other, field) for field in ("begin", "end", "weight")
+        )
+
 
 @dataclass
 class Slot:

@@ -10,7 +10,7 @@ from hvd_compress.codecs.base import Codec
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.codecs.registry import CODECS, OFF
 from hvd_compress.exchange import two_shot
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, tells_of_a_failure
 from hvd_compress.kernels.oracle import OracleKernels
 
 
@@ -19,7 +19,7 @@ def test_traffic_does_not_grow_with_the_number_of_ranks(codec: Codec) -> None:
     count = 2**24
     whole = codec.payload_bytes((count,))
     for size in (2, 16, 256):
-        sizes = two_shot.payload_bytes(codec, Shards(count, size, 3))
+        sizes = Shards(count, size, 3).payload_bytes(codec)
         largest = max(sizes)
         # To the owners what is theirs, to all (the ring's share) what is one's own.
         sent = sum(sizes) - min(sizes) + (size - 1) * largest
@@ -27,7 +27,7 @@ def test_traffic_does_not_grow_with_the_number_of_ranks(codec: Codec) -> None:
 
 
 def test_who_owns_nothing_gets_nothing() -> None:
-    sizes = two_shot.payload_bytes(OneBit(), Shards(2000, 4))
+    sizes = Shards(2000, 4).payload_bytes(OneBit())
     assert sizes == [0, OneBit().payload_bytes((1024,)), 0, OneBit().payload_bytes((976,))]
 
 
@@ -74,5 +74,5 @@ def test_no_payload_looks_like_a_failure() -> None:
             residual=None,
             noise=NoiseKey(),
         )
-        assert not two_shot.tells_of_a_failure(payload.tobytes())
-    assert two_shot.tells_of_a_failure(bytes(HEADER_BYTES + 16))
+        assert not tells_of_a_failure(payload.tobytes())
+    assert tells_of_a_failure(bytes(HEADER_BYTES + 16))

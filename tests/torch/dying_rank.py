@@ -1,35 +1,38 @@
-"""A job whose middle rank dies between the two shots of a step: ``horovodrun -np 3``."""
+"""A job whose rank 1 dies in mid-exchange: ``python -m tests.torch.dying_rank EXCHANGE COLLECTIVE``."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import horovod.torch as hvd
+import torch
 from horovod.common.exceptions import HorovodInternalError
 
 import hvd_compress.torch as hvdc
+from hvd_compress.torch.collectives import Collectives
 from tests.torch.probes import Probe, distributed, exchange, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,)}
 
 
-def _main() -> None:
+def _main(chosen: str, collective: str) -> None:
     hvd.init()
     model = Probe(SHAPES)
-    compressor = hvdc.OneBit(model.named_parameters(), exchange="two_shot")
+    compressor = hvdc.OneBit(model.named_parameters(), exchange=chosen)
     optimizer = distributed(model, compressor)
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
-    gather = compressor._collectives.gather
+    gather = Collectives.gather
 
-    def die(message: object, name: str) -> int:
-        if name == "a from owners":
+    def die(self: Collectives, message: torch.Tensor, name: str) -> int:
+        if name == collective:
             # As by SIGKILL, without a word to Horovod; with status 0, or horovodrun would end the others.
             os._exit(0)
-        return gather(message, name)
+        return gather(self, message, name)
 
     if hvd.rank() == 1:
-        compressor._collectives.gather = die
+        Collectives.gather = die
     start = time.monotonic()
     try:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
@@ -42,4 +45,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

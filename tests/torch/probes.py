@@ -118,7 +118,45 @@ class Simulation:
         return averages
 
 
-class TwoShotSimulation:
+class _Coding:
+    """What simulations of exchanges in parts have in common."""
+
+    def __init__(self, codec: Codec, feedback: ErrorFeedback, seed: int) -> None:
+        self._codec, self._feedback, self._seed = codec, feedback, seed
+        self._kernels = OracleKernels()
+        self._step = 0
+
+    def _encode(
+        self, numbers: np.ndarray, residual: np.ndarray, index: int, stream: int
+    ) -> np.ndarray:
+        payload = np.empty(self._codec.payload_bytes(numbers.shape), np.uint8)
+        self._kernels.encode(
+            self._codec,
+            numbers.shape,
+            numbers,
+            payload,
+            feedback=self._feedback,
+            residual=residual if self._feedback.enabled else None,
+            noise=NoiseKey(self._seed, stream, index, self._step),
+        )
+        return payload
+
+    def _decode(self, payloads: np.ndarray, out: np.ndarray, scale: float) -> None:
+        self._kernels.decode_sum(
+            self._codec, out.shape, payloads, out, step=self._step, scale=scale
+        )
+
+
+def _part(shapes: Shapes, name: str, rank: int, size: int) -> slice:
+    names, grain = list(shapes), 1024
+    count = math.prod(shapes[name])
+    part = (rank - names.index(name)) % size
+    grains = math.ceil(count / grain)
+    begin, end = (p * grains // size * grain for p in (part, part + 1))
+    return slice(min(begin, count), min(end, count))
+
+
+class TwoShotSimulation(_Coding):
     """The same for the two-shot exchange, written down from ``docs/exchanges.md``.
 
     Args:
@@ -130,8 +168,6 @@ class TwoShotSimulation:
         owner_step: as the compressors'.
     """
 
-    GRAIN = 1024
-
     def __init__(
         self,
         codec: Codec,
@@ -141,10 +177,8 @@ class TwoShotSimulation:
         seed: int = 0,
         owner_step: Any = None,
     ) -> None:
-        self._codec, self._feedback, self._shapes = codec, feedback, shapes
-        self._size, self._seed, self._owner_step = size, seed, owner_step
-        self._kernels = OracleKernels()
-        self._step = 0
+        super().__init__(codec, feedback, seed)
+        self._shapes, self._size, self._owner_step = shapes, size, owner_step
         counts = {name: math.prod(shape) for name, shape in shapes.items()}
         self.residuals = [
             {name: np.zeros(count, np.float32) for name, count in counts.items()}
@@ -155,12 +189,7 @@ class TwoShotSimulation:
 
     def shard(self, name: str, rank: int) -> slice:
         """The elements of a parameter that a rank owns."""
-        names = list(self._shapes)
-        count = math.prod(self._shapes[name])
-        part = (rank - names.index(name)) % self._size
-        grains = math.ceil(count / self.GRAIN)
-        begin, end = (p * grains // self._size * self.GRAIN for p in (part, part + 1))
-        return slice(min(begin, count), min(end, count))
+        return _part(self._shapes, name, rank, self._size)
 
     def average(self, gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """What every rank's gradients become in one step, with op=Average."""
@@ -204,25 +233,62 @@ class TwoShotSimulation:
         self._decode(again[None], out, 1.0)
         return out
 
-    def _encode(
-        self, numbers: np.ndarray, residual: np.ndarray, index: int, stream: int
-    ) -> np.ndarray:
-        payload = np.empty(self._codec.payload_bytes(numbers.shape), np.uint8)
-        self._kernels.encode(
-            self._codec,
-            numbers.shape,
-            numbers,
-            payload,
-            feedback=self._feedback,
-            residual=residual if self._feedback.enabled else None,
-            noise=NoiseKey(self._seed, stream, index, self._step),
-        )
-        return payload
 
-    def _decode(self, payloads: np.ndarray, out: np.ndarray, scale: float) -> None:
-        self._kernels.decode_sum(
-            self._codec, out.shape, payloads, out, step=self._step, scale=scale
-        )
+class HierarchicalSimulation(_Coding):
+    """The same for the hierarchical exchange.
+
+    Args:
+        codec: as the compressors'.
+        feedback: as the compressors'.
+        shapes: of the parameters.
+        size: ranks.
+        local: ranks of a host.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        shapes: Shapes,
+        size: int,
+        local: int,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(codec, feedback, seed)
+        self._shapes, self._size, self._local = shapes, size, local
+        self.residuals = [
+            {name: np.zeros(math.prod(shape), np.float32) for name, shape in shapes.items()}
+            for _ in range(size // local)
+        ]
+
+    def part(self, name: str, place: int) -> slice:
+        """The elements of a parameter that the rank in a place of its host owns."""
+        return _part(self._shapes, name, place, self._local)
+
+    def average(self, gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """What every rank's gradients become in one step, with op=Average."""
+        averages = {}
+        hosts = self._size // self._local
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            out = np.empty(math.prod(shape), np.float32)
+            for place in range(self._local):
+                part = self.part(name, place)
+                if part.start == part.stop:
+                    continue
+                payloads = []
+                for host in range(hosts):
+                    total = np.zeros(part.stop - part.start, np.float32)
+                    for rank in range(host * self._local, (host + 1) * self._local):
+                        total += gradients[rank][name].numpy().reshape(-1)[part]
+                    total *= np.float32(1 / self._local)
+                    rest = self.residuals[host][name][part]
+                    rank = host * self._local + place
+                    payloads.append(self._encode(total, rest, index, rank))
+                self._decode(np.stack(payloads), out[part], self._local / self._size)
+            averages[name] = torch.from_numpy(out).view(shape)
+        self._step += 1
+        return averages
 
 
 def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:

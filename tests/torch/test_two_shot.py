@@ -24,7 +24,6 @@ from hvd_compress.codecs import (
     Ternary,
 )
 from hvd_compress.exchange.shards import Shards
-from hvd_compress.exchange.two_shot import payload_bytes
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     Probe,
@@ -238,7 +237,7 @@ def test_counters_follow_the_formulas() -> None:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
     size, message, wire = hvd.size(), 0.0, 0.0
     for index, shape in enumerate(SHAPES.values()):
-        sizes = payload_bytes(OneBit(), Shards(math.prod(shape), size, index))
+        sizes = Shards(math.prod(shape), size, index).payload_bytes(OneBit())
         own = sizes[hvd.rank()]
         message += sum(sizes) + own + 12
         wire += sum(sizes) - own + (size - 1) * own + 2 * (size - 1) / size * 12

@@ -166,7 +166,8 @@ def test_an_owner_that_has_joined_cannot_step() -> None:
 
 
 def test_a_rank_that_dies_between_the_shots() -> None:
-    printed = horovodrun(3, [sys.executable, "-m", "tests.torch.dying_rank"])
+    job = ["-m", "tests.torch.dying_rank", "two_shot", "a from owners"]
+    printed = horovodrun(3, [sys.executable, *job])
     for rank in (0, 2):
         assert re.search(f"rank {rank} stopped after .* s by HorovodInternalError", printed), (
             printed

@@ -19,17 +19,16 @@ class Allgather(Exchange):
 
     def check(self, slot: Slot, route: Route) -> None:
         """See :meth:`Exchange.check`."""
-        check_gather(slot.name, route.codec.payload_bytes(slot.shape), self._collectives.size)
+        check_gather(slot.name, route.codec.payload_bytes(slot.shape), self.collectives.size)
 
     def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
         """See :meth:`Exchange.encode`."""
-        self._encoder.release_owned(slot, gradient)
-        slot.owned = None
+        self._own(slot, gradient)
         if not slot.route.feedback.enabled:
-            self._encoder.release_residual(slot, gradient)
+            self.encoder.release_residual(slot, gradient)
         payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
-        coded = self._encoder.encode(slot, gradient, payload)
-        return Gather(self._collectives, self._encoder.kernels, coded)
+        coded = self.encoder.encode(slot, gradient, payload)
+        return Gather(self.collectives, self.encoder.kernels, coded)
 
 
 class Gather(Transfer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,18 +18,26 @@ from hvd_compress.torch_common.slots import Owned, Slot
 class Exchange(ABC):
     """A way from every rank's gradient to their sum on every rank.
 
-    Args:
+    Attributes:
         collectives: the ranks.
         encoder: what this rank encodes with.
     """
 
     def __init__(self, collectives: Collectives, encoder: Encoder) -> None:
-        self._collectives = collectives
-        self._encoder = encoder
+        self.collectives = collectives
+        self.encoder = encoder
 
     @abstractmethod
     def check(self, slot: Slot, route: Route) -> None:
         """Raises ``ValueError`` where a parameter's gradients cannot go this way."""
+
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same on every rank, besides the routes."""
+        return {}
+
+    def prepare(self) -> None:
+        """Called when all ranks have agreed on their routes, at a place that they all reach; may wait."""
+        return
 
     @abstractmethod
     def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
@@ -45,6 +53,17 @@ class Exchange(ABC):
     def owned(self, slot: Slot) -> Owned | None:
         """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
         return None
+
+    def _own(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Has ``slot.owned`` be this exchange's, with a residual where there is feedback."""
+        owned = self.owned(slot)
+        if owned is None or owned.replaces(slot.owned):
+            self.encoder.release_owned(slot, gradient)
+            slot.owned = owned
+        if slot.owned is not None and slot.route.feedback.enabled:
+            self.encoder.residual(slot.owned)
+        else:
+            self.encoder.release_owned(slot, gradient)
 
 
 class Transfer(ABC):

@@ -14,7 +14,7 @@ from hvd_compress.exchange import two_shot
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, tells_of_a_failure
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.base import Exchange, Refused, Transfer
 from hvd_compress.torch.owner_steps import OwnerStep
@@ -44,31 +44,24 @@ class TwoShot(Exchange):
 
     def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
         """See :meth:`Exchange.encode`."""
-        owned, kept = self.owned(slot), slot.owned
-        if kept is not None and (kept.begin, kept.end) == (owned.begin, owned.end):
-            owned = kept
-        else:
-            self._encoder.release_owned(slot, gradient)
-            slot.owned = owned
+        self._own(slot, gradient)
         if slot.route.feedback.enabled:
-            self._encoder.residual(slot)
-            self._encoder.residual(owned)
+            self.encoder.residual(slot)
         else:
-            self._encoder.release_owned(slot, gradient)
-            self._encoder.release_residual(slot, gradient)
+            self.encoder.release_residual(slot, gradient)
         shots = Shots(
-            self._collectives, self._encoder, self._owner_step, slot, gradient, self._shards(slot)
+            self.collectives, self.encoder, self._owner_step, slot, gradient, self._shards(slot)
         )
         slot.step += 1
         return shots
 
     def owned(self, slot: Slot) -> Owned:
         """See :meth:`Exchange.owned`."""
-        begin, end = self._shards(slot).of(self._collectives.rank)
-        return Owned(begin, end, weight=self._collectives.size)
+        begin, end = self._shards(slot).of(self.collectives.rank)
+        return Owned(begin, end, weight=self.collectives.size)
 
     def _shards(self, slot: Slot) -> Shards:
-        return Shards(slot.count, self._collectives.size, slot.index)
+        return Shards(slot.count, self.collectives.size, slot.index)
 
 
 class Shots(Transfer):
@@ -106,7 +99,7 @@ class Shots(Transfer):
         self._route = slot.route
         self._key = NoiseKey(encoder.seed, 0, slot.index, slot.step)
         self._loss_scale = encoder.loss_scale()
-        self._sizes = two_shot.payload_bytes(slot.route.codec, shards)
+        self._sizes = shards.payload_bytes(slot.route.codec)
         self._message = torch.empty(sum(self._sizes), dtype=torch.uint8)
         self._seconds_encoding = self._seconds_decoding = 0.0
         self._parts = self._encode_parts(slot.residual)
@@ -230,7 +223,7 @@ class Shots(Transfer):
             )
         self._averages = list(gathered.split(self._sizes))
         for owner, payload in enumerate(self._averages):
-            if len(payload) and two_shot.tells_of_a_failure(payload.numpy().tobytes()):
+            if len(payload) and tells_of_a_failure(payload.numpy().tobytes()):
                 raise ExchangeError(
                     f"{self.name}: expected an average from every rank, got none from rank {owner}, whose "
                     f"own error says why"
