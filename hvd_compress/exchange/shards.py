@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec
-from hvd_compress.codecs.payload import HEADER_BYTES
 
 GRAIN = 1024
 """Shards begin at multiples of this many elements: 16 tiles of 64, so that a shard's scales and header stay
@@ -60,6 +59,6 @@ def tells_of_a_failure(header: bytes) -> bool:
     """Whether zeros came in a payload's place: who sent them had an error, and the others must not wait.
 
     Args:
-        header: the payload's first bytes.
+        header: the payload's header.
     """
-    return not any(header[:HEADER_BYTES])
+    return not any(header)

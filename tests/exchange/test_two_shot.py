@@ -74,5 +74,5 @@ def test_no_payload_looks_like_a_failure() -> None:
             residual=None,
             noise=NoiseKey(),
         )
-        assert not tells_of_a_failure(payload.tobytes())
-    assert tells_of_a_failure(bytes(HEADER_BYTES + 16))
+        assert not tells_of_a_failure(payload[:HEADER_BYTES].tobytes())
+    assert tells_of_a_failure(bytes(HEADER_BYTES))

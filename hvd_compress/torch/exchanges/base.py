@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
+from hvd_compress.exchange.shards import tells_of_a_failure
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -138,6 +140,11 @@ class Transfer(ABC):
     @abstractmethod
     def _arrived(self, result: torch.Tensor) -> None:
         """:meth:`advance`, which errors leave."""
+
+
+def is_failure(payload: torch.Tensor) -> bool:
+    """Whether zeros came in this payload's place, shape=(bytes,), because its sender had an error."""
+    return bool(len(payload)) and tells_of_a_failure(payload[:HEADER_BYTES].numpy().tobytes())
 
 
 class Uncompressed(Transfer):

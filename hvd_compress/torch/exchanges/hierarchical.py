@@ -15,9 +15,9 @@ from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards, tells_of_a_failure
+from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Transfer
+from hvd_compress.torch.exchanges.base import Exchange, Transfer, is_failure
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece, any_nonfinite
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -240,7 +240,7 @@ class Levels(Transfer):
         ]
         for place, rows in enumerate(self._payloads):
             for host, payload in enumerate(rows):
-                if len(payload) and tells_of_a_failure(payload.numpy().tobytes()):
+                if is_failure(payload):
                     rank = host * self._hosts.local + place
                     raise ExchangeError(
                         f"{self.name}: expected a payload from every rank, got none from rank {rank}, "

@@ -14,9 +14,9 @@ from hvd_compress.exchange import two_shot
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards, tells_of_a_failure
+from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Refused, Transfer
+from hvd_compress.torch.exchanges.base import Exchange, Refused, Transfer, is_failure
 from hvd_compress.torch.owner_steps import OwnerStep
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece, any_nonfinite
@@ -223,7 +223,7 @@ class Shots(Transfer):
             )
         self._averages = list(gathered.split(self._sizes))
         for owner, payload in enumerate(self._averages):
-            if len(payload) and tells_of_a_failure(payload.numpy().tobytes()):
+            if is_failure(payload):
                 raise ExchangeError(
                     f"{self.name}: expected an average from every rank, got none from rank {owner}, whose "
                     f"own error says why"
