@@ -16,7 +16,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.allgather import Allgather
-from hvd_compress.torch.exchanges.base import Exchange
+from hvd_compress.torch.exchanges.base import Exchange, Relay
 from hvd_compress.torch.exchanges.hierarchical import Hierarchical
 from hvd_compress.torch.exchanges.two_shot import TwoShot
 from hvd_compress.torch.owner_steps import OwnerStep, describe
@@ -111,7 +111,9 @@ class Compressor(GradientCoder, HorovodCompressor):
             "hierarchical": Hierarchical(self._collectives, self._encoder),
         }
         self._choose_routes(list(self._slots))
-        self._step = Step(self._collectives, self._configuration, self._prepare_exchanges)
+        self._step = Step(
+            self._collectives, self._configuration, self._prepare_exchanges, self._flush
+        )
         self._exchanging = False
 
     @torch.no_grad()
@@ -177,8 +179,13 @@ class Compressor(GradientCoder, HorovodCompressor):
         return configuration
 
     def _prepare_exchanges(self) -> None:
-        for exchange in self._exchanges_in_use():
-            exchange.prepare()
+        for name, exchange in self._exchanges.items():
+            routed = [s for s in self._slots if s.route.exchange == name and not s.route.dense]
+            if routed:
+                exchange.prepare(routed)
+
+    def _flush(self) -> list[Relay]:
+        return [relay for exchange in self._exchanges.values() for relay in exchange.flush()]
 
     def _exchanges_in_use(self) -> list[Exchange]:
         used = {slot.route.exchange for slot in self._slots if not slot.route.dense}

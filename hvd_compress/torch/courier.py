@@ -10,17 +10,17 @@ from collections.abc import Iterable
 import torch
 
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Transfer
+from hvd_compress.torch.exchanges.base import Relay
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 
 
 class Courier:
-    """Carries transfers from one collective to the next.
+    """Carries relays from one collective to the next.
 
-    A transfer of a single collective needs no help: it is waited for at the end. One of several is watched
+    One of a single collective needs no help: it is waited for at the end. One of several is watched
     by a helper thread, because between two hooks of a backward pass, and behind the last one, there is
-    nobody else to notice. The helper is there from the first such transfer on. It sleeps while there is
+    nobody else to notice. The helper is there from the first such relay on. It sleeps while there is
     none; while there are some, it looks at all of them every millisecond at most, and never waits for a
     certain one: ranks may start them in another order, and Horovod ends them in an order of its own.
 
@@ -30,25 +30,25 @@ class Courier:
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
-        self._single: list[Transfer] = []
+        self._single: list[Relay] = []
         self._desk: _Desk | None = None
 
-    def carry(self, transfer: Transfer) -> None:
-        """Takes over a transfer that has been started. Returns at once."""
-        if not transfer.relays:
-            self._single.append(transfer)
+    def carry(self, relay: Relay) -> None:
+        """Takes over a relay that has been started. Returns at once."""
+        if relay.single:
+            self._single.append(relay)
             return
         if self._desk is None:
             self._desk = _Desk()
             weakref.finalize(self, self._desk.close)
-        self._desk.put(transfer)
+        self._desk.put(relay)
 
     def wait(self) -> None:
-        """Returns when every transfer has come to its end, or to an error."""
+        """Returns when every relay has come to its end, or to an error."""
         single, self._single = self._single, []
-        for transfer in single:
-            while transfer.handle is not None:
-                transfer.advance()  # Waits, sleeping.
+        for relay in single:
+            while relay.handle is not None:
+                relay.advance()  # Waits, sleeping.
         if self._desk is not None:
             self._desk.wait()
 
@@ -58,7 +58,7 @@ class _Desk:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._new: list[Transfer] = []
+        self._new: list[Relay] = []
         self._outstanding = 0
         self._closed = False
         self._thread = threading.Thread(
@@ -66,9 +66,9 @@ class _Desk:
         )
         self._thread.start()
 
-    def put(self, transfer: Transfer) -> None:
+    def put(self, relay: Relay) -> None:
         with self._changed:
-            self._new.append(transfer)
+            self._new.append(relay)
             self._outstanding += 1
             self._changed.notify_all()
 
@@ -91,7 +91,7 @@ class _Desk:
 
     @torch.no_grad()
     def _work(self) -> None:
-        under_way: list[Transfer] = []
+        under_way: list[Relay] = []
         pause = _SHORTEST_PAUSE
         while True:
             with self._changed:
@@ -100,7 +100,7 @@ class _Desk:
                 if not under_way:
                     return
             moved = _advance(under_way)
-            left = [transfer for transfer in under_way if transfer.handle is not None]
+            left = [relay for relay in under_way if relay.handle is not None]
             with self._changed:
                 self._outstanding -= len(under_way) - len(left)
                 self._changed.notify_all()
@@ -112,16 +112,16 @@ class _Desk:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _advance(transfers: Iterable[Transfer]) -> bool:
-    """Has every transfer whose collective is over go on; whether there was one."""
+def _advance(relays: Iterable[Relay]) -> bool:
+    """Has every relay whose collective is over go on; whether there was one."""
     moved = False
-    for transfer in transfers:
+    for relay in relays:
         try:
-            over = transfer.handle is not None and Collectives.done(transfer.handle)
+            over = relay.handle is not None and Collectives.done(relay.handle)
         except Exception as error:  # Horovod was shut down.
-            transfer.fail(error)
+            relay.fail(error)
         else:
             if over:
-                transfer.advance()
+                relay.advance()
                 moved = True
     return moved

@@ -13,7 +13,7 @@ from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.courier import Courier
-from hvd_compress.torch.exchanges.base import Transfer
+from hvd_compress.torch.exchanges.base import Relay, Transfer
 from hvd_compress.torch_common.slots import Slot
 
 _PATIENCE = 60.0
@@ -54,6 +54,7 @@ class Step:
         collectives: the ranks.
         configuration: called once before the first step; compared between the ranks.
         prepare: called once they agree, by every rank; may wait for the others.
+        flush: called when nothing more will be sent in a step; starts what has waited for more.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Step:
         collectives: Collectives,
         configuration: Callable[[], dict[str, Any]],
         prepare: Callable[[], None],
+        flush: Callable[[], list[Relay]],
     ) -> None:
         self._collectives = collectives
         self._configuration = configuration
         self._prepare = prepare
+        self._flush = flush
         self._agreement: int | None = None
         self._agreed = False
         self._calling: int | None = None
@@ -146,6 +149,8 @@ class Step:
         the whole step worthless, so that no residual may count it as sent.
         """
         pending, self._pending = self._pending, []
+        for relay in self._flush():
+            self._courier.carry(relay)
         self._courier.wait()
         errors = [sent.transfer.error for sent in pending if sent.transfer.error is not None]
         if errors:
@@ -187,8 +192,9 @@ class Step:
         for sent in held:
             if not self._complete():
                 sent.transfer = sent.transfer.alone()
-            sent.transfer.start()
-            self._courier.carry(sent.transfer)
+            relay = sent.transfer.start()
+            if relay is not None:
+                self._courier.carry(relay)
         return True
 
     def _complete(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import OneBit
+from hvd_compress.exchange import bundling
 from tests.ranks import horovodrun, on_ranks
 from tests.torch.probes import Probe, distributed, exchange, targets, two_valued
 
@@ -21,6 +22,7 @@ SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
 
 def _start(**options: Any) -> tuple[Probe, hvdc.Compressor, Any]:
+    bundling.LIMIT = 3000  # "b" is bundle 0, "a" is bundle 1.
     model = Probe(SHAPES)
     compressor = hvdc.OneBit(
         model.named_parameters(), **{"exchange": "two_shot", "threshold": 100, **options}
@@ -88,7 +90,7 @@ def test_a_payload_altered_on_its_way_to_its_owner() -> None:
     model, compressor, optimizer = _start()
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
     if hvd.rank() == 1:
-        _flip(compressor, lambda name: name == "a to owners")
+        _flip(compressor, lambda name: name == "bundle 1 to owners")
         error: tuple[type[Exception], str] = (
             hvdc.PayloadError,
             "a, as its owner: rank 2's payload: expected checksum",
@@ -102,7 +104,7 @@ def test_a_payload_altered_on_its_way_to_its_owner() -> None:
 def test_a_payload_altered_on_its_way_from_its_owner() -> None:
     model, compressor, optimizer = _start()
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
-    _flip(compressor, lambda name: name == "a from owners")
+    _flip(compressor, lambda name: name == "bundle 1 from owners")
     _raises(hvdc.PayloadError, "a: rank 1's average: payload: expected checksum", model, optimizer)
 
 
@@ -166,7 +168,7 @@ def test_an_owner_that_has_joined_cannot_step() -> None:
 
 
 def test_a_rank_that_dies_between_the_shots() -> None:
-    job = ["-m", "tests.torch.dying_rank", "two_shot", "a from owners"]
+    job = ["-m", "tests.torch.dying_rank", "two_shot", "bundle 0 from owners"]
     printed = horovodrun(3, [sys.executable, *job])
     for rank in (0, 2):
         assert re.search(f"rank {rank} stopped after .* s by HorovodInternalError", printed), (

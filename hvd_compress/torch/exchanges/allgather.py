@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from hvd_compress.codecs import PayloadError
@@ -9,7 +11,7 @@ from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route, check_gather
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Transfer
+from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed
 from hvd_compress.torch_common.pieces import Coded, any_nonfinite
 from hvd_compress.torch_common.slots import Slot
 
@@ -31,7 +33,7 @@ class Allgather(Exchange):
         return Gather(self.collectives, self.encoder.kernels, coded)
 
 
-class Gather(Transfer):
+class Gather(Transfer, Relay):
     """One gather of whole payloads; each rank decodes and adds those of all ranks, in rank order.
 
     Args:
@@ -40,15 +42,19 @@ class Gather(Transfer):
         coded: the gradient, encoded.
     """
 
+    single: ClassVar[bool] = True
+
     def __init__(self, collectives: Collectives, kernels: Kernels, coded: Coded) -> None:
-        super().__init__(collectives, coded.slot.name, coded.flat)
+        Transfer.__init__(self, coded.slot.name, coded.flat)
+        Relay.__init__(self, collectives)
         self._kernels = kernels
         self._coded = coded
         self._payloads: torch.Tensor | None = None
 
-    def start(self) -> None:
+    def start(self) -> Relay | None:
         """See :meth:`Transfer.start`."""
         self.handle = self._collectives.gather(self._coded.payload, self.name)
+        return self
 
     @property
     def nonfinite(self) -> bool:
@@ -69,6 +75,10 @@ class Gather(Transfer):
         """See :meth:`Transfer.count`."""
         self._coded.count(counters)
         counters.add_allgather(self._collectives.size, self._coded.payload.numel())
+
+    def alone(self) -> Transfer:
+        """See :meth:`Transfer.alone`."""
+        return Uncompressed(self._collectives, self)
 
     def _arrived(self, result: torch.Tensor) -> None:
         ranks, expected = self._collectives.size, self._coded.payload.numel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,9 +38,17 @@ class Exchange(ABC):
         """What has to be the same on every rank, besides the routes."""
         return {}
 
-    def prepare(self) -> None:
-        """Called when all ranks have agreed on their routes, at a place that they all reach; may wait."""
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """Called when all ranks have agreed on their routes, at a place that they all reach; may wait.
+
+        Args:
+            slots: the parameters whose gradients will go this way.
+        """
         return
+
+    def flush(self) -> list[Relay]:
+        """Sends what waits for others to go with it: no more will come in this step."""
+        return []
 
     @abstractmethod
     def encode(self, slot: Slot, gradient: torch.Tensor) -> Transfer:
@@ -68,32 +77,24 @@ class Exchange(ABC):
             self.encoder.release_owned(slot, gradient)
 
 
-class Transfer(ABC):
-    """An encoded gradient on its way through the ranks, in one step.
+class Relay(ABC):
+    """Collectives, one after the other.
 
-    It consists of collectives, one after the other. At any time it waits for one of them, and whoever
-    notices that this one is over calls :meth:`advance`, which starts the next. Nothing in here waits.
+    At any time it waits for one of them, and whoever notices that this one is over calls :meth:`advance`,
+    which starts the next. Nothing in here waits.
 
     Attributes:
-        name: the parameter's, for messages and collectives.
-        flat: the gradient's elements, shape=(n,), as they were given; the result is written over them.
         handle: of the collective under way; None before the first and after the last.
         error: what went wrong, to be raised by whoever waits for the step.
     """
 
-    relays: ClassVar[bool] = False
-    """Whether there is more than one collective, so that somebody has to start the next."""
+    single: ClassVar[bool] = False
+    """Whether there is but one collective, so that nobody has to start the next."""
 
-    def __init__(self, collectives: Collectives, name: str, flat: torch.Tensor) -> None:
+    def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
-        self.name = name
-        self.flat = flat
         self.handle: int | None = None
         self.error: Exception | None = None
-
-    @abstractmethod
-    def start(self) -> None:
-        """Starts the first collective; all ranks are known to take part in this step."""
 
     def advance(self) -> None:
         """Takes the result of the collective that is over, and starts the next one, if any.
@@ -108,9 +109,37 @@ class Transfer(ABC):
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Ends the transfer with an error; the first one counts."""
+        """Ends it with an error; the first one counts."""
         self.handle = None
         self.error = self.error or error
+
+    @abstractmethod
+    def _arrived(self, result: torch.Tensor) -> None:
+        """:meth:`advance`, which errors leave."""
+
+
+class Transfer(ABC):
+    """An encoded gradient on its way through the ranks, in one step.
+
+    Attributes:
+        name: the parameter's, for messages and collectives.
+        flat: the gradient's elements, shape=(n,), as they were given; the result is written over them.
+        error: what went wrong, to be raised by whoever waits for the step.
+    """
+
+    error: Exception | None
+
+    def __init__(self, name: str, flat: torch.Tensor) -> None:
+        self.name = name
+        self.flat = flat
+
+    @abstractmethod
+    def start(self) -> Relay | None:
+        """Sends it: all ranks are known to take part in this step.
+
+        Returns:
+            The collectives that this has started; None where it waits for others to go with it.
+        """
 
     @property
     @abstractmethod
@@ -133,13 +162,9 @@ class Transfer(ABC):
     def count(self, counters: Counters) -> None:
         """Adds what was sent and computed to the counters."""
 
+    @abstractmethod
     def alone(self) -> Transfer:
         """What to do in its place where some ranks do not take part: a plain sum among the others."""
-        return Uncompressed(self._collectives, self)
-
-    @abstractmethod
-    def _arrived(self, result: torch.Tensor) -> None:
-        """:meth:`advance`, which errors leave."""
 
 
 def is_failure(payload: torch.Tensor) -> bool:
@@ -147,20 +172,24 @@ def is_failure(payload: torch.Tensor) -> bool:
     return bool(len(payload)) and tells_of_a_failure(payload[:HEADER_BYTES].numpy().tobytes())
 
 
-class Uncompressed(Transfer):
+class Uncompressed(Transfer, Relay):
     """The ranks' gradients, added by Horovod in place of a transfer that was not started.
 
     A rank that has joined adds zeros here, and nothing else can be done with it.
     """
 
+    single: ClassVar[bool] = True
+
     def __init__(self, collectives: Collectives, instead_of: Transfer) -> None:
-        super().__init__(collectives, instead_of.name, instead_of.flat)
+        Transfer.__init__(self, instead_of.name, instead_of.flat)
+        Relay.__init__(self, collectives)
         self._instead_of = instead_of
         self._sum: torch.Tensor | None = None
 
-    def start(self) -> None:
+    def start(self) -> Relay | None:
         """See :meth:`Transfer.start`."""
         self.handle = self._collectives.sum(self.flat.float(), f"{self.name}.dense")
+        return self
 
     @property
     def nonfinite(self) -> bool:
@@ -180,6 +209,10 @@ class Uncompressed(Transfer):
         """See :meth:`Transfer.count`."""
         counters.add_allreduce(self._collectives.size, 4 * self.flat.numel())
 
+    def alone(self) -> Transfer:
+        """See :meth:`Transfer.alone`."""
+        return self
+
     def _arrived(self, result: torch.Tensor) -> None:
         self._sum = result
 
@@ -193,3 +226,4 @@ class Refused(Uncompressed):
 
     def start(self) -> None:
         """Nothing is sent."""
+        return

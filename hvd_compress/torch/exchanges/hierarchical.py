@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -17,7 +17,7 @@ from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Transfer, is_failure
+from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed, is_failure
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece, any_nonfinite
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -57,7 +57,7 @@ class Hierarchical(Exchange):
         places = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
         return {"hosts": hosts.describe(*places)}
 
-    def prepare(self) -> None:
+    def prepare(self, slots: Sequence[Slot]) -> None:
         """See :meth:`Exchange.prepare`: registers process sets."""
         rank = self.collectives.rank
         for ranks in self.hosts.groups():
@@ -86,7 +86,7 @@ class Hierarchical(Exchange):
         return Shards(slot.count, self.hosts.local, slot.index)
 
 
-class Levels(Transfer):
+class Levels(Transfer, Relay):
     """Up to three collectives: parts to their owners within the host, payloads between hosts, and back.
 
     The ranks of a host share its tensor out. Each adds up its part, in the order of the ranks and in
@@ -101,8 +101,6 @@ class Levels(Transfer):
         noise: this rank's position in the noise.
     """
 
-    relays: ClassVar[bool] = True
-
     def __init__(
         self,
         exchange: Hierarchical,
@@ -111,7 +109,8 @@ class Levels(Transfer):
         shards: Shards,
         noise: NoiseKey,
     ) -> None:
-        super().__init__(exchange.collectives, slot.name, flat)
+        Transfer.__init__(self, slot.name, flat)
+        Relay.__init__(self, exchange.collectives)
         assert slot.owned is not None
         self._exchange = exchange
         self._kernels = exchange.encoder.kernels
@@ -127,11 +126,11 @@ class Levels(Transfer):
         self._payloads: list[torch.Tensor] | None = None
         self._seconds = 0.0
 
-    def start(self) -> None:
+    def start(self) -> Relay | None:
         """See :meth:`Transfer.start`."""
         if self._exchange.within is None:
             self._add_up(self.flat.view(torch.uint8))
-            return
+            return self
         ranges = [self._shards.of(place) for place in range(self._hosts.local)]
         message = self.flat
         if ranges != sorted(ranges):
@@ -142,6 +141,7 @@ class Levels(Transfer):
             [width * (end - begin) for begin, end in ranges],
             f"{self.name} within host",
         )
+        return self
 
     @property
     def nonfinite(self) -> bool:
@@ -182,6 +182,10 @@ class Levels(Transfer):
         counters.local_bytes += counters.wire_bytes - before
         if self._exchange.between is not None:
             counters.add_allgather(self._hosts.count, own)
+
+    def alone(self) -> Transfer:
+        """See :meth:`Transfer.alone`."""
+        return Uncompressed(self._collectives, self)
 
     def _arrived(self, result: torch.Tensor) -> None:
         self._next(result)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -16,7 +17,15 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Refused, Transfer, is_failure
+from hvd_compress.torch.exchanges.base import (
+    Exchange,
+    Refused,
+    Relay,
+    Transfer,
+    Uncompressed,
+    is_failure,
+)
+from hvd_compress.torch.exchanges.bundles import Bundles
 from hvd_compress.torch.owner_steps import OwnerStep
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece, any_nonfinite
@@ -37,6 +46,7 @@ class TwoShot(Exchange):
     ) -> None:
         super().__init__(collectives, encoder)
         self._owner_step = owner_step
+        self._bundles = Bundles(collectives)
 
     def check(self, slot: Slot, route: Route) -> None:
         """See :meth:`Exchange.check`."""
@@ -50,10 +60,24 @@ class TwoShot(Exchange):
         else:
             self.encoder.release_residual(slot, gradient)
         shots = Shots(
-            self.collectives, self.encoder, self._owner_step, slot, gradient, self._shards(slot)
+            self.collectives,
+            self._bundles,
+            self.encoder,
+            self._owner_step,
+            slot,
+            gradient,
+            self._shards(slot),
         )
         slot.step += 1
         return shots
+
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """See :meth:`Exchange.prepare`: makes up bundles."""
+        self._bundles.plan([(slot.index, slot.count) for slot in slots])
+
+    def flush(self) -> list[Relay]:
+        """See :meth:`Exchange.flush`."""
+        return self._bundles.flush()
 
     def owned(self, slot: Slot) -> Owned:
         """See :meth:`Exchange.owned`."""
@@ -65,13 +89,13 @@ class TwoShot(Exchange):
 
 
 class Shots(Transfer):
-    """An alltoall of shards, and an allgather of their averages.
+    """A gradient's shards, and their averages; a :class:`Bundle` sends them.
 
-    The owner's work between the two is done by whoever calls :meth:`advance`. An owner that fails sends
-    zeros, so that no rank waits for it in vain.
+    An owner that fails sends zeros, so that no rank waits for it in vain.
 
     Args:
         collectives: the ranks.
+        bundles: with which others it travels.
         encoder: what this rank encodes with.
         owner_step: see :class:`TwoShot`.
         slot: whose gradient; its residuals are in the gradient's units.
@@ -79,18 +103,21 @@ class Shots(Transfer):
         shards: who owns what of it.
     """
 
-    relays: ClassVar[bool] = True
-
     def __init__(
         self,
         collectives: Collectives,
+        bundles: Bundles,
         encoder: Encoder,
         owner_step: OwnerStep | None,
         slot: Slot,
         gradient: torch.Tensor,
         shards: Shards,
     ) -> None:
-        super().__init__(collectives, slot.name, gradient.reshape(-1))
+        super().__init__(slot.name, gradient.reshape(-1))
+        self.error = None
+        self.index = slot.index
+        self._collectives = collectives
+        self._bundles = bundles
         assert slot.owned is not None
         self._kernels = encoder.kernels
         self._owner_step = owner_step
@@ -99,20 +126,17 @@ class Shots(Transfer):
         self._route = slot.route
         self._key = NoiseKey(encoder.seed, 0, slot.index, slot.step)
         self._loss_scale = encoder.loss_scale()
-        self._sizes = shards.payload_bytes(slot.route.codec)
-        self._message = torch.empty(sum(self._sizes), dtype=torch.uint8)
+        self.sizes = shards.payload_bytes(slot.route.codec)
+        self.message = torch.empty(sum(self.sizes), dtype=torch.uint8)
         self._seconds_encoding = self._seconds_decoding = 0.0
         self._parts = self._encode_parts(slot.residual)
-        self._added_up = False
         self._average: Piece | None = None
         self._state_before: dict[str, Any] | None = None
         self._averages: list[torch.Tensor] | None = None
 
-    def start(self) -> None:
+    def start(self) -> Relay | None:
         """See :meth:`Transfer.start`."""
-        self.handle = self._collectives.distribute(
-            self._message, self._sizes, f"{self.name} to owners"
-        )
+        return self._bundles.add(self)
 
     @property
     def nonfinite(self) -> bool:
@@ -148,9 +172,9 @@ class Shots(Transfer):
 
     def count(self, counters: Counters) -> None:
         """See :meth:`Transfer.count`."""
-        own = self._sizes[self._collectives.rank]
+        own = self.sizes[self._collectives.rank]
         counters.encoded_elements += self.flat.numel()
-        counters.add_alltoall(sum(self._sizes), own)
+        counters.add_alltoall(sum(self.sizes), own)
         counters.add_allgather(self._collectives.size, own)
         counters.encode_seconds += self._seconds_encoding
         counters.decode_seconds += self._seconds_decoding
@@ -158,7 +182,7 @@ class Shots(Transfer):
     def alone(self) -> Transfer:
         """See :meth:`Transfer.alone`; an owner's step cannot be left out."""
         if self._owner_step is None:
-            return super().alone()
+            return Uncompressed(self._collectives, self)
         return Refused(
             self._collectives,
             self,
@@ -166,34 +190,40 @@ class Shots(Transfer):
             f"owner_step, got some that have called hvd.join(); the parts that they own cannot be stepped",
         )
 
-    def _arrived(self, result: torch.Tensor) -> None:
-        if not self._added_up:
-            self._send_average(result)
-        else:
-            self._take_averages(result)
+    def average(self, payloads: torch.Tensor) -> torch.Tensor:
+        """The owner's work between the shots.
 
-    def _send_average(self, received: torch.Tensor) -> None:
-        self._added_up = True
-        payload = torch.zeros(self._sizes[self._collectives.rank], dtype=torch.uint8)
+        Args:
+            payloads: all ranks' payloads of this rank's shard, shape=(ranks, bytes), uint8.
+
+        Returns:
+            The average's payload, shape=(bytes,), uint8; zeros if :attr:`error` says why there is none.
+        """
+        payload = torch.zeros(self.sizes[self._collectives.rank], dtype=torch.uint8)
         if len(payload):
             owned = self._owned
             flat = torch.empty(owned.count)
             average = self._piece(owned.begin, owned.end, flat, payload, owned.residual)
             try:
-                self._make_average(average, received)
+                self._make_average(average, payloads)
                 self._average = average
             except Exception as error:
                 self.error = error
                 payload.zero_()
-        self.handle = self._collectives.gather(payload, f"{self.name} from owners")
+        return payload
 
-    def _make_average(self, average: Piece, received: torch.Tensor) -> None:
-        ranks, expected = self._collectives.size, average.payload.numel()
-        if received.numel() != ranks * expected:
-            raise PayloadError(
-                f"{self.name}: expected {ranks} times {expected} bytes, got {received.numel()}"
-            )
-        payloads = received.view(ranks, expected)
+    def take(self, averages: list[torch.Tensor]) -> None:
+        """Takes the averages' payloads, one of each rank."""
+        self._averages = averages
+        for owner, payload in enumerate(averages):
+            if is_failure(payload):
+                self.error = self.error or ExchangeError(
+                    f"{self.name}: expected an average from every rank, got none from rank {owner}, whose "
+                    f"own error says why"
+                )
+
+    def _make_average(self, average: Piece, payloads: torch.Tensor) -> None:
+        ranks = self._collectives.size
         started = time.perf_counter()
         try:
             flagged = any_nonfinite(payloads.numpy())
@@ -216,24 +246,11 @@ class Shots(Transfer):
         self._owner_step(average, self._owned.state)
         average.mul_(self._loss_scale)
 
-    def _take_averages(self, gathered: torch.Tensor) -> None:
-        if gathered.numel() != sum(self._sizes):
-            raise PayloadError(
-                f"{self.name}: expected {sum(self._sizes)} bytes, got {gathered.numel()}"
-            )
-        self._averages = list(gathered.split(self._sizes))
-        for owner, payload in enumerate(self._averages):
-            if is_failure(payload):
-                raise ExchangeError(
-                    f"{self.name}: expected an average from every rank, got none from rank {owner}, whose "
-                    f"own error says why"
-                )
-
     def _encode_parts(self, residual: torch.Tensor | None) -> list[Piece]:
         started = time.perf_counter()
         size, rank = self._collectives.size, self._collectives.rank
         parts = []
-        for owner, payload in enumerate(self._message.split(self._sizes)):
+        for owner, payload in enumerate(self.message.split(self.sizes)):
             begin, end = self._shards.of(owner)
             if begin == end:
                 continue
