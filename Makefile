@@ -19,6 +19,7 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation --editable
 STAMPS := $(VENV)/.stamps
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(shell find hvd_compress/csrc -type f 2>/dev/null | sort)
+OPERATIONS_SOURCES := hvd_compress/tensorflow/build.py $(shell find hvd_compress/tensorflow/ops -type f | sort)
 CPP_FILES := $(shell find hvd_compress/csrc hvd_compress/tensorflow/ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' \
   2>/dev/null | sort)
 
@@ -32,6 +33,7 @@ FRAMEWORKS := $(call stamp,frameworks,constraints.txt)
 HOROVOD := $(call stamp,horovod,constraints.txt scripts/horovod_wheel.py)
 PACKAGE := $(call stamp,package,constraints.txt setup.cfg setup.py pyproject.toml)
 NATIVE := $(call stamp,native,$(NATIVE_SOURCES) <(echo '$(CMAKE_ARGS) $(HVDC_CUDA)'))
+OPERATIONS := $(call stamp,operations,constraints.txt $(NATIVE_SOURCES) $(OPERATIONS_SOURCES))
 DOCS := $(call stamp,docs,constraints.txt setup.cfg)
 LINT := $(call stamp,lint,constraints.txt setup.cfg)
 
@@ -50,7 +52,7 @@ help:
 	@echo 'make lint    check style and types; make format repairs what can be repaired'
 	@echo 'make clean   remove what was built; make distclean also the environment'
 
-setup: $(NATIVE)
+setup: $(NATIVE) $(OPERATIONS)
 
 $(VENV_READY):
 	@command -v cmake >/dev/null || { echo 'cmake is missing: install it first' >&2; exit 1; }
@@ -61,18 +63,20 @@ $(VENV_READY):
 	@mkdir -p $(STAMPS) && touch $@
 
 $(FRAMEWORKS): | $(VENV_READY)
-	$(INSTALL) setuptools numpy torch
+	$(INSTALL) setuptools numpy torch tensorflow-cpu
+	@# It asks for a distribution called tensorflow, which would overwrite tensorflow-cpu.
+	$(INSTALL) --no-deps tf_keras
 	$(call done,frameworks)
 
 # A wheel of the same version but another build would count as installed, hence the uninstall.
 $(HOROVOD): $(FRAMEWORKS)
-	wheel=$$($(PY) scripts/horovod_wheel.py) \
+	wheel=$$($(PY) scripts/horovod_wheel.py --frameworks torch,tensorflow) \
 	  && $(PIP) uninstall --quiet --yes horovod \
 	  && $(INSTALL) "$$wheel"
 	$(call done,horovod)
 
 $(PACKAGE): $(HOROVOD)
-	$(INSTALL_SELF) '.[torch,test,benchmarks]'
+	$(INSTALL_SELF) '.[torch,tensorflow,test,benchmarks]'
 	$(call done,package)
 
 # The editable install built the library; from then on only what changed is compiled.
@@ -80,7 +84,12 @@ $(NATIVE): $(PACKAGE)
 	$(PY) setup.py --quiet build_ext --inplace
 	$(call done,native)
 
-native: $(NATIVE)
+# TensorFlow's operations are compiled into a cache when they are first used, or here.
+$(OPERATIONS): $(NATIVE)
+	$(PY) -m hvd_compress.tensorflow.build >/dev/null
+	$(call done,operations)
+
+native: $(NATIVE) $(OPERATIONS)
 
 train: setup
 	$(IN_VENV) $(PY) -m benchmarks.main_job --out build/train

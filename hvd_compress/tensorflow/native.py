@@ -10,7 +10,6 @@ import tensorflow as tf
 from hvd_compress.codecs import Codec
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import spec_of
-from hvd_compress.tensorflow import build
 
 
 @lru_cache(maxsize=1)
@@ -22,6 +21,8 @@ def operations() -> Any:
         BuildError: they could not be compiled.
         KernelError: the package was not built.
     """
+    from hvd_compress.tensorflow import build  # Not above: it also runs as a program, once.
+
     CpuKernels()  # Loads the kernels, which the operations' library finds by name.
     return tf.load_op_library(str(build.library()))
 

@@ -7,7 +7,7 @@ import importlib.util
 
 def _missing() -> str | None:
     if importlib.util.find_spec("tensorflow") is None:
-        return "TensorFlow is not installed; `make setup` installs PyTorch alone so far"
+        return "TensorFlow is not installed; `make setup` installs it"
     horovod = importlib.util.find_spec("horovod")
     folder = horovod.submodule_search_locations if horovod else None
     from pathlib import Path
