@@ -140,7 +140,7 @@ class Compressor(GradientCoder):
         if slot.parameter.device.type != "cpu":
             raise ValueError(
                 f"{slot.name}: expected a parameter in the memory of the CPU, got one on "
-                f"{slot.parameter.device}: there are no CUDA kernels yet; exclude it by name to send it "
+                f"{slot.parameter.device}: exclude it by name to send it "
                 f"uncompressed"
             )
 
@@ -215,7 +215,7 @@ class Compressor(GradientCoder):
                 if original is not None and _apart(original, gradient):
                     parcel.originals[index] = original
             elif slot.route.feedback.enabled:
-                parcel.before[index] = self._encoder.residual(slot).clone()
+                parcel.before[index] = self._encoder.residual(slot, gradient.device).clone()
             coded = self._encoder.encode(slot, gradient, payload)
             coded.count(self.counters)
             parcel.coded.append(coded)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from hvd_compress.codecs.base import round_up
-from hvd_compress.torch_common.pieces import Coded, any_nonfinite
+from hvd_compress.torch_common.executors import any_nonfinite
+from hvd_compress.torch_common.pieces import Coded
 
 _ALIGNMENT = 16
 """Payloads are multiples of this; gathers of other sizes are slow on NCCL."""
@@ -119,4 +120,4 @@ class Parcel:
             return False
         assert self.gathered is not None
         payloads, _ = self.message.split(self.gathered)
-        return any(any_nonfinite(rows.numpy()) for rows in payloads)
+        return any(any_nonfinite(rows) for rows in payloads)

@@ -151,9 +151,9 @@ class CudaKernels:
         status = self._library.hvdc_cuda_decode_sum(
             ctypes.byref(spec),
             step,
-            arrays.pointer("payloads", payloads, ranks * size, "uint8"),
+            arrays.rows("payloads", payloads),
             size,
-            size,
+            payloads.stride(0),
             ranks,
             scale,
             arrays.pointer("out", out, math.prod(shape)),
@@ -209,11 +209,11 @@ class CudaKernels:
             payloads: shape=(k, bytes), uint8.
             flags: shape=(1,), in and out; ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
         """
-        ranks, size = payloads.shape
+        ranks = len(payloads)
         arrays = _Arrays(self._device.type, payloads)
         status = self._library.hvdc_cuda_collect_flags(
-            arrays.pointer("payloads", payloads, ranks * size, "uint8"),
-            size,
+            arrays.rows("payloads", payloads),
+            payloads.stride(0),
             ranks,
             arrays.pointer("flags", flags, 1, "int32"),
             self._queue(arrays.index, 0),
@@ -365,6 +365,23 @@ class _Arrays:
             check_dtype(what, tensor, dtype)
         if _count(tensor) != count:
             raise ValueError(f"{what}: expected {count} elements, got {_count(tensor)}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
+        return self._address(what, tensor)
+
+    def rows(self, what: str, tensor: Any) -> int:
+        """The address of a uint8 tensor of two dimensions, whose rows need not adjoin.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: another device, or bytes that do not adjoin.
+        """
+        check_dtype(what, tensor, "uint8")
+        if tensor.shape[1] > 1 and tensor.stride(1) != 1:
+            raise ValueError(f"{what}: expected contiguous rows, got strides of another order")
+        return self._address(what, tensor)
+
+    def _address(self, what: str, tensor: Any) -> int:
         if tensor.device.type != self._type:
             raise ValueError(
                 f"{what}: expected a {self._type.upper()} tensor, got one on {tensor.device}"
@@ -373,8 +390,6 @@ class _Arrays:
             raise ValueError(
                 f"{what}: expected a tensor on {self._device} as the others, got one on {tensor.device}"
             )
-        if not tensor.is_contiguous():
-            raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
         return tensor.data_ptr()
 
 

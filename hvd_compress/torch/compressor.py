@@ -112,7 +112,11 @@ class Compressor(GradientCoder, HorovodCompressor):
         }
         self._choose_routes(list(self._slots))
         self._step = Step(
-            self._collectives, self._configuration, self._prepare_exchanges, self._flush
+            self._collectives,
+            self._configuration,
+            self._kernels,
+            self._prepare_exchanges,
+            self._flush,
         )
         self._exchanging = False
 
@@ -130,6 +134,7 @@ class Compressor(GradientCoder, HorovodCompressor):
                 f"optimizer.step() or optimizer.synchronize() after each backward pass"
             )
         if not self._exchanging:
+            self._kernels.check()
             self._step.end()
             self._exchanging = True
         self._step.begin()
@@ -214,8 +219,9 @@ class Compressor(GradientCoder, HorovodCompressor):
     def _finish(self, ctx: Sent, scale: float) -> None:
         transfer = ctx.transfer
         started = time.perf_counter()
-        if ctx.dropped:
-            transfer.take_back()
+        self._kernels.order(transfer.flat)
+        if ctx.dropped or ctx.unread is not None:
+            transfer.take_back(ctx.unread)
         transfer.write(scale)
         if not ctx.gradient.is_contiguous():
             ctx.gradient.copy_(transfer.flat.view(ctx.slot.shape))

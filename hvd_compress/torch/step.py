@@ -14,6 +14,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.courier import Courier
 from hvd_compress.torch.exchanges.base import Relay, Transfer
+from hvd_compress.torch_common.executors import Executors, any_nonfinite
 from hvd_compress.torch_common.slots import Slot
 
 _PATIENCE = 60.0
@@ -33,6 +34,8 @@ class Sent:
         transfer: its way through the ranks.
         collected: whether it has come back.
         dropped: whether the step's residuals have to be taken back.
+        unread: the same in a word on the device, not 0 if so, which the host has not read; None where
+            ``dropped`` says it all.
     """
 
     slot: Slot
@@ -40,6 +43,7 @@ class Sent:
     transfer: Transfer
     collected: bool = False
     dropped: bool = False
+    unread: torch.Tensor | None = None
 
 
 class Step:
@@ -53,6 +57,7 @@ class Step:
     Args:
         collectives: the ranks.
         configuration: called once before the first step; compared between the ranks.
+        executors: the kernels.
         prepare: called once they agree, by every rank; may wait for the others.
         flush: called when nothing more will be sent in a step; starts what has waited for more.
     """
@@ -61,11 +66,13 @@ class Step:
         self,
         collectives: Collectives,
         configuration: Callable[[], dict[str, Any]],
+        executors: Executors,
         prepare: Callable[[], None],
         flush: Callable[[], list[Relay]],
     ) -> None:
         self._collectives = collectives
         self._configuration = configuration
+        self._executors = executors
         self._prepare = prepare
         self._flush = flush
         self._agreement: int | None = None
@@ -157,13 +164,23 @@ class Step:
             if self._complete():  # A rank that has joined does not come to meetings.
                 self._collectives.meet()
             raise errors[0]
-        dropped = any(sent.transfer.nonfinite for sent in pending)
+        dropped, unread = self._judge([sent.transfer for sent in pending])
         for sent in pending:
-            sent.collected, sent.dropped = True, dropped
+            sent.collected, sent.dropped, sent.unread = True, dropped, unread
 
     def end(self) -> None:
         """Called when the next gradient belongs to a new step."""
         self.roll_call = None
+
+    def _judge(self, transfers: list[Transfer]) -> tuple[bool, torch.Tensor | None]:
+        """Whether the step has to be dropped; or a word on the one device that knows."""
+        payloads: list[torch.Tensor] = []
+        for transfer in transfers:
+            if transfer.payloads is None:
+                return True, None
+            payloads += transfer.payloads
+        unread = self._executors.flags(payloads) if payloads else None
+        return unread is None and any(map(any_nonfinite, payloads)), unread
 
     def _agree(self, patience: float) -> bool:
         if self._agreed or self._agreement is None:

@@ -15,8 +15,8 @@ from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
-from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Owned, Slot
 from hvd_compress.torch_common.state import resize, restore, snapshot
 
@@ -64,7 +64,7 @@ class GradientCoder:
         self._rank = rank
         self._exchange = exchange
         self._size = size
-        self._kernels = CpuKernels(threads or torch.get_num_threads())
+        self._kernels = Executors(threads or torch.get_num_threads())
         self._encoder = Encoder(self._kernels, seed, rank, grad_scaler)
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         unused = self._router.unused_patterns([slot.name for slot in self._slots])
@@ -116,6 +116,7 @@ class GradientCoder:
             for holder in kept
             if holder.residual is not None
         ]
+        self._kernels.check()
         return sum(squares) ** 0.5
 
     def reset_counters(self) -> None:
@@ -127,6 +128,7 @@ class GradientCoder:
 
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
         """
+        self._kernels.settle()
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

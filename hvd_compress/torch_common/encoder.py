@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import NoiseKey
-from hvd_compress.kernels.interface import Kernels
+from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.pieces import Coded
 from hvd_compress.torch_common.slots import Owned, Slot
 
@@ -23,7 +23,7 @@ class Encoder:
         grad_scaler: whose loss scale the gradients are multiplied by; None is none.
     """
 
-    def __init__(self, kernels: Kernels, seed: int, rank: int, grad_scaler: Any | None) -> None:
+    def __init__(self, kernels: Executors, seed: int, rank: int, grad_scaler: Any | None) -> None:
         self.kernels = kernels
         self.seed = seed
         self.rank = rank
@@ -39,8 +39,10 @@ class Encoder:
         Args:
             slot: whose gradient.
             gradient: of the slot's shape, in any order of memory. Not changed.
-            payload: shape=(payload bytes of the route's codec,), uint8, overwritten.
+            payload: shape=(payload bytes of the route's codec,), uint8, on the gradient's device,
+                overwritten.
         """
+        self.kernels.order(gradient)
         route = slot.route
         coded = Coded(
             route=route,
@@ -48,7 +50,7 @@ class Encoder:
             step=slot.step,
             flat=gradient.reshape(-1),
             payload=payload,
-            residual=self.residual(slot) if route.feedback.enabled else None,
+            residual=self.residual(slot, gradient.device) if route.feedback.enabled else None,
             slot=slot,
             gradient=gradient,
         )
@@ -58,12 +60,20 @@ class Encoder:
         slot.step += 1
         return coded
 
-    def residual(self, holder: Slot | Owned) -> torch.Tensor:
-        """A residual, zeros at first, in the units of the next gradient; shape=(n,)."""
+    def residual(self, holder: Slot | Owned, device: torch.device) -> torch.Tensor:
+        """A residual, zeros at first, in the units of the next gradient; shape=(n,).
+
+        Args:
+            holder: whose residual.
+            device: where the next gradient is: the model may have moved.
+        """
         scale = self.loss_scale()
         if holder.residual is None:
-            holder.residual = torch.zeros(holder.count)
-        elif scale != holder.residual_scale:
+            holder.residual = torch.zeros(holder.count, device=device)
+            holder.residual_scale = scale
+        holder.residual = holder.residual.to(device)
+        self.kernels.order(holder.residual)
+        if scale != holder.residual_scale:
             holder.residual.mul_(scale / holder.residual_scale)
         holder.residual_scale = scale
         return holder.residual
@@ -71,7 +81,8 @@ class Encoder:
     def release_residual(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds what an earlier codec left unsent to the gradient, and forgets it."""
         if slot.residual is not None:
-            rest = slot.residual * (self.loss_scale() / slot.residual_scale)
+            self.kernels.order(gradient)
+            rest = slot.residual.to(gradient.device) * (self.loss_scale() / slot.residual_scale)
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))
             slot.residual = None
 
@@ -79,7 +90,8 @@ class Encoder:
         """The same for what this rank has added up for all ranks: now it is this rank's to send."""
         owned = slot.owned
         if owned is not None and owned.residual is not None:
-            rest = torch.zeros(slot.count)
+            self.kernels.order(gradient)
+            rest = torch.zeros(slot.count, device=gradient.device)
             factor = owned.weight * self.loss_scale() / owned.residual_scale
             rest[owned.begin : owned.end] = owned.residual * factor
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hvd_compress.codecs import NoiseKey, PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route
-from hvd_compress.kernels.interface import Kernels
+from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Slot
 
 
@@ -35,7 +33,7 @@ class Piece:
     payload: torch.Tensor
     residual: torch.Tensor | None
 
-    def encode(self, kernels: Kernels, noise: NoiseKey) -> None:
+    def encode(self, kernels: Executors, noise: NoiseKey) -> None:
         """Writes the payload and moves the residual on."""
         kernels.encode(
             self.route.codec,
@@ -47,8 +45,13 @@ class Piece:
             noise=noise,
         )
 
-    def take_back(self, kernels: Kernels) -> None:
-        """Undoes what :meth:`encode` did to the residual; ``flat`` and ``payload`` have not changed."""
+    def take_back(self, kernels: Executors, when: torch.Tensor | None = None) -> None:
+        """Undoes what :meth:`encode` did to the residual; ``flat`` and ``payload`` have not changed.
+
+        Args:
+            kernels: encoded it.
+            when: a word on the numbers' device, shape=(1,), int32; nothing is undone where it holds 0.
+        """
         if self.residual is not None:
             kernels.take_back(
                 self.route.codec,
@@ -58,9 +61,10 @@ class Piece:
                 self.payload,
                 feedback=self.route.feedback,
                 step=self.step,
+                when=when,
             )
 
-    def decode(self, kernels: Kernels, payloads: torch.Tensor, scale: float) -> None:
+    def decode(self, kernels: Executors, payloads: torch.Tensor, scale: float) -> None:
         """Writes ``scale`` times the sum of the payloads, shape=(k, bytes), over the numbers.
 
         Raises:
@@ -90,15 +94,9 @@ class Coded(Piece):
         counters.encoded_elements += self.flat.numel()
         counters.encode_seconds += self.seconds
 
-    def decode(self, kernels: Kernels, payloads: torch.Tensor, scale: float) -> None:
+    def decode(self, kernels: Executors, payloads: torch.Tensor, scale: float) -> None:
         """As :meth:`Piece.decode`; the error names the parameter, too."""
         try:
             super().decode(kernels, payloads, scale)
         except PayloadError as error:
             raise PayloadError(f"{self.slot.name}: {error}") from None
-
-
-def any_nonfinite(payloads: np.ndarray) -> bool:
-    """Whether one of the payloads, shape=(ranks, bytes), was encoded from an Inf or a NaN."""
-    headers = payloads[:, :HEADER_BYTES]
-    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)

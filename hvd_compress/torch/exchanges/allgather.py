@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,10 +10,10 @@ import torch
 from hvd_compress.codecs import PayloadError
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route, check_gather
-from hvd_compress.kernels.interface import Kernels
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed
-from hvd_compress.torch_common.pieces import Coded, any_nonfinite
+from hvd_compress.torch_common.executors import Executors
+from hvd_compress.torch_common.pieces import Coded
 from hvd_compress.torch_common.slots import Slot
 
 
@@ -28,7 +29,8 @@ class Allgather(Exchange):
         self._own(slot, gradient)
         if not slot.route.feedback.enabled:
             self.encoder.release_residual(slot, gradient)
-        payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
+        size = slot.route.codec.payload_bytes(slot.shape)
+        payload = torch.empty(size, dtype=torch.uint8, device=gradient.device)
         coded = self.encoder.encode(slot, gradient, payload)
         return Gather(self.collectives, self.encoder.kernels, coded)
 
@@ -44,7 +46,7 @@ class Gather(Transfer, Relay):
 
     single: ClassVar[bool] = True
 
-    def __init__(self, collectives: Collectives, kernels: Kernels, coded: Coded) -> None:
+    def __init__(self, collectives: Collectives, kernels: Executors, coded: Coded) -> None:
         Transfer.__init__(self, coded.slot.name, coded.flat)
         Relay.__init__(self, collectives)
         self._kernels = kernels
@@ -57,14 +59,14 @@ class Gather(Transfer, Relay):
         return self
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Transfer.nonfinite`."""
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Transfer.payloads`."""
         assert self._payloads is not None
-        return any_nonfinite(self._payloads.numpy())
+        return [self._payloads]
 
-    def take_back(self) -> None:
+    def take_back(self, when: torch.Tensor | None = None) -> None:
         """See :meth:`Transfer.take_back`."""
-        self._coded.take_back(self._kernels)
+        self._coded.take_back(self._kernels, when)
 
     def write(self, scale: float) -> None:
         """See :meth:`Transfer.write`."""

@@ -72,7 +72,7 @@ class Exchange(ABC):
             self.encoder.release_owned(slot, gradient)
             slot.owned = owned
         if slot.owned is not None and slot.route.feedback.enabled:
-            self.encoder.residual(slot.owned)
+            self.encoder.residual(slot.owned, gradient.device)
         else:
             self.encoder.release_owned(slot, gradient)
 
@@ -143,12 +143,19 @@ class Transfer(ABC):
 
     @property
     @abstractmethod
-    def nonfinite(self) -> bool:
-        """Whether a rank sent an Inf or a NaN. The same on every rank."""
+    def payloads(self) -> Sequence[torch.Tensor] | None:
+        """What tells of an Inf or a NaN that a rank sent: payloads, each shape=(k, bytes), uint8.
+
+        They tell the same on every rank. None where what was encoded was not sent.
+        """
 
     @abstractmethod
-    def take_back(self) -> None:
-        """Undoes what sending did to this rank's state; ``flat`` still holds the gradient."""
+    def take_back(self, when: torch.Tensor | None = None) -> None:
+        """Undoes what sending did to this rank's state; ``flat`` still holds the gradient.
+
+        Args:
+            when: as for :meth:`hvd_compress.torch_common.pieces.Piece.take_back`.
+        """
 
     @abstractmethod
     def write(self, scale: float) -> None:
@@ -169,7 +176,7 @@ class Transfer(ABC):
 
 def is_failure(payload: torch.Tensor) -> bool:
     """Whether zeros came in this payload's place, shape=(bytes,), because its sender had an error."""
-    return bool(len(payload)) and tells_of_a_failure(payload[:HEADER_BYTES].numpy().tobytes())
+    return bool(len(payload)) and tells_of_a_failure(payload[:HEADER_BYTES].cpu().numpy().tobytes())
 
 
 class Uncompressed(Transfer, Relay):
@@ -192,13 +199,13 @@ class Uncompressed(Transfer, Relay):
         return self
 
     @property
-    def nonfinite(self) -> bool:
-        """True: what had been encoded was not sent."""
-        return True
+    def payloads(self) -> None:
+        """See :attr:`Transfer.payloads`."""
+        return
 
-    def take_back(self) -> None:
+    def take_back(self, when: torch.Tensor | None = None) -> None:
         """See :meth:`Transfer.take_back`."""
-        self._instead_of.take_back()
+        self._instead_of.take_back(when)
 
     def write(self, scale: float) -> None:
         """See :meth:`Transfer.write`."""

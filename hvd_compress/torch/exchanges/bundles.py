@@ -83,7 +83,8 @@ class Bundle(Relay):
         except PayloadError as error:
             for member in self._members:
                 member.error = error
-            averages = [torch.zeros(sum(own), dtype=torch.uint8)]  # Nobody shall wait for them.
+            # Nobody shall wait for them.
+            averages = [received.new_zeros(sum(own))]
         else:
             rows = received.view(ranks, sum(own)).split(own, dim=1)
             averages = [m.average(row) for m, row in zip(self._members, rows, strict=True)]

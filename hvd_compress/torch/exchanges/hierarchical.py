@@ -19,7 +19,7 @@ from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed, is_failure
 from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.pieces import Piece, any_nonfinite
+from hvd_compress.torch_common.pieces import Piece
 from hvd_compress.torch_common.slots import Owned, Slot
 
 
@@ -144,15 +144,15 @@ class Levels(Transfer, Relay):
         return self
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Transfer.nonfinite`."""
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Transfer.payloads`."""
         assert self._payloads is not None
-        return any(any_nonfinite(rows.numpy()) for rows in self._payloads if rows.numel())
+        return [rows for rows in self._payloads if rows.numel()]
 
-    def take_back(self) -> None:
+    def take_back(self, when: torch.Tensor | None = None) -> None:
         """See :meth:`Transfer.take_back`; of what was not started, there is nothing."""
         if self._piece is not None:
-            self._piece.take_back(self._kernels)
+            self._piece.take_back(self._kernels, when)
 
     def write(self, scale: float) -> None:
         """See :meth:`Transfer.write`."""
@@ -191,7 +191,8 @@ class Levels(Transfer, Relay):
         self._next(result)
 
     def _add_up(self, parts: torch.Tensor) -> None:
-        payload = torch.zeros(self._sizes[self._place], dtype=torch.uint8)
+        size, device = self._sizes[self._place], self.flat.device
+        payload = torch.zeros(size, dtype=torch.uint8, device=device)
         if len(payload):
             try:
                 self._piece = self._encode_average(parts, payload)
@@ -210,7 +211,7 @@ class Levels(Transfer, Relay):
         if parts.numel() != expected:
             raise PayloadError(f"{self.name}: expected {expected} bytes, got {parts.numel()}")
         started = time.perf_counter()
-        average = torch.zeros(self._owned.count)
+        average = torch.zeros(self._owned.count, device=self.flat.device)
         for row in parts.view(self.flat.dtype).view(local, -1):
             average += row
         average *= 1 / local
@@ -225,7 +226,7 @@ class Levels(Transfer, Relay):
             self.error = PayloadError(
                 f"{self.name}: expected {expected} bytes, got {payloads.numel()}"
             )
-            payloads = torch.zeros(expected, dtype=torch.uint8)
+            payloads = torch.zeros(expected, dtype=torch.uint8, device=payloads.device)
         if self._exchange.within is None:
             self._take(payloads)
         else:

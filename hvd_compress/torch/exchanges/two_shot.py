@@ -28,7 +28,8 @@ from hvd_compress.torch.exchanges.base import (
 from hvd_compress.torch.exchanges.bundles import Bundles
 from hvd_compress.torch.owner_steps import OwnerStep
 from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.pieces import Piece, any_nonfinite
+from hvd_compress.torch_common.executors import any_nonfinite
+from hvd_compress.torch_common.pieces import Piece
 from hvd_compress.torch_common.slots import Owned, Slot
 
 
@@ -56,7 +57,7 @@ class TwoShot(Exchange):
         """See :meth:`Exchange.encode`."""
         self._own(slot, gradient)
         if slot.route.feedback.enabled:
-            self.encoder.residual(slot)
+            self.encoder.residual(slot, gradient.device)
         else:
             self.encoder.release_residual(slot, gradient)
         shots = Shots(
@@ -127,7 +128,7 @@ class Shots(Transfer):
         self._key = NoiseKey(encoder.seed, 0, slot.index, slot.step)
         self._loss_scale = encoder.loss_scale()
         self.sizes = shards.payload_bytes(slot.route.codec)
-        self.message = torch.empty(sum(self.sizes), dtype=torch.uint8)
+        self.message = torch.empty(sum(self.sizes), dtype=torch.uint8, device=gradient.device)
         self._seconds_encoding = self._seconds_decoding = 0.0
         self._parts = self._encode_parts(slot.residual)
         self._average: Piece | None = None
@@ -139,20 +140,19 @@ class Shots(Transfer):
         return self._bundles.add(self)
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Transfer.nonfinite`: what was flagged in the first shot is in the second."""
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Transfer.payloads`: what was flagged in the first shot is in the second."""
         assert self._averages is not None
-        return any(
-            any_nonfinite(payload[None].numpy()) for payload in self._averages if len(payload)
-        )
+        return [payload[None] for payload in self._averages if len(payload)]
 
-    def take_back(self) -> None:
+    def take_back(self, when: torch.Tensor | None = None) -> None:
         """See :meth:`Transfer.take_back`; the owner's residual and state as well."""
         for part in self._parts:
-            part.take_back(self._kernels)
+            part.take_back(self._kernels, when)
         if self._average is not None:
-            self._average.take_back(self._kernels)
-        if self._state_before is not None:
+            self._average.take_back(self._kernels, when)
+        # The state is whatever the user's step keeps: only the host can put it back.
+        if self._state_before is not None and (when is None or bool(when.item())):
             self._owned.state = self._state_before
 
     def write(self, scale: float) -> None:
@@ -199,10 +199,11 @@ class Shots(Transfer):
         Returns:
             The average's payload, shape=(bytes,), uint8; zeros if :attr:`error` says why there is none.
         """
-        payload = torch.zeros(self.sizes[self._collectives.rank], dtype=torch.uint8)
+        size, device = self.sizes[self._collectives.rank], self.flat.device
+        payload = torch.zeros(size, dtype=torch.uint8, device=device)
         if len(payload):
             owned = self._owned
-            flat = torch.empty(owned.count)
+            flat = torch.empty(owned.count, device=device)
             average = self._piece(owned.begin, owned.end, flat, payload, owned.residual)
             try:
                 self._make_average(average, payloads)
@@ -226,12 +227,11 @@ class Shots(Transfer):
         ranks = self._collectives.size
         started = time.perf_counter()
         try:
-            flagged = any_nonfinite(payloads.numpy())
             average.decode(self._kernels, payloads, 1 / ranks)
         except PayloadError as error:
             raise PayloadError(f"{self.name}, as its owner: {error}") from None
         decoded = time.perf_counter()
-        if self._owner_step is not None and not flagged:
+        if self._owner_step is not None and not any_nonfinite(payloads):
             self._run_owner_step(average.flat)
         size = self._collectives.size
         stream = two_shot.second_stream(self._collectives.rank, size)

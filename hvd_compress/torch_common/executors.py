@@ -1,0 +1,188 @@
+"""Which kernels encode and decode a tensor: those of the device that it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.interface import Kernels
+from hvd_compress.kernels.torch_device import TorchDevice
+
+
+class Executors:
+    """The CPU's kernels, and those for CUDA as soon as a CUDA tensor comes.
+
+    Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA's work behind the host's back, so that
+    errors of theirs are raised by :meth:`check`, later.
+
+    Args:
+        threads: of the CPU's kernels.
+    """
+
+    name = "torch"
+
+    def __init__(self, threads: int) -> None:
+        self._cpu = CpuKernels(threads)
+        self._cuda: CudaKernels | None = None
+        self._last: dict[torch.device, torch.cuda.Stream] = {}
+
+    def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
+        """The kernels for a tensor if they work behind the host's back, and report errors later.
+
+        Raises:
+            KernelError: it is a CUDA tensor, and the CUDA library was not built.
+        """
+        if tensor.device.type != "cuda":
+            return None
+        if self._cuda is None:
+            self._cuda = CudaKernels(TorchDevice(torch))
+        return self._cuda
+
+    def order(self, tensor: torch.Tensor) -> None:
+        """Has the current stream of a CUDA tensor's device wait for the one that was current last.
+
+        Gradients, residuals and payloads may be used in one stream now and in another one next time.
+        """
+        if tensor.device.type == "cuda":
+            stream = torch.cuda.current_stream(tensor.device)
+            last = self._last.get(tensor.device, stream)
+            if last != stream:
+                stream.wait_stream(last)
+            self._last[tensor.device] = stream
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        gradient: torch.Tensor,
+        payload: torch.Tensor,
+        *,
+        feedback: ErrorFeedback,
+        residual: torch.Tensor | None,
+        noise: NoiseKey,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`.
+
+        Raises:
+            TypeError: there are no kernels for the gradient's device.
+        """
+        kernels = self._of(gradient)
+        kernels.encode(
+            codec, shape, gradient, payload, feedback=feedback, residual=residual, noise=noise
+        )
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        payloads: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
+        kernels = self._of(out)
+        if payloads.device.type == "cuda":
+            # They may come from another stream's memory, which must not be reused too early.
+            payloads.record_stream(torch.cuda.current_stream(payloads.device))
+        kernels.decode_sum(
+            codec, shape, payloads, out, step=step, scale=scale, accumulate=accumulate
+        )
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: tuple[int, ...],
+        gradient: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+        when: torch.Tensor | None = None,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`.
+
+        Args:
+            when: as for :meth:`hvd_compress.kernels.cuda.CudaKernels.take_back`; for its tensors only.
+        """
+        arguments = (codec, shape, gradient, residual, payload)
+        if when is None:
+            self._of(gradient).take_back(*arguments, feedback=feedback, step=step)
+            return
+        kernels = self.deferred(gradient)
+        assert kernels is not None
+        self.order(gradient)
+        kernels.take_back(*arguments, feedback=feedback, step=step, when=when)
+
+    def square_sum(self, tensor: torch.Tensor) -> float:
+        """Sum of squares of a float32 tensor, in double precision; waits for it."""
+        self.order(tensor)
+        return (self.deferred(tensor) or self._cpu).square_sum(tensor)
+
+    def flags(self, payloads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """All payloads' flags in one word that only a device knows as yet.
+
+        Args:
+            payloads: each shape=(k, bytes), uint8.
+
+        Returns:
+            shape=(1,), int32, 0 if no payload was encoded from an Inf or a NaN; None where the payloads are
+            not all on one such device.
+        """
+        devices = {rows.device for rows in payloads}
+        kernels = self.deferred(payloads[0]) if len(devices) == 1 else None
+        if kernels is None:
+            return None
+        word = torch.zeros(1, dtype=torch.int32, device=payloads[0].device)
+        for rows in payloads:
+            self.order(rows)
+            kernels.collect_flags(rows, word)
+        return word
+
+    def check(self) -> None:
+        """Raises what CUDA's kernels have met, as far as the host can see it without waiting.
+
+        Raises:
+            PayloadError: a payload was altered on its way.
+        """
+        if self._cuda is not None:
+            self._cuda.check()
+
+    def settle(self) -> None:
+        """Waits for CUDA devices that have had work, and checks.
+
+        Raises:
+            PayloadError: as in :meth:`check`.
+        """
+        for device in self._last:
+            torch.cuda.synchronize(device)
+        self.check()
+
+    def _of(self, tensor: torch.Tensor) -> Kernels:
+        self.order(tensor)
+        deferred = self.deferred(tensor)
+        if deferred is not None:
+            return deferred
+        if tensor.device.type != "cpu":
+            raise TypeError(
+                f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
+            )
+        return self._cpu
+
+
+def any_nonfinite(payloads: torch.Tensor) -> bool:
+    """Whether one of the payloads was encoded from an Inf or a NaN; waits for their device.
+
+    Args:
+        payloads: shape=(k, bytes), uint8.
+    """
+    headers = payloads[:, :HEADER_BYTES].cpu().numpy()
+    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)

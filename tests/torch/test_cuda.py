@@ -1,0 +1,127 @@
+"""Gradients that CUDA kernels encode, on real ranks.
+
+The kernels run on the host, for tensors that are there: what the face does around kernels that cannot
+raise or answer at once is the same. On a GPU, ``make gpu-check`` trains.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.codecs import ErrorFeedback, OneBit
+from hvd_compress.torch_common.executors import Executors
+from tests.cuda.executors import emulated, emulated_library
+from tests.ranks import on_ranks
+from tests.torch import test_exchange, test_two_shot
+from tests.torch.probes import Probe, distributed, exchange, targets
+from tests.torch.test_exchange import SHAPES
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """Before the ranks start, which would build it at the same time."""
+    emulated_library()
+
+
+@contextmanager
+def deferred_kernels() -> Iterator[None]:
+    """Every tensor counts as one on a device whose kernels report errors later."""
+    kernels = emulated()
+    kernels.settle = lambda: None  # type: ignore[method-assign]
+    with (
+        mock.patch.object(Executors, "deferred", lambda *_: kernels),
+        mock.patch.object(Executors, "check", lambda *_: kernels.check()),
+    ):
+        yield
+
+
+@on_ranks(2)
+def test_every_codec_in_one_shot() -> None:
+    with deferred_kernels():
+        test_exchange._every_codec_matches_the_simulation()
+
+
+@on_ranks(2)
+def test_every_codec_in_two_shots() -> None:
+    with deferred_kernels():
+        test_two_shot._every_codec_matches_the_simulation()
+
+
+def _a_step_with_inf_is_dropped(exchange_name: str) -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.Compressor(
+        model.named_parameters(),
+        OneBit(),
+        ErrorFeedback(),
+        threshold=0,
+        exchange=exchange_name,
+        name=exchange_name,
+    )
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    before = copy.deepcopy(compressor.state_dict()["tensors"])
+    gradients = targets(SHAPES, hvd.rank(), 1)
+    if hvd.rank() == 1:
+        gradients["b"][5] = torch.inf
+    got = exchange(model, optimizer, gradients)
+    assert torch.isnan(got["b"]).any()
+    after = compressor.state_dict()["tensors"]
+    for name, old in before.items():
+        _assert_close(after[name]["residual"], old["residual"])
+        if old["owned"] is not None:
+            _assert_close(after[name]["owned"]["residual"], old["owned"]["residual"])
+
+
+def _assert_close(got: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    assert (got is None) == (expected is None)
+    assert got is None or expected is None or torch.allclose(got, expected, atol=1e-5)
+
+
+@on_ranks(2)
+def test_a_step_with_inf_is_dropped_on_all_ranks() -> None:
+    """Nobody has read a flag, and still every residual is what it was."""
+    with deferred_kernels():
+        for name in ("allgather", "two_shot", "hierarchical"):
+            _a_step_with_inf_is_dropped(name)
+
+
+@on_ranks(2)
+def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
+    with deferred_kernels():
+        model = Probe({"a": (3000,)})
+        compressor = hvdc.Compressor(
+            model.named_parameters(), OneBit(), ErrorFeedback(), threshold=0
+        )
+        optimizer = distributed(model, compressor)
+        collect = compressor._step.collect
+
+        def altered() -> None:
+            (sent,) = compressor._step._pending
+            collect()
+            assert sent.transfer.payloads is not None
+            sent.transfer.payloads[0][1, 40] ^= 1
+
+        compressor._step.collect = altered  # type: ignore[method-assign]
+        got = exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 0))
+        assert torch.isnan(got["a"]).all()
+        with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
+            exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 1))
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    with pytest.raises(TypeError, match="on the CPU or on a CUDA device, got one on meta"):
+        Executors(1).decode_sum(
+            OneBit(),
+            (1,),
+            torch.zeros((1, 48), dtype=torch.uint8),
+            torch.zeros(1, device="meta"),
+            step=0,
+        )
