@@ -16,6 +16,12 @@ ALLOWED = {
     "codecs": {"numpy", "hvd_compress.codecs"},
     "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
     "exchange": {"hvd_compress.codecs", "hvd_compress.exchange"},
+    "perfmodel": {
+        "numpy",
+        "hvd_compress.codecs",
+        "hvd_compress.exchange",
+        "hvd_compress.perfmodel",
+    },
     "torch_common": {
         "torch",
         "numpy",
@@ -101,6 +107,7 @@ def test_exchange_knows_no_codec_by_name() -> None:
         "hvd_compress.exchange.routing",
         "hvd_compress.exchange.token",
         "hvd_compress.exchange.two_shot",
+        "hvd_compress.perfmodel.cost",
     ),
 )
 def test_importing_brings_no_framework(module: str) -> None:
