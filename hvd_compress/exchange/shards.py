@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec
@@ -39,6 +40,21 @@ class Shards:
         """How many elements a rank owns."""
         begin, end = self.of(rank)
         return end - begin
+
+    def lengths(self) -> Counter[int]:
+        """How many ranks own how many elements: ``Counter(map(self.length, range(self.size)))``, at once.
+
+        For who asks about more ranks than there are.
+        """
+        grains = -(-self.count // GRAIN)
+        short = GRAIN * grains - self.count
+        few, more = divmod(grains, self.size)
+        last = GRAIN * (few + (more > 0))
+        owners = Counter({GRAIN * few: self.size - more})
+        owners[GRAIN * (few + 1)] += more
+        owners[last] -= 1
+        owners[last - short] += 1
+        return +owners
 
     def payload_bytes(self, codec: Codec) -> list[int]:
         """Bytes of each rank's part as a payload; 0 where it owns nothing."""

@@ -11,15 +11,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from hvd_compress.codecs import Codec
+from hvd_compress.exchange import token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchange.hosts import check as check_hierarchical
+from hvd_compress.exchange.routing import Route, check_gather
 from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.two_shot import check as check_two_shot
 
 Shape = tuple[int, ...]
 
@@ -139,19 +142,18 @@ class Collective:
     added: float = 0.0
 
     def seconds(self, cluster: Cluster, speed: CodecSpeed) -> float:
-        """How long it takes; 0 where there is nobody to talk to."""
+        """How long it takes by itself; 0 where there is nobody to talk to."""
         if not self.rounds:
             return 0.0
-        return (
-            cluster.start
-            + self.rounds * self._latency(cluster)
-            + self.transfer_seconds(cluster)
-            + self.added * speed.add
-        )
+        bandwidths = cluster.within.bandwidth, cluster.between.bandwidth
+        transfer = max(self.inside / bandwidths[0], self.leaving / bandwidths[1])
+        return self.fixed_seconds(cluster) + transfer + self.added * speed.add
 
-    def transfer_seconds(self, cluster: Cluster) -> float:
-        """The time of its bytes alone."""
-        return max(self.inside / cluster.within.bandwidth, self.leaving / cluster.between.bandwidth)
+    def fixed_seconds(self, cluster: Cluster) -> float:
+        """What of it does not depend on the bytes: tensors that travel together pay it once."""
+        if not self.rounds:
+            return 0.0
+        return cluster.start + self.rounds * self._latency(cluster)
 
     def _latency(self, cluster: Cluster) -> float:
         # A ring's round is over when its slowest message is there.
@@ -241,32 +243,34 @@ def steps_of(
 
     Args and errors are those of :func:`seconds`.
     """
-    name = "allreduce" if route.dense else route.exchange
-    if name not in EXCHANGES:
-        raise ValueError(f"exchange: expected one of {', '.join(EXCHANGES)}, got {name!r}")
+    exchange, message = _message(shape, route, cluster, element_bytes)
+    return exchange.steps(message) if cluster.ranks > 1 else ()
+
+
+def refusal(
+    name: str, shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
+) -> str | None:
+    """Why an exchange would refuse a tensor of that name, as the error that it raises says; or None."""
+    exchange, message = _message(shape, route, cluster, element_bytes)
+    try:
+        exchange.check(name, message)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def tokens(count: int, cluster: Cluster) -> Sequence[Step]:
+    """The sum of ``count`` tokens, which Horovod gets in the place of so many encoded gradients."""
     if cluster.ranks == 1:
         return ()
-    dense = np.dtype(route.dense_dtype).itemsize if _is_cast(route) else element_bytes
-    message = Message(
-        math.prod(shape),
-        route.codec.payload_bytes(shape),
-        route.codec,
-        element_bytes,
-        dense,
-        Hosts(cluster.ranks, cluster.local),
-    )
-    return EXCHANGES[name](message)
+    numbers = count * len(token.make(0))
+    return (_ring_sum(Hosts(cluster.ranks, cluster.local), 4 * numbers, numbers),)
 
 
 def allreduce(message: Message) -> Sequence[Step]:
-    """Horovod's ring: a rank passes on each part but one, twice."""
-    size, counters = message.hosts.size, Counters()
-    counters.add_allreduce(size, message.dense_bytes * message.count)
+    """Horovod's ring, after a cast where there is one."""
+    ring = _ring_sum(message.hosts, message.dense_bytes * message.count, message.count)
     cast = message.count if message.dense_bytes != message.element_bytes else 0
-    sent, added = counters.wire_bytes, message.count * (size - 1) / size
-    ring = Collective(
-        "allreduce", sent, *_in_a_ring(message.hosts, sent), rounds=2 * (size - 1), added=added
-    )
     return Work(encoded=cast), ring, Work(decoded=cast)
 
 
@@ -336,13 +340,51 @@ def hierarchical(message: Message) -> Sequence[Step]:
     )
 
 
-EXCHANGES: dict[str, Callable[[Message], Sequence[Step]]] = {
-    "allreduce": allreduce,
-    "allgather": allgather,
-    "two_shot": two_shot,
-    "hierarchical": hierarchical,
+def _check_allgather(name: str, message: Message) -> None:
+    check_gather(name, message.payload_bytes, message.hosts.size)
+
+
+def _check_two_shot(name: str, message: Message) -> None:
+    check_two_shot(name, message.codec, Shards(message.count, message.hosts.size))
+
+
+def _check_hierarchical(name: str, message: Message) -> None:
+    shards = Shards(message.count, message.hosts.local)
+    check_hierarchical(name, message.codec, shards, message.hosts, message.element_bytes)
+
+
+class Exchange(NamedTuple):
+    """What the model has to know of an exchange.
+
+    Attributes:
+        steps: those of one tensor, for more than one rank.
+        check: raises ``ValueError`` where the exchange refuses a tensor, of which it is told the name.
+    """
+
+    steps: Callable[[Message], Sequence[Step]]
+    check: Callable[[str, Message], None] = lambda name, message: None
+
+
+EXCHANGES: dict[str, Exchange] = {
+    "allreduce": Exchange(allreduce),
+    "allgather": Exchange(allgather, _check_allgather),
+    "two_shot": Exchange(two_shot, _check_two_shot),
+    "hierarchical": Exchange(hierarchical, _check_hierarchical),
 }
-"""The steps of each exchange, by the name that compressors call it, for more than one rank."""
+"""By the name that compressors call it; ``allreduce`` is Horovod's own."""
+
+
+def _ring_sum(hosts: Hosts, message_bytes: int, count: int) -> Collective:
+    """A rank passes on each part but one, twice, and adds its own to each but one."""
+    counters = Counters()
+    counters.add_allreduce(hosts.size, message_bytes)
+    return Collective(
+        "allreduce",
+        counters.wire_bytes,
+        *_in_a_ring(hosts, counters.wire_bytes),
+        rounds=2 * (hosts.size - 1),
+        added=count * (hosts.size - 1) / hosts.size,
+    )
 
 
 def _gathered(size: int, message_bytes: float) -> float:
@@ -359,9 +401,25 @@ def _in_a_ring(hosts: Hosts, sent: float) -> tuple[float, float]:
 @lru_cache(maxsize=4096)
 def _parts(codec: Codec, count: int, owners: int) -> tuple[float, int]:
     """Bytes of the owners' payloads: their mean, and the largest."""
-    sizes = Shards(count, owners).payload_bytes(codec)
-    return sum(sizes) / owners, max(sizes)
+    lengths = Shards(count, owners).lengths()
+    sizes = {length: codec.payload_bytes((length,)) if length else 0 for length in lengths}
+    total = sum(ranks * sizes[length] for length, ranks in lengths.items())
+    return total / owners, max(sizes.values())
 
 
-def _is_cast(route: Route) -> bool:
-    return route.dense and route.dense_dtype is not None
+def _message(
+    shape: Shape, route: Route, cluster: Cluster, element_bytes: int
+) -> tuple[Exchange, Message]:
+    name = "allreduce" if route.dense else route.exchange
+    if name not in EXCHANGES:
+        raise ValueError(f"exchange: expected one of {', '.join(EXCHANGES)}, got {name!r}")
+    cast = route.dense_dtype if route.dense else None
+    message = Message(
+        math.prod(shape),
+        route.codec.payload_bytes(shape),
+        route.codec,
+        element_bytes,
+        element_bytes if cast is None else np.dtype(cast).itemsize,
+        Hosts(cluster.ranks, cluster.local),
+    )
+    return EXCHANGES[name], message

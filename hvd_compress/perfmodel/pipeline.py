@@ -1,0 +1,152 @@
+"""The wire: collectives one after the other, as they become ready, and what is done between them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_compress.perfmodel.cost import Cluster, CodecSpeed, Collective, Step, Work
+
+FUSION_BYTES = 64 * 2**20
+"""Horovod does not fuse more than that into one message, unless ``HOROVOD_FUSION_THRESHOLD`` says so."""
+
+
+@dataclass
+class Transfer:
+    """The way of one tensor, or of several that travel together from the start, through an exchange.
+
+    Attributes:
+        ready: when its next step can begin, in seconds from the step's start.
+        paths: the steps of each tensor, all of the same kinds.
+        speeds: of each tensor's codec.
+        fused: whether Horovod may send it along with others.
+    """
+
+    ready: float
+    paths: list[Sequence[Step]]
+    speeds: list[CodecSpeed]
+    fused: bool
+    _position: int = 0
+
+    @property
+    def due(self) -> list[Step]:
+        """What has to be done next, one step for each tensor; nothing at the end."""
+        return [path[self._position] for path in self.paths if self._position < len(path)]
+
+    @property
+    def works(self) -> bool:
+        """Whether computation is due."""
+        return bool(self.due) and isinstance(self.due[0], Work)
+
+    @property
+    def travels(self) -> bool:
+        """Whether a collective is still to come."""
+        return any(isinstance(step, Collective) for step in self.paths[0][self._position :])
+
+    def done(self) -> None:
+        """What was due is done."""
+        self._position += 1
+
+
+@dataclass
+class Totals:
+    """Seconds and bytes of a step, by what they were spent on.
+
+    Attributes:
+        encode, wire, decode: seconds in encoders, collectives and decoders.
+        sent: bytes that a rank sends, on average.
+    """
+
+    encode: float = 0.0
+    wire: float = 0.0
+    decode: float = 0.0
+    sent: float = 0.0
+
+    def compute(self, transfer: Transfer) -> float:
+        """Does the work that is due, and returns its seconds."""
+        encode = decode = 0.0
+        for step, speed in zip(transfer.due, transfer.speeds, strict=True):
+            assert isinstance(step, Work)
+            encode += step.encoded * speed.encode
+            decode += step.decoded * speed.decode + step.added * speed.add
+        transfer.done()
+        self.encode += encode
+        self.decode += decode
+        return encode + decode
+
+    def communicate(self, transfers: Sequence[Transfer], cluster: Cluster) -> float:
+        """Does the collectives that are due as one message, and returns its seconds."""
+        seconds = 0.0
+        for transfer in transfers:
+            for step, speed in zip(transfer.due, transfer.speeds, strict=True):
+                assert isinstance(step, Collective)
+                fixed = step.fixed_seconds(cluster) if seconds else 0.0
+                seconds += step.seconds(cluster, speed) - fixed
+                self.sent += step.sent
+            transfer.done()
+        self.wire += seconds
+        return seconds
+
+
+def carry(
+    transfers: Sequence[Transfer], cluster: Cluster, totals: Totals
+) -> list[tuple[float, Transfer]]:
+    """Does all collectives, and the work between them.
+
+    Returns:
+        When each transfer's last collective is over, in this order. Work that comes after it is not done.
+    """
+    queue = [(transfer.ready, order, transfer) for order, transfer in enumerate(transfers)]
+    heapq.heapify(queue)
+    arrived: list[tuple[float, Transfer]] = []
+    free = 0.0
+    while queue:
+        ready, order, transfer = heapq.heappop(queue)
+        if not transfer.travels:
+            arrived.append((ready, transfer))
+        elif transfer.works:
+            heapq.heappush(queue, (ready + totals.compute(transfer), order, transfer))
+        else:
+            start = max(free, ready)
+            together = [(order, transfer), *_fused(queue, start, transfer)]
+            free = start + totals.communicate([one for _, one in together], cluster)
+            for number, one in together:
+                heapq.heappush(queue, (free, number, one))
+    return arrived
+
+
+def _fused(
+    queue: list[tuple[float, int, Transfer]], start: float, first: Transfer
+) -> list[tuple[int, Transfer]]:
+    """Takes from the queue what waits for the wire as well and that Horovod sends along."""
+    kind = _kind(first)
+    room = FUSION_BYTES - _result_bytes(first)
+    taken: list[tuple[int, Transfer]] = []
+    kept = []
+    for entry in sorted(queue):
+        ready, order, transfer = entry
+        size = _result_bytes(transfer)
+        if kind is not None and _kind(transfer) == kind and ready <= start and size <= room:
+            room -= size
+            taken.append((order, transfer))
+        else:
+            kept.append(entry)
+    queue[:] = kept
+    heapq.heapify(queue)
+    return taken
+
+
+def _kind(transfer: Transfer) -> tuple[str, int] | None:
+    """What has to be alike for two collectives to be fused; None where Horovod fuses none."""
+    due = transfer.due[0] if transfer.due else None
+    if not transfer.fused or not isinstance(due, Collective) or due.kind == "alltoall":
+        return None
+    return due.kind, due.rounds
+
+
+def _result_bytes(transfer: Transfer) -> float:
+    """About the bytes that Horovod counts against its limit."""
+    sent = sum(step.sent for step in transfer.due if isinstance(step, Collective))
+    reduced = any(isinstance(step, Collective) and step.added for step in transfer.due)
+    return sent / 2 if reduced else sent
