@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_compress.perfmodel.cost import Cluster, CodecSpeed, Collective, Step, Work
+from hvd_compress.perfmodel.exchanges import Collective, Step, Work, together
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 
 FUSION_BYTES = 64 * 2**20
 """Horovod does not fuse more than that into one message, unless ``HOROVOD_FUSION_THRESHOLD`` says so."""
@@ -77,15 +78,15 @@ class Totals:
 
     def communicate(self, transfers: Sequence[Transfer], cluster: Cluster) -> float:
         """Does the collectives that are due as one message, and returns its seconds."""
-        seconds = 0.0
+        collectives = []
         for transfer in transfers:
             for step, speed in zip(transfer.due, transfer.speeds, strict=True):
                 assert isinstance(step, Collective)
-                fixed = step.fixed_seconds(cluster) if seconds else 0.0
-                seconds += step.seconds(cluster, speed) - fixed
-                self.sent += step.sent
+                collectives.append((step, speed))
             transfer.done()
+        seconds = together(collectives, cluster)
         self.wire += seconds
+        self.sent += sum(step.sent for step, _ in collectives)
         return seconds
 
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchange.bundling import bundles
 from hvd_compress.exchange.routing import Route, Router
-from hvd_compress.perfmodel.cost import Cluster, CodecSpeed, steps_of, tokens
+from hvd_compress.perfmodel.cost import steps_of
+from hvd_compress.perfmodel.exchanges import tokens
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.pipeline import Totals, Transfer, carry
 
