@@ -21,13 +21,11 @@ class Transfer:
         ready: when its next step can begin, in seconds from the step's start.
         paths: the steps of each tensor, all of the same kinds.
         speeds: of each tensor's codec.
-        fused: whether Horovod may send it along with others.
     """
 
     ready: float
     paths: list[Sequence[Step]]
     speeds: list[CodecSpeed]
-    fused: bool
     _position: int = 0
 
     @property
@@ -98,28 +96,35 @@ def carry(
     Returns:
         When each transfer's last collective is over, in this order. Work that comes after it is not done.
     """
-    queue = [(transfer.ready, order, transfer) for order, transfer in enumerate(transfers)]
-    heapq.heapify(queue)
+    queue: list[_Waiting] = []
     arrived: list[tuple[float, Transfer]] = []
+
+    def go_on(ready: float, order: int, transfer: Transfer) -> None:
+        if transfer.works and transfer.travels:
+            ready += totals.compute(transfer)
+        if transfer.travels:
+            heapq.heappush(queue, (ready, order, transfer))
+        else:
+            arrived.append((ready, transfer))
+
+    for order, transfer in enumerate(transfers):
+        go_on(transfer.ready, order, transfer)
     free = 0.0
     while queue:
         ready, order, transfer = heapq.heappop(queue)
-        if not transfer.travels:
-            arrived.append((ready, transfer))
-        elif transfer.works:
-            heapq.heappush(queue, (ready + totals.compute(transfer), order, transfer))
-        else:
-            start = max(free, ready)
-            together = [(order, transfer), *_fused(queue, start, transfer)]
-            free = start + totals.communicate([one for _, one in together], cluster)
-            for number, one in together:
-                heapq.heappush(queue, (free, number, one))
+        start = max(free, ready)
+        message = [(order, transfer), *_fused(queue, start, transfer)]
+        free = start + totals.communicate([one for _, one in message], cluster)
+        for number, one in message:
+            go_on(free, number, one)
     return arrived
 
 
-def _fused(
-    queue: list[tuple[float, int, Transfer]], start: float, first: Transfer
-) -> list[tuple[int, Transfer]]:
+_Waiting = tuple[float, int, Transfer]
+"""When a transfer's collective can begin; its place among all transfers; the transfer."""
+
+
+def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[int, Transfer]]:
     """Takes from the queue what waits for the wire as well and that Horovod sends along."""
     kind = _kind(first)
     room = FUSION_BYTES - _result_bytes(first)
@@ -140,10 +145,9 @@ def _fused(
 
 def _kind(transfer: Transfer) -> tuple[str, int] | None:
     """What has to be alike for two collectives to be fused; None where Horovod fuses none."""
-    due = transfer.due[0] if transfer.due else None
-    if not transfer.fused or not isinstance(due, Collective) or due.kind == "alltoall":
-        return None
-    return due.kind, due.rounds
+    due = transfer.due[0]
+    assert isinstance(due, Collective)
+    return None if due.kind == "alltoall" else (due.kind, due.rounds)
 
 
 def _result_bytes(transfer: Transfer) -> float:

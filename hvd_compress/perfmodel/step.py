@@ -177,7 +177,7 @@ def _backward(
         for tensor in reversed(layer):
             speed = speeds(tensor.route)
             steps = steps_of(tensor.shape, tensor.route, cluster)
-            transfer = Transfer(now, [steps], [speed], fused=not tensor.bundled)
+            transfer = Transfer(now, [steps], [speed])
             if transfer.works:
                 now += totals.compute(transfer)
             bundle = waiting.get(bundle_of.get(tensor.number, -1))
@@ -194,5 +194,5 @@ def _backward(
     # As soon as they come, but the last of them now; Horovod fuses them.
     encoded = sum(not tensor.route.dense for layer in layers for tensor in layer)
     if encoded:
-        transfers.append(Transfer(now, [tokens(encoded, cluster)], [CodecSpeed()], fused=True))
+        transfers.append(Transfer(now, [tokens(encoded, cluster)], [CodecSpeed()]))
     return transfers, now

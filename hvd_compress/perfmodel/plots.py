@@ -1,0 +1,60 @@
+"""Predictions as pictures. Needs Matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvd_compress.perfmodel.sweep import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STYLES = ("-", "--", "-.", ":")
+
+
+def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
+    """Draws images a second over workers, a curve for each codec and exchange.
+
+    Args:
+        rows: predictions.
+        path: where to write the picture; its ending says in which format.
+        title: above it.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    draw(axes, rows)
+    axes.legend()
+    axes.set_title(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draws the same into axes. Where an exchange would refuse so many workers, its curve is faint."""
+    curves = dict.fromkeys((row.codec, row.exchange) for row in rows)
+    for index, (codec, exchange) in enumerate(curves):
+        mine = [row for row in rows if (row.codec, row.exchange) == (codec, exchange)]
+        able = [row for row in mine if not row.refused]
+        # From the last that runs on, so that the curve has no gap.
+        unable = [*able[-1:], *(row for row in mine if row.refused)]
+        style = STYLES[index % len(STYLES)]
+        label = f"{codec}, {exchange}"
+        for part, alpha, shown in ((able, 1.0, label), (unable, 0.3, "_hidden")):
+            axes.plot(
+                [row.workers for row in part],
+                [row.images_per_second for row in part],
+                style,
+                color=f"C{index}",
+                alpha=alpha,
+                label=shown,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set(yscale="log", xlabel="workers", ylabel="images a second")
+    axes.grid(True, which="major", alpha=0.4)
