@@ -60,6 +60,8 @@ class Collective:
         load: on average over the connections.
         busiest: on the connections with the most to do.
         rounds: messages that wait for each other; 0 where there is nobody to talk to.
+        fusible: bytes that count against Horovod's fusion threshold, those of the result; None where it
+            fuses none.
         added: elements that a rank adds on the way.
     """
 
@@ -68,6 +70,7 @@ class Collective:
     load: Load
     busiest: Load
     rounds: int
+    fusible: float | None = None
     added: float = 0.0
 
 
@@ -186,7 +189,14 @@ def hierarchical(message: Message) -> Sequence[Step]:
             "alltoall", within.inside, within, within, rounds=ALLTOALL_ROUNDS if local > 1 else 0
         ),
         Work(added=local * share, encoded=share),
-        Collective("allgather", between, crossing, crossing, rounds=hosts.count - 1),
+        Collective(
+            "allgather",
+            between,
+            crossing,
+            crossing,
+            rounds=hosts.count - 1,
+            fusible=hosts.count * mean,
+        ),
         _ring_gather(host, hosts.count * mean, hosts.count * largest),
         Work(decoded=hosts.count * message.count),
     )
@@ -237,6 +247,7 @@ def _ring_sum(hosts: Hosts, message_bytes: int, count: int) -> Collective:
         load,
         load,
         rounds=2 * (hosts.size - 1),
+        fusible=message_bytes,
         added=count * (hosts.size - 1) / hosts.size,
     )
 
@@ -250,6 +261,7 @@ def _ring_gather(hosts: Hosts, mean_bytes: float, largest_bytes: float) -> Colle
         load=_load(hosts, mean, mean),
         busiest=_load(hosts, largest, largest),
         rounds=hosts.size - 1,
+        fusible=hosts.size * mean_bytes,
     )
 
 

@@ -126,14 +126,16 @@ _Waiting = tuple[float, int, Transfer]
 
 def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[int, Transfer]]:
     """Takes from the queue what waits for the wire as well and that Horovod sends along."""
-    kind = _kind(first)
-    room = FUSION_BYTES - _result_bytes(first)
+    kind, size = _fusible(first)
+    if size is None:
+        return []
+    room = FUSION_BYTES - size
     taken: list[tuple[int, Transfer]] = []
     kept = []
     for entry in sorted(queue):
         ready, order, transfer = entry
-        size = _result_bytes(transfer)
-        if kind is not None and _kind(transfer) == kind and ready <= start and size <= room:
+        other, size = _fusible(transfer)
+        if size is not None and other == kind and ready <= start and size <= room:
             room -= size
             taken.append((order, transfer))
         else:
@@ -143,15 +145,9 @@ def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[i
     return taken
 
 
-def _kind(transfer: Transfer) -> tuple[str, int] | None:
-    """What has to be alike for two collectives to be fused; None where Horovod fuses none."""
-    due = transfer.due[0]
-    assert isinstance(due, Collective)
-    return None if due.kind == "alltoall" else (due.kind, due.rounds)
-
-
-def _result_bytes(transfer: Transfer) -> float:
-    """About the bytes that Horovod counts against its limit."""
-    sent = sum(step.sent for step in transfer.due if isinstance(step, Collective))
-    reduced = any(isinstance(step, Collective) and step.added for step in transfer.due)
-    return sent / 2 if reduced else sent
+def _fusible(transfer: Transfer) -> tuple[tuple[str, int], float | None]:
+    """What has to be alike for the collectives that are due to be fused, and their bytes."""
+    due = [step for step in transfer.due if isinstance(step, Collective)]
+    kind = due[0].kind, due[0].rounds
+    sizes = [step.fusible for step in due if step.fusible is not None]
+    return kind, sum(sizes) if sizes else None

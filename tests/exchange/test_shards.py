@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +55,9 @@ def test_small_tensors_are_not_all_one_ranks(size: int) -> None:
 )
 def test_known_parts(count: int, size: int, first: int, ranges: list[tuple[int, int]]) -> None:
     assert [Shards(count, size, first).of(rank) for rank in range(size)] == ranges
+
+
+@given(COUNTS, SIZES, FIRSTS)
+def test_lengths_count_the_owners(count: int, size: int, first: int) -> None:
+    shards = Shards(count, size, first)
+    assert shards.lengths() == Counter(shards.length(rank) for rank in range(size))

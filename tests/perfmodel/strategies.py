@@ -1,0 +1,26 @@
+"""Tensors, routes, machines and speeds to try the model with."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from hvd_compress.codecs import ECQ, FP16, Codec, Int8, NoCompression, OneBit, Ternary
+from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.exchange.routing import EXCHANGES, Route
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+
+COUNTS = st.integers(1, 300_000)
+CODECS = (OneBit(), Int8(), Ternary(), ECQ(), FP16(), NoCompression())
+
+
+def route_of(codec: Codec, exchange: str) -> Route:
+    """With the feedback of the codec's paper."""
+    return Route(codec, scheme_of(codec).feedback, exchange)
+
+
+ROUTES = st.builds(route_of, st.sampled_from(CODECS), st.sampled_from(EXCHANGES))
+ENCODED = ROUTES.filter(lambda route: not route.dense)
+SHORT = st.floats(0, 1e-2)
+LINKS = st.builds(Link, st.floats(1e5, 1e11), SHORT)
+SPEEDS = st.builds(CodecSpeed, *[st.floats(0, 1e-8)] * 3)
+CLUSTERS = st.builds(Cluster, st.integers(1, 20), st.integers(1, 8), LINKS, LINKS, SHORT)

@@ -1,0 +1,141 @@
+"""``hvd-compress predict``, as users call it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.perfmodel import cli, profiles
+from hvd_compress.perfmodel.networks import NETWORKS
+from hvd_compress.perfmodel.sweep import Job, optimal_workers
+
+RECORD = Path(__file__).parent.parent.parent / "benchmarks" / "records" / "codec-cpu.json"
+
+
+def _predict(tmp_path: Path, *arguments: str) -> dict:
+    path = tmp_path / "deep" / "out.json"
+    assert cli.main(["predict", *arguments, "--json", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "hvd_compress.perfmodel", "predict", "--workers", "1,2,8"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    title, header, *lines = printed.splitlines()
+    assert "alexnet, 128 images a worker" in title and "images/s" in header
+    assert [line.split()[1:3] for line in lines] == [
+        [exchange, workers]
+        for exchange in ("allreduce", "allreduce", "two_shot")
+        for workers in ("1", "2", "8")
+    ]
+
+
+def test_json_holds_what_was_asked_for(tmp_path: Path) -> None:
+    outcome = _predict(
+        tmp_path,
+        *("--machine", "lab", "--workers", "2,4", "--codec", "onebit:group=512"),
+        *("--exchange", "allgather", "two_shot", "--link", "200mbit", "--efficiency", "0.5"),
+        *("--latency", "1ms", "--start", "0s", "--compute", "1.5s", "--batch", "16"),
+        *("--speeds", str(RECORD)),
+    )
+    assert outcome["schema"] == cli.SCHEMA and outcome["elements"] == 61_100_840
+    assert outcome["machine"]["between"] == {"bandwidth": 1.25e7, "latency": 1e-3}
+    assert outcome["machine"]["start"] == 0
+    assert [(row["exchange"], row["workers"]) for row in outcome["rows"]] == [
+        ("allgather", 2),
+        ("allgather", 4),
+        ("two_shot", 2),
+        ("two_shot", 4),
+    ]
+    for row in outcome["rows"]:
+        assert math.isclose(row["computation_seconds"], 1.5)
+        assert math.isclose(row["images_per_second"], row["workers"] * 16 / row["seconds"])
+        assert math.isclose(row["speedup"], row["images_per_second"] / (16 / 1.5))
+        assert row["codec"] == "OneBit(group=512)" and row["refused"] is None
+
+
+def test_strong_scaling_shares_the_images(tmp_path: Path) -> None:
+    arguments = ("--scaling", "strong", "--batch", "512", "--workers", "1,8,64")
+    rows = _predict(tmp_path, *arguments, "--machine", "terngrad_infiniband", "--codec", "none")
+    assert [row["images_per_worker"] for row in rows["rows"]] == [512, 64, 8]
+    computed = [row["computation_seconds"] for row in rows["rows"]]
+    # Parameters are read in every step, however few images there are.
+    assert computed[0] / 8 < computed[1] < computed[0] / 7
+
+
+def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", "--workers", "512..2048", "--exchange", "allgather"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("* OneBit(group=1024), allgather: fc6.0: expected at most") == 1
+    assert "got 512 ranks" in printed and printed.count("allgather*") == 3
+
+
+def test_without_overlap_no_step_is_faster(tmp_path: Path) -> None:
+    arguments = ("--workers", "8,64", "--machine", "terngrad_infiniband")
+    hidden = _predict(tmp_path, *arguments)["rows"]
+    shown = _predict(tmp_path, *arguments, "--no-overlap")["rows"]
+    assert all(b["seconds"] > a["seconds"] for a, b in zip(hidden, shown, strict=True))
+
+
+def test_optimal_workers_balance_computation_and_wire(tmp_path: Path) -> None:
+    arguments = ("--machine", "terngrad_infiniband", "--model", "vgg_a", "--scaling", "strong")
+    outcome = _predict(
+        tmp_path, *arguments, "--batch", "4096", "--codec", "none", "--optimal", "4096"
+    )
+    (found,) = outcome["optimal_workers"].values()
+    job = Job(
+        NETWORKS["vgg_a"](), profiles.load("terngrad_infiniband"), batch=4096, scaling="strong"
+    )
+    (route,) = cli.routes(["none"], ["two_shot"])
+    assert found == optimal_workers(job, route, 4096)
+    below, above = (job.step(route, count) for count in (found, found + 4))
+    assert below.computation >= below.wire and above.computation < above.wire
+
+
+@pytest.mark.parametrize("ending", ("svg", "png"))
+def test_plots(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "new" / f"plot.{ending}"
+    assert cli.main(["predict", "--workers", "1..1024", "--plot", str(path)]) == 0
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (["--workers", "6"], "expected a multiple of 4"),
+        (["--codec", "zip"], "codec: expected one of onebit"),
+        (["--codec", "onebit:group"], "expected settings as key=value"),
+        (["--codec", "onebit:level=3"], "level"),
+        (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step, for vgg_a"),
+        (["--speeds", "/nonexistent"], "No such file"),
+        (["--compute", "1s", "--scaling", "strong"], "expected weak scaling"),
+    ),
+)
+def test_errors_say_what_to_do(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["predict", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"], ["--model", "lenet"]),
+)
+def test_wrong_arguments(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["predict", *arguments])
+
+
+def test_units() -> None:
+    assert cli.bandwidth("1gbit") == 1.25e8 and cli.bandwidth("2.5Mbit") == 312_500
+    assert cli.bandwidth("none") == math.inf
+    assert cli.duration("50us") == pytest.approx(5e-5) and cli.duration("0.1ms") == 1e-4
+    assert cli.workers("1,2,4..32,6") == [1, 2, 4, 6, 8, 16, 32]

@@ -1,0 +1,38 @@
+"""The networks have the parameters that everybody counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.models.torch.alexnet import AlexNet
+from hvd_compress.perfmodel.networks import NETWORKS
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "giga"),
+    (
+        ("alexnet", 61_100_840, 0.71),  # torchvision's alexnet
+        ("googlenet", 6_998_552, 1.58),  # Caffe's bvlc_googlenet
+        ("vgg_a", 132_863_336, 7.61),  # torchvision's vgg11
+        ("resnet50", 25_557_032, 4.09),  # torchvision's resnet50
+    ),
+)
+def test_known_totals(name: str, elements: int, giga: float) -> None:
+    network = NETWORKS[name]()
+    assert network.name == name
+    assert network.elements == elements
+    assert round(network.multiply_adds / 1e9, 2) == giga
+
+
+def test_alexnet_is_the_one_that_benchmarks_train() -> None:
+    trained = [tuple(p.shape) for p in AlexNet(1000).parameters()]
+    assert [shape for layer in NETWORKS["alexnet"]().layers for shape in layer.shapes] == trained
+
+
+def test_resnet_halves_its_images_where_it_should() -> None:
+    work = {layer.name: layer.multiply_adds for layer in NETWORKS["resnet50"]().layers}
+    assert work["conv2_1.2"] == 64 * 64 * 9 * 56**2
+    assert work["conv3_1.1"] == 256 * 128 * 56**2
+    assert work["conv3_1.2"] == 128 * 128 * 9 * 28**2
+    assert work["conv3_1.shortcut"] == 256 * 512 * 28**2
+    assert work["conv5_3.3"] == 512 * 2048 * 7**2

@@ -1,0 +1,166 @@
+"""A step of a whole network: what overlaps, and what travels together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress.codecs import NoCompression, OneBit
+from hvd_compress.codecs.registry import OFF
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.routing import Route, Router
+from hvd_compress.perfmodel.cost import seconds, wire_bytes
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
+from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
+from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, route_of
+
+FREE = Link(math.inf)
+SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=6)
+TIMES = st.floats(0, 0.1)
+
+
+def network(sizes: list[int]) -> Network:
+    """One parameter a layer."""
+    return Network("net", tuple(Layer(f"l{i}", ((n,),), n) for i, n in enumerate(sizes)))
+
+
+def computation(sizes: list[int], forward: float = 0.01, backward: float = 0.02) -> Computation:
+    return Computation(tuple(LayerTime(forward, backward) for _ in sizes), optimizer=0.005)
+
+
+def predicted(
+    sizes: list[int],
+    route: Route,
+    cluster: Cluster,
+    speed: CodecSpeed = CodecSpeed(),  # noqa: B008
+    backward: float = 0.02,
+    **options: bool,
+) -> StepTime:
+    return predict(
+        network(sizes),
+        computation(sizes, backward=backward),
+        Router(route),
+        lambda _: speed,
+        cluster,
+        **options,
+    )
+
+
+@given(SIZES, ROUTES, SPEEDS, CLUSTERS, TIMES)
+def test_a_step_is_no_shorter_than_any_of_its_parts(
+    sizes: list[int], route: Route, speed: CodecSpeed, cluster: Cluster, backward: float
+) -> None:
+    step = predicted(sizes, route, cluster, speed, backward)
+    waiting = predicted(sizes, route, cluster, speed, backward, overlap=False)
+    everything = step.computation + step.encode + step.wire + step.decode
+    assert step.computation <= step.seconds * (1 + 1e-9)
+    assert step.wire <= step.seconds * (1 + 1e-9)
+    assert step.seconds <= everything * (1 + 1e-9)
+    # Fused or not, the same bytes; later, never sooner.
+    assert math.isclose(step.wire_bytes, waiting.wire_bytes)
+    assert (
+        waiting.seconds
+        <= waiting.computation + waiting.encode + waiting.wire + waiting.decode + (1e-9)
+    )
+
+
+@given(SIZES, ROUTES, SPEEDS, CLUSTERS)
+def test_one_worker_computes_and_nothing_else(
+    sizes: list[int], route: Route, speed: CodecSpeed, cluster: Cluster
+) -> None:
+    step = predicted(sizes, route, dataclasses.replace(cluster, hosts=1, local=1), speed)
+    alone = computation(sizes).seconds
+    assert step == StepTime(pytest.approx(alone), pytest.approx(alone), 0, 0, 0, 0)
+
+
+@given(SIZES, st.integers(2, 9))
+def test_a_free_network_and_codec_cost_nothing(sizes: list[int], hosts: int) -> None:
+    for route in (Route(NoCompression(), OFF), route_of(OneBit(), "two_shot")):
+        step = predicted(sizes, route, Cluster(hosts, 1, FREE, FREE))
+        assert math.isclose(step.seconds, step.computation) and step.exposed < 1e-9
+
+
+def test_one_tensor_after_the_backward_pass_is_the_model_of_one_tensor() -> None:
+    speed, cluster = CodecSpeed(3e-9, 2e-9, 1e-9), Cluster(4, 2, Link(1e8, 1e-4), Link(1e9), 1e-3)
+    for exchange in ("allgather", "two_shot", "hierarchical"):
+        route = route_of(OneBit(), exchange)
+        step = predicted([500_000], route, cluster, speed)
+        cost = seconds((500_000,), route, speed, cluster)
+        # Its token travels meanwhile, or behind it on the same wire.
+        assert 0 <= step.exposed - cost.total < 2e-3 + 14 * 1e-4
+
+
+def test_bytes_are_those_that_horovods_ranks_counted() -> None:
+    """AlexNet on two ranks: what ``benchmarks.train`` wrote for wire_bytes_per_step."""
+    alexnet = NETWORKS["alexnet"]()
+    times = Computation(tuple(LayerTime(0, 0) for _ in alexnet.layers))
+    for route, counted in (
+        (Route(NoCompression(), OFF), 244_403_360),
+        (route_of(OneBit(), "allgather"), 8_123_736),
+    ):
+        step = predict(
+            alexnet, times, Router(route), lambda _: CodecSpeed(), Cluster(2, 1, Link(1e8))
+        )
+        assert step.wire_bytes == counted
+
+
+def test_bytes_are_those_of_all_tensors_and_tokens() -> None:
+    sizes, cluster = [5_000, 2_000_000, 100, 70_000], Cluster(3, 2, Link(1e8), Link(1e9))
+    for exchange in ("allgather", "two_shot", "hierarchical"):
+        router = Router(route_of(OneBit(), exchange))
+        tensors = [tensor for layer in tensors_of(network(sizes), router) for tensor in layer]
+        tokens = Counters()
+        tokens.add_allreduce(6, 12 * sum(not tensor.route.dense for tensor in tensors))
+        expected = sum(wire_bytes(t.shape, t.route, cluster) for t in tensors) + tokens.wire_bytes
+        step = predicted(sizes, route_of(OneBit(), exchange), cluster)
+        assert math.isclose(step.wire_bytes, expected)
+
+
+def test_the_first_gradients_hide_behind_the_backward_pass() -> None:
+    """Of two tensors that take as long as a layer's backward pass, the last layer's is hidden."""
+    count, link = 250_000, Link(1e8)
+    each = seconds((count,), Route(NoCompression(), OFF), CodecSpeed(), Cluster(2, 1, link)).wire
+    step = predicted([count] * 2, Route(NoCompression(), OFF), Cluster(2, 1, link), backward=each)
+    assert math.isclose(step.wire, 2 * each)
+    assert math.isclose(step.exposed, each)
+    waiting = predicted(
+        [count] * 2, Route(NoCompression(), OFF), Cluster(2, 1, link), backward=each, overlap=False
+    )
+    assert math.isclose(waiting.exposed, 2 * each)
+
+
+def test_what_waits_is_fused_and_pays_latency_once() -> None:
+    """All gradients there at once: one message, but for what is above the fusion threshold."""
+    cluster = Cluster(2, 1, Link(math.inf, 1e-3))
+    dense = Route(NoCompression(), OFF)
+    message = 2 * 1e-3
+    small = predicted([10_000] * 5, dense, cluster, backward=0.0, overlap=False)
+    assert math.isclose(small.wire, message)
+    large = predicted([12_000_000] * 3, dense, cluster, backward=0.0, overlap=False)
+    assert math.isclose(large.wire, 3 * message)
+
+
+def test_small_tensors_of_two_shots_travel_in_bundles() -> None:
+    """Twenty alltoalls become one: two rounds, then a ring's one of the gather, then the tokens' two."""
+    cluster = Cluster(2, 1, Link(math.inf, 1e-3))
+    route = route_of(OneBit(), "two_shot")
+    bundled = predicted([50_000] * 20, route, cluster, backward=0.0)
+    assert math.isclose(bundled.wire, (2 + 1 + 2) * 1e-3)
+    apart = predicted([2**20] * 20, route, cluster, backward=0.0)
+    assert apart.wire > 20 * 2e-3
+
+
+@given(ROUTES, SPEEDS, CLUSTERS, st.floats(1, 50))
+def test_twice_the_computation_hides_no_less(
+    route: Route, speed: CodecSpeed, cluster: Cluster, factor: float
+) -> None:
+    """With one tensor there is nothing to hide behind: the exchange adds its time, whatever the rest."""
+    once, longer = (
+        predicted([300_000], route, cluster, speed, backward=0.01 * f) for f in (1, factor)
+    )
+    assert math.isclose(once.exposed, longer.exposed, rel_tol=1e-6, abs_tol=1e-9)
