@@ -1,5 +1,8 @@
 """How Sphinx builds the site: `make docs`."""
 
+import sys
+from pathlib import Path
+
 import hvd_compress
 
 project = "hvd_compress"
@@ -9,7 +12,7 @@ version = release = hvd_compress.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["examples"]
+exclude_patterns = ["examples", "generated/*.md"]
 
 html_theme = "furo"
 html_title = "hvd_compress"
@@ -22,3 +25,12 @@ autodoc_typehints_description_target = "documented_params"
 napoleon_use_ivar = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+# The page on the performance model shows what the model says, so both come from the same code.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def setup(app):
+    import perfmodel_figures
+
+    perfmodel_figures.main(Path(app.srcdir) / "generated")

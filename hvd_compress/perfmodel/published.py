@@ -36,7 +36,7 @@ class AppendixB:
         Args:
             machines: how many.
             gpus: of each machine.
-            gradient_bytes: size of the gradient, |g|, as it is sent.
+            gradient_bytes: size of the gradient as it is sent, the paper's :math:`|g|`.
         """
         within = gradient_bytes / self.gpu_bandwidth * math.log2(gpus)
         message = self.network_latency + gradient_bytes / self.network_bandwidth

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.perfmodel import cli, profiles
+from hvd_compress.perfmodel import arguments, cli, profiles
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.sweep import Job, optimal_workers
 
 RECORD = Path(__file__).parent.parent.parent / "benchmarks" / "records" / "codec-cpu.json"
 
 
-def _predict(tmp_path: Path, *arguments: str) -> dict:
+def _predict(tmp_path: Path, *options: str) -> dict:
     path = tmp_path / "deep" / "out.json"
-    assert cli.main(["predict", *arguments, "--json", str(path)]) == 0
+    assert cli.main(["predict", *options, "--json", str(path)]) == 0
     return json.loads(path.read_text())
 
 
@@ -60,8 +60,8 @@ def test_json_holds_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_strong_scaling_shares_the_images(tmp_path: Path) -> None:
-    arguments = ("--scaling", "strong", "--batch", "512", "--workers", "1,8,64")
-    rows = _predict(tmp_path, *arguments, "--machine", "terngrad_infiniband", "--codec", "none")
+    strong = ("--scaling", "strong", "--batch", "512", "--workers", "1,8,64")
+    rows = _predict(tmp_path, *strong, "--machine", "terngrad_infiniband", "--codec", "none")
     assert [row["images_per_worker"] for row in rows["rows"]] == [512, 64, 8]
     computed = [row["computation_seconds"] for row in rows["rows"]]
     # Parameters are read in every step, however few images there are.
@@ -76,22 +76,20 @@ def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_overlap_no_step_is_faster(tmp_path: Path) -> None:
-    arguments = ("--workers", "8,64", "--machine", "terngrad_infiniband")
-    hidden = _predict(tmp_path, *arguments)["rows"]
-    shown = _predict(tmp_path, *arguments, "--no-overlap")["rows"]
+    options = ("--workers", "8,64", "--machine", "terngrad_infiniband")
+    hidden = _predict(tmp_path, *options)["rows"]
+    shown = _predict(tmp_path, *options, "--no-overlap")["rows"]
     assert all(b["seconds"] > a["seconds"] for a, b in zip(hidden, shown, strict=True))
 
 
 def test_optimal_workers_balance_computation_and_wire(tmp_path: Path) -> None:
-    arguments = ("--machine", "terngrad_infiniband", "--model", "vgg_a", "--scaling", "strong")
-    outcome = _predict(
-        tmp_path, *arguments, "--batch", "4096", "--codec", "none", "--optimal", "4096"
-    )
+    strong = ("--machine", "terngrad_infiniband", "--model", "vgg_a", "--scaling", "strong")
+    outcome = _predict(tmp_path, *strong, "--batch", "4096", "--codec", "none", "--optimal", "4096")
     (found,) = outcome["optimal_workers"].values()
     job = Job(
         NETWORKS["vgg_a"](), profiles.load("terngrad_infiniband"), batch=4096, scaling="strong"
     )
-    (route,) = cli.routes(["none"], ["two_shot"])
+    (route,) = arguments.routes(["none"], ["two_shot"])
     assert found == optimal_workers(job, route, 4096)
     below, above = (job.step(route, count) for count in (found, found + 4))
     assert below.computation >= below.wire and above.computation < above.wire
@@ -106,7 +104,7 @@ def test_plots(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("wrong", "words"),
     (
         (["--workers", "6"], "expected a multiple of 4"),
         (["--codec", "zip"], "codec: expected one of onebit"),
@@ -118,24 +116,24 @@ def test_plots(tmp_path: Path, ending: str) -> None:
     ),
 )
 def test_errors_say_what_to_do(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    wrong: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["predict", *arguments]) == 2
+    assert cli.main(["predict", *wrong]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "wrong",
     (["--link", "fast"], ["--latency", "50"], ["--workers", "0"], ["--model", "lenet"]),
 )
-def test_wrong_arguments(arguments: list[str]) -> None:
+def test_wrong_arguments(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["predict", *arguments])
+        cli.main(["predict", *wrong])
 
 
 def test_units() -> None:
-    assert cli.bandwidth("1gbit") == 1.25e8 and cli.bandwidth("2.5Mbit") == 312_500
-    assert cli.bandwidth("none") == math.inf
-    assert cli.duration("50us") == pytest.approx(5e-5) and cli.duration("0.1ms") == 1e-4
-    assert cli.workers("1,2,4..32,6") == [1, 2, 4, 6, 8, 16, 32]
+    assert arguments.bandwidth("1gbit") == 1.25e8 and arguments.bandwidth("2.5Mbit") == 312_500
+    assert arguments.bandwidth("none") == math.inf
+    assert arguments.duration("50us") == pytest.approx(5e-5) and arguments.duration("0.1ms") == 1e-4
+    assert arguments.workers("1,2,4..32,6") == [1, 2, 4, 6, 8, 16, 32]

@@ -16,7 +16,10 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, OneBit, Ternary
+from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
+from hvd_compress.perfmodel.cost import wire_bytes
+from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.ranks import on_ranks, two_hosts
 from tests.torch.probes import (
     HierarchicalSimulation,
@@ -141,6 +144,10 @@ def test_counters_tell_what_leaves_the_host() -> None:
     counters = compressor.counters
     assert counters.local_bytes == within
     assert math.isclose(counters.wire_bytes, between + within + tokens)
+    route, cluster = Route(OneBit(), ErrorFeedback(), "hierarchical"), Cluster(2, 2, Link(1e8))
+    predicted = sum(wire_bytes(shape, route, cluster) for shape in SHAPES.values())
+    counted = hvd.allgather_object(counters.wire_bytes, name="counted")
+    assert math.isclose(sum(counted) / 4, predicted + tokens)
 
 
 @on_ranks(4, launcher="two hosts", environment=DYNAMIC)

@@ -24,7 +24,10 @@ from hvd_compress.codecs import (
     Ternary,
 )
 from hvd_compress.exchange import bundling
+from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
+from hvd_compress.perfmodel.cost import wire_bytes
+from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     Probe,
@@ -293,6 +296,11 @@ def test_counters_follow_the_formulas() -> None:
     counters = compressor.counters
     assert counters.message_bytes == 2 * message
     assert math.isclose(counters.wire_bytes, 2 * wire)
+    route, cluster = Route(OneBit(), ErrorFeedback(), "two_shot"), Cluster(size, 1, Link(1e8))
+    predicted = sum(wire_bytes(shape, route, cluster) for shape in SHAPES.values())
+    counted = hvd.allgather_object(counters.wire_bytes, name="counted")
+    tokens = 2 * (size - 1) / size * 12 * len(SHAPES)
+    assert math.isclose(sum(counted) / size, 2 * (predicted + tokens))
     assert counters.encoded_elements == 2 * sum(map(math.prod, SHAPES.values()))
     assert counters.encode_seconds > 0 and counters.decode_seconds > 0
 

@@ -1,0 +1,214 @@
+"""The performance model beside measurements: ``python -m benchmarks.predicted TRAIN.json --link 1gbit``.
+
+The run of ``local`` in the training benchmark's JSON says how long a step takes without any exchange. From
+that, codec speeds and the link, all other runs are predicted. With the JSON of ``benchmarks.exchange`` from
+the same network, Horovod's own sums are not taken for free: see :func:`adding_speeds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import compressions, report, results
+from benchmarks.compressions import LOCAL, Compression
+from benchmarks.models import MODELS
+from benchmarks.models.torch import build
+from benchmarks.results import Results
+from benchmarks.tables import Table
+from hvd_compress.codecs import SCHEMES, ErrorFeedback
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.perfmodel.arguments import add_machine, machine_of
+from hvd_compress.perfmodel.cost import steps_of
+from hvd_compress.perfmodel.exchanges import Collective, together
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
+from hvd_compress.perfmodel.networks import NETWORKS, Network
+from hvd_compress.perfmodel.profiles import Profile
+from hvd_compress.perfmodel.step import StepTime, predict
+
+EXCHANGE_SCHEMA = "hvd_compress/exchange/1"
+
+_ROUTER = ("threshold", "exclude")
+
+
+def network_of(model: str) -> Network:
+    """The model's layers, by the names that its parameters have in training.
+
+    Raises:
+        ValueError: the performance model does not know it.
+    """
+    if model not in NETWORKS:
+        raise ValueError(f"model: expected one of {', '.join(NETWORKS)}, got {model!r}")
+    network = NETWORKS[model]()
+    names = dict.fromkeys(name.rpartition(".")[0] for name, _ in build(model).named_parameters())
+    layers = zip(network.layers, names, strict=True)
+    return Network(model, tuple(dataclasses.replace(layer, name=name) for layer, name in layers))
+
+
+def router_of(compression: Compression) -> Router:
+    """The router that a compression trains with."""
+    scheme = SCHEMES[compression.name]
+    options = dict(compression.options)
+    fields = {field.name for field in dataclasses.fields(scheme.codec)} & options.keys()
+    codec = scheme.codec(**{field: options.pop(field) for field in fields})
+    feedback = ErrorFeedback(
+        *(options.pop(field, getattr(scheme.feedback, field)) for field in ("alpha", "beta"))
+    )
+    route = Route(codec, feedback, options.pop("exchange", EXCHANGES[0]))
+    kept = {key: options.pop(key) for key in _ROUTER if key in options}
+    if options:
+        raise ValueError(
+            f"{compression.text}: expected settings of the codec, alpha, beta, exchange, "
+            f"{', '.join(_ROUTER)}, got {', '.join(options)}"
+        )
+    return Router(route, **{"threshold": DEFAULT_THRESHOLD, **kept})
+
+
+def adding_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[str, float]:
+    """Seconds an element that Horovod's ring takes beyond its bytes, to copy and to add, by codec.
+
+    The rest of the measured transfer over the predicted one, in the median over all sizes.
+
+    Args:
+        record: JSON of the exchange benchmark.
+        cluster: the ranks that it ran on.
+
+    Raises:
+        ValueError: another kind of file, or other ranks.
+    """
+    if record.get("schema") != EXCHANGE_SCHEMA or record["ranks"] != cluster.ranks:
+        raise ValueError(
+            f"expected JSON of schema {EXCHANGE_SCHEMA} with {cluster.ranks} ranks, got "
+            f"{record.get('schema')} with {record.get('ranks')}"
+        )
+    found: dict[str, list[float]] = {}
+    for row in record["rows"]:
+        kind, _, name = row["exchange"].partition(":")
+        if kind != "allreduce":
+            continue
+        route, shape = Route(SCHEMES[name].codec(), SCHEMES[name].feedback), (row["elements"],)
+        rings = [s for s in steps_of(shape, route, cluster) if isinstance(s, Collective)]
+        predicted = sum(together([(ring, CodecSpeed())], cluster) for ring in rings)
+        rest = row["parts"]["transfer"] - predicted
+        found.setdefault(name, []).append(max(0.0, rest) / sum(ring.added for ring in rings))
+    return {name: statistics.median(rates) for name, rates in found.items()}
+
+
+def predictions(
+    outcome: Results, profile: Profile, adding: Mapping[str, float] | None = None
+) -> dict[str, StepTime]:
+    """The predicted step of every compression but ``local``, which has to be among them.
+
+    Args:
+        outcome: of the training benchmark.
+        profile: machines and links.
+        adding: seconds to add an element in Horovod's rings, by codec, if measured.
+
+    Raises:
+        ValueError: ``local`` is missing, or something is unknown to the model.
+    """
+    measured = _medians(outcome)
+    if LOCAL not in measured:
+        raise ValueError(f"expected a run of {LOCAL!r}, got {', '.join(measured)}")
+    settings: dict[str, Any] = outcome.configuration
+    network = network_of(settings["model"])
+    computation = profile.computation(network, settings["batch_size"], seconds=measured[LOCAL])
+    cluster = profile.cluster(outcome.ranks)
+    last_layer = MODELS[settings["model"]].last_layer
+
+    def speed(route: Route) -> CodecSpeed:
+        here = profile.speed(route)
+        name = route.codec.name
+        return dataclasses.replace(here, add=adding[name]) if adding and name in adding else here
+
+    return {
+        text: predict(
+            network,
+            computation,
+            router_of(compressions.parse(text, settings["options"], last_layer)),
+            speed,
+            cluster,
+        )
+        for text in measured
+        if text != LOCAL
+    }
+
+
+def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
+    """One line a compression: measured, predicted, and what the prediction is made of."""
+    header = (
+        "compression",
+        "measured ms",
+        "predicted ms",
+        "predicted / measured",
+        "sent MB",
+        "predicted MB",
+        "encode",
+        "wire",
+        "decode",
+    )
+    rows = []
+    for text, seconds in _medians(outcome).items():
+        if text not in predicted:
+            rows.append((text, f"{1e3 * seconds:.0f}", *["-"] * 7))
+            continue
+        step = predicted[text]
+        sent = report.by_compression(outcome)[text][0].wire_bytes_per_step
+        parts = (f"{1e3 * part:.0f}" for part in (step.encode, step.wire, step.decode))
+        rows.append(
+            (
+                text,
+                f"{1e3 * seconds:.0f}",
+                f"{1e3 * step.seconds:.0f}",
+                f"{step.seconds / seconds:.2f}",
+                f"{sent / 1e6:.2f}",
+                f"{step.wire_bytes / 1e6:.2f}",
+                *parts,
+            )
+        )
+    return Table(header, rows)
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description=__doc__)
+    parser.add_argument("json", type=Path, help="of python -m benchmarks.train, with local in it")
+    add_machine(parser, default="lab")
+    parser.add_argument(
+        "--sums",
+        type=Path,
+        metavar="FILE",
+        help="of python -m benchmarks.exchange on the same network",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    args = parser.parse_args(command_line)
+    try:
+        outcome = results.read(args.json)
+        profile, adding = machine_of(args), {}
+        if args.sums is not None:
+            sums = json.loads(args.sums.read_text())
+            adding = adding_speeds(sums, profile.cluster(outcome.ranks))
+        shown = table(outcome, predictions(outcome, profile, adding))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(shown.markdown() if args.markdown else shown.text())
+    return 0
+
+
+def _medians(outcome: Results) -> dict[str, float]:
+    """Seconds of a step, the median over seeds."""
+    return {
+        name: statistics.median(run.step_seconds.median for run in runs)
+        for name, runs in report.by_compression(outcome).items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Command-line arguments: machines, links, numbers of workers, codecs and exchanges."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from hvd_compress.codecs import SCHEMES
+from hvd_compress.exchange.routing import Route
+from hvd_compress.perfmodel import profiles
+from hvd_compress.perfmodel.machines import Link
+
+T = TypeVar("T")
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+ETHERNET = 1448 / 1514
+"""Of a full Ethernet frame, what is a TCP message's."""
+
+
+def bandwidth(text: str) -> float:
+    """Bytes a second of ``1gbit``, ``200mbit``, ``2.5gbit``; infinite for ``none``.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if text.lower() == "none":
+        return math.inf
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text.lower())
+    if not match or not float(match[1]):
+        raise ValueError(f"expected a rate such as 1gbit, 200mbit or none, got {text!r}")
+    return float(match[1]) * _UNITS[match[2]] / 8
+
+
+def duration(text: str) -> float:
+    """Seconds of ``50us``, ``0.1ms`` or ``2s``.
+
+    Raises:
+        ValueError: anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(us|ms|s)", text.lower())
+    if not match:
+        raise ValueError(f"expected a time such as 50us, 0.1ms or 2s, got {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def workers(text: str) -> list[int]:
+    """Reads ``1,2,4..512``: numbers, and with two dots all doublings between them.
+
+    Raises:
+        ValueError: anything else.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+        if not match or not int(match[1]):
+            raise ValueError(f"expected numbers of workers such as 1,2,4..512, got {text!r}")
+        count = int(match[1])
+        while count <= int(match[2] or match[1]):
+            found.append(count)
+            count *= 2
+    return sorted(set(found))
+
+
+def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
+    """Every codec through every exchange; once, where Horovod itself reduces it.
+
+    Args:
+        codecs: schemes, with settings after a colon, as in ``onebit:group=512``.
+        exchanges: names of exchanges.
+
+    Raises:
+        ValueError, TypeError: there is no such scheme or exchange, or it takes no such setting.
+    """
+    made: list[Route] = []
+    for text in codecs:
+        name, _, settings = text.partition(":")
+        if name not in SCHEMES:
+            raise ValueError(f"codec: expected one of {', '.join(SCHEMES)}, got {name!r}")
+        fields = dict(_setting(part) for part in settings.split(",") if part)
+        scheme = SCHEMES[name]
+        for exchange in exchanges:
+            route = Route(scheme.codec(**fields), scheme.feedback, exchange)
+            if not route.dense or route.codec not in [known.codec for known in made if known.dense]:
+                made.append(route)
+    return made
+
+
+def add_machine(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds the arguments that choose a profile, and change it.
+
+    Args:
+        parser: gets them.
+        default: name of the profile if none is given.
+    """
+    add = parser.add_argument
+    add(
+        "--machine",
+        choices=profiles.names(),
+        default=default,
+        help="profile of machines and links",
+    )
+    add("--local", type=int, metavar="N", help="ranks of a machine, in place of the profile's")
+    add(
+        "--link",
+        type=converter(bandwidth),
+        metavar="RATE",
+        help="link of a machine, such as 1gbit, in place of the profile's",
+    )
+    add(
+        "--efficiency",
+        type=float,
+        default=ETHERNET,
+        metavar="SHARE",
+        help="of --link's rate, what is left for messages; default: TCP over Ethernet, %(default).3f",
+    )
+    add(
+        "--latency",
+        type=converter(duration),
+        metavar="TIME",
+        help="of a message, such as 50us",
+    )
+    add(
+        "--within",
+        type=converter(bandwidth),
+        metavar="RATE",
+        help="link of a rank within its machine",
+    )
+    add(
+        "--start",
+        type=converter(duration),
+        metavar="TIME",
+        help="of a collective before its first message",
+    )
+    add(
+        "--speeds",
+        type=Path,
+        metavar="FILE",
+        help="codec speeds, by python -m benchmarks.codec --json",
+    )
+
+
+def machine_of(args: argparse.Namespace) -> profiles.Profile:
+    """The profile that the arguments of :func:`add_machine` ask for.
+
+    Raises:
+        OSError, ValueError: no such profile, or a wrong file of speeds.
+    """
+    profile = profiles.load(args.machine)
+    between, within = profile.between, profile.within
+    if args.link is not None:
+        between = Link(args.link * args.efficiency, between.latency)
+    if args.latency is not None:
+        between = Link(between.bandwidth, args.latency)
+    if args.within is not None:
+        within = Link(args.within, within.latency)
+    if args.speeds is not None:
+        profile = profile.with_speeds(
+            profiles.speeds_of_record(json.loads(args.speeds.read_text()))
+        )
+    return dataclasses.replace(
+        profile,
+        between=between,
+        within=within,
+        local=profile.local if args.local is None else args.local,
+        start=profile.start if args.start is None else args.start,
+    )
+
+
+def converter(read: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse, which shows a converter's own words only in an error of its own."""
+
+    def convert(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _setting(text: str) -> tuple[str, int | float | str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"codec: expected settings as key=value, got {text!r}")
+    for number in (int, float):
+        try:
+            return key, number(value)
+        except ValueError:
+            continue
+    return key, value
