@@ -22,7 +22,7 @@ class Layer:
 
     Attributes:
         name: the layer's.
-        shapes: of its parameters, as PyTorch has them: weight, bias, scale, shift.
+        shapes: of its weight and, where it has one, of its bias, as PyTorch has them.
         multiply_adds: of the forward pass, for one image; the backward pass has twice as many.
     """
 

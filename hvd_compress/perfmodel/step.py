@@ -147,8 +147,8 @@ def predict(
 def _of_layer(
     layer: str, shapes: tuple[Shape, ...], router: Router, numbers: Iterator[int]
 ) -> Iterator[Tensor]:
-    for index, shape in enumerate(shapes):
-        name = f"{layer}.{index}"
+    for kind, shape in zip(("weight", "bias"), shapes, strict=False):
+        name = f"{layer}.{kind}"
         yield Tensor(next(numbers), name, shape, router.choose(name, shape, "float32"))
 
 

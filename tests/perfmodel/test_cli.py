@@ -71,7 +71,7 @@ def test_strong_scaling_shares_the_images(tmp_path: Path) -> None:
 def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", "--workers", "512..2048", "--exchange", "allgather"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("* OneBit(group=1024), allgather: fc6.0: expected at most") == 1
+    assert printed.count("* OneBit(group=1024), allgather: fc6.weight: expected at most") == 1
     assert "got 512 ranks" in printed and printed.count("allgather*") == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.models.torch.alexnet import AlexNet
+from benchmarks.models.torch import build
 from hvd_compress.perfmodel.networks import NETWORKS
 
 
@@ -24,9 +24,10 @@ def test_known_totals(name: str, elements: int, giga: float) -> None:
     assert round(network.multiply_adds / 1e9, 2) == giga
 
 
-def test_alexnet_is_the_one_that_benchmarks_train() -> None:
-    trained = [tuple(p.shape) for p in AlexNet(1000).parameters()]
-    assert [shape for layer in NETWORKS["alexnet"]().layers for shape in layer.shapes] == trained
+@pytest.mark.parametrize("name", ("alexnet", "resnet50"))
+def test_these_are_the_networks_that_benchmarks_train(name: str) -> None:
+    trained = [tuple(parameter.shape) for parameter in build(name).parameters()]
+    assert [shape for layer in NETWORKS[name]().layers for shape in layer.shapes] == trained
 
 
 def test_resnet_halves_its_images_where_it_should() -> None:

@@ -1,0 +1,132 @@
+"""Predictions beside measurements that are given here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import predicted, results
+from benchmarks.compressions import parse
+from hvd_compress.codecs import OneBit
+from hvd_compress.perfmodel.cost import seconds
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.perfmodel.profiles import load
+from hvd_compress.perfmodel.step import tensors_of
+from tests.perfmodel.strategies import route_of
+
+STEPS = {"local": 0.4, "none": 2.6, "fp16": 2.0, "onebit:exchange=two_shot": 0.5}
+WIRE = {"none": 244_403_360.0, "onebit:exchange=two_shot": 8_124_056.0}
+
+
+def _results(steps: dict[str, float], model: str = "alexnet") -> results.Results:
+    configuration = {"model": model, "batch_size": 8, "options": {}}
+    runs = [
+        results.Run(
+            compression=name,
+            seed=0,
+            steps=4,
+            curve=[],
+            epochs=[],
+            test_accuracy=None,
+            uncompressed_bytes_per_step=0.0,
+            message_bytes_per_step=0.0,
+            wire_bytes_per_step=WIRE.get(name, 0.0),
+            compression_ratio=None,
+            step_seconds=results.Seconds(step, step, step),
+            encode_seconds_per_step=0.0,
+            decode_seconds_per_step=0.0,
+            residual_norm=0.0,
+            parameters_identical=True,
+        )
+        for name, step in steps.items()
+    ]
+    return results.Results(configuration, 2, {}, {}, runs)
+
+
+def test_computation_is_the_local_step() -> None:
+    steps = predicted.predictions(_results(STEPS), load("lab"))
+    assert list(steps) == ["none", "fp16", "onebit:exchange=two_shot"]
+    for name, step in steps.items():
+        assert math.isclose(step.computation, 0.4)
+        if name in WIRE:
+            assert step.wire_bytes == WIRE[name]
+
+
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lab.json"
+    _results(STEPS).write(path)
+    assert predicted.main([str(path), "--link", "1gbit", "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| compression | measured ms | predicted ms |")
+    assert lines[2].startswith("| local | 400 | - |")
+    _, name, measured, prediction, ratio, sent, model, *_ = map(str.strip, lines[3].split("|"))
+    assert (name, measured, sent, model) == ("none", "2600", "244.40", "244.40")
+    assert math.isclose(float(ratio), float(prediction) / 2600, abs_tol=0.006)
+
+
+def test_what_rings_take_beyond_their_bytes(tmp_path: Path) -> None:
+    """Measurements that the model itself made up, with known seconds an element, are taken apart again."""
+    cluster = Cluster(2, 1, Link(1e8, 1e-4), start=1e-3)
+    route = predicted.router_of(parse("none", {}, "")).choose("w", (10**6,), "float32")
+    rows = [
+        {
+            "exchange": "allreduce:none",
+            "elements": count,
+            "parts": {
+                "transfer": seconds((count,), route, CodecSpeed(add=7e-9), cluster).wire,
+            },
+        }
+        for count in (10**6, 10**7)
+    ]
+    record = {"schema": predicted.EXCHANGE_SCHEMA, "ranks": 2, "rows": rows}
+    (found,) = predicted.adding_speeds(record, cluster).items()
+    assert found == ("none", pytest.approx(7e-9))
+    slow = predicted.predictions(_results(STEPS), load("lab"), {"none": 1e-8})
+    fast = predicted.predictions(_results(STEPS), load("lab"), {"none": 0.0})
+    added = slow["none"].wire - fast["none"].wire
+    assert math.isclose(added, 1e-8 * 61_100_840 / 2, rel_tol=1e-6)
+    # Only biases below the threshold go uncompressed among fp16's tensors.
+    assert math.isclose(slow["fp16"].wire, fast["fp16"].wire, rel_tol=1e-4)
+    sums = tmp_path / "sums.json"
+    sums.write_text(json.dumps({**record, "ranks": 3}))
+    trained = tmp_path / "lab.json"
+    _results(STEPS).write(trained)
+    assert predicted.main([str(trained), "--sums", str(sums)]) == 2
+
+
+def test_routers_are_those_of_training() -> None:
+    compression = parse(
+        "onebit:group=512,alpha=0.5,exchange=two_shot,threshold=100000,exclude=fc3*", {}, "fc3.*"
+    )
+    layers = tensors_of(predicted.network_of("alexnet"), predicted.router_of(compression))
+    encoded = {
+        tensor.name: tensor.route for layer in layers for tensor in layer if not tensor.route.dense
+    }
+    assert list(encoded) == [
+        *(f"features.{index}.weight" for index in (3, 6, 8, 10)),
+        "fc1.weight",
+        "fc2.weight",
+    ]
+    route = encoded["fc1.weight"]
+    assert route.codec == OneBit(512) and route.feedback.alpha == 0.5
+    assert route.exchange == route_of(OneBit(512), "two_shot").exchange
+    with pytest.raises(ValueError, match=r"ternary:zip=1: expected settings of the codec"):
+        predicted.router_of(parse("ternary:zip=1", {}, "fc"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    (
+        (_results({"none": 1.0}), "expected a run of 'local', got none"),
+        (_results(STEPS, "lenet"), "model: expected one of alexnet"),
+    ),
+)
+def test_what_cannot_be_predicted(
+    outcome: results.Results, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome.write(tmp_path / "lab.json")
+    assert predicted.main([str(tmp_path / "lab.json")]) == 2
+    assert words in capsys.readouterr().err
