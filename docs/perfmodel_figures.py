@@ -5,6 +5,8 @@ The site's configuration calls it, so that page and model cannot differ.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import Route
+from hvd_compress.perfmodel import cli
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.profiles import Profile, load
 from hvd_compress.perfmodel.published import AppendixB
@@ -49,9 +52,24 @@ def main(out: Path) -> None:
     figure5(out)
     figure6(out)
     far(out)
+    (out / "perfmodel-example.txt").write_text(example())
     (out / "perfmodel-papers.md").write_text(papers_table())
     (out / "perfmodel-512.md").write_text(table_512())
     (out / "perfmodel-far.md").write_text(table_far())
+
+
+EXAMPLE = (
+    "predict --model alexnet --workers 1,4,8,64,512 --codec none fp16 onebit"
+    " --exchange two_shot allgather --link 1gbit --local 4"
+)
+
+
+def example() -> str:
+    """What the page's first command prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        cli.main(EXAMPLE.split())
+    return printed.getvalue()
 
 
 def route(scheme: str, exchange: str = "two_shot") -> Route:

@@ -7,7 +7,6 @@ an element. Allreduce and allgather are rings, as Gloo's are and as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,8 +123,7 @@ def _message(
         raise ValueError(f"exchange: expected one of {', '.join(EXCHANGES)}, got {name!r}")
     cast = route.dense_dtype if route.dense else None
     message = Message(
-        math.prod(shape),
-        route.codec.payload_bytes(shape),
+        shape,
         route.codec,
         element_bytes,
         element_bytes if cast is None else np.dtype(cast).itemsize,

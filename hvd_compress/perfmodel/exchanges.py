@@ -8,12 +8,14 @@ steps, and its line in :data:`EXCHANGES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.base import Shape
 from hvd_compress.exchange import token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.hosts import Hosts
@@ -83,20 +85,28 @@ class Message:
     """One tensor that is to be exchanged.
 
     Attributes:
-        count: its elements.
-        payload_bytes: of the whole tensor as one payload.
+        shape: its shape.
         codec: what it is encoded with.
         element_bytes: of the gradient's own type.
         dense_bytes: of an element where Horovod reduces it itself.
         hosts: the ranks, more than one.
     """
 
-    count: int
-    payload_bytes: int
+    shape: Shape
     codec: Codec
     element_bytes: int
     dense_bytes: int
     hosts: Hosts
+
+    @property
+    def count(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of the whole tensor as one payload."""
+        return self.codec.payload_bytes(self.shape)
 
 
 def together(collectives: Sequence[tuple[Collective, CodecSpeed]], cluster: Cluster) -> float:

@@ -23,3 +23,4 @@ def test_the_site_builds(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "format.html").exists()
+    assert len(list((tmp_path / "_images").glob("perfmodel-*.svg"))) == 3
