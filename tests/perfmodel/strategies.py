@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.routing import EXCHANGES, Route
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+
+TRIES = settings(max_examples=60, deadline=None)
+"""A busy machine is no failure."""
 
 COUNTS = st.integers(1, 300_000)
 CODECS = (OneBit(), Int8(), Ternary(), ECQ(), FP16(), NoCompression())

@@ -17,7 +17,7 @@ from hvd_compress.exchange.shards import Shards
 from hvd_compress.perfmodel.cost import refusal, wire_bytes
 from hvd_compress.perfmodel.exchanges import EXCHANGES
 from hvd_compress.perfmodel.machines import Cluster, Link
-from tests.perfmodel.strategies import CODECS, COUNTS, route_of
+from tests.perfmodel.strategies import CODECS, COUNTS, TRIES, route_of
 
 LINK = Link(1e8)
 HOSTS = st.integers(1, 6)
@@ -29,6 +29,7 @@ def _mean(per_rank: list[Counters]) -> float:
     return sum(counters.wire_bytes for counters in per_rank) / len(per_rank)
 
 
+@TRIES
 @given(COUNTS, HOSTS, LOCALS, st.sampled_from((2, 4)))
 def test_allreduce(count: int, hosts: int, local: int, element_bytes: int) -> None:
     cluster = Cluster(hosts, local, LINK)
@@ -39,6 +40,7 @@ def test_allreduce(count: int, hosts: int, local: int, element_bytes: int) -> No
         assert math.isclose(sent, counters.wire_bytes)
 
 
+@TRIES
 @given(COUNTS, SENDING, HOSTS, LOCALS)
 def test_allgather(count: int, codec: Codec, hosts: int, local: int) -> None:
     cluster = Cluster(hosts, local, LINK)
@@ -48,6 +50,7 @@ def test_allgather(count: int, codec: Codec, hosts: int, local: int) -> None:
     assert math.isclose(sent, counters.wire_bytes)
 
 
+@TRIES
 @given(COUNTS, SENDING, HOSTS, LOCALS, st.integers(0, 50))
 def test_two_shot(count: int, codec: Codec, hosts: int, local: int, number: int) -> None:
     """As ``TwoShot`` counts it on each rank."""
@@ -63,6 +66,7 @@ def test_two_shot(count: int, codec: Codec, hosts: int, local: int, number: int)
     assert math.isclose(sent, _mean(per_rank))
 
 
+@TRIES
 @given(COUNTS, SENDING, HOSTS, LOCALS, st.integers(0, 50), st.sampled_from((2, 4)))
 def test_hierarchical(
     count: int, codec: Codec, hosts: int, local: int, number: int, element_bytes: int

@@ -14,12 +14,22 @@ from hvd_compress.codecs.registry import OFF
 from hvd_compress.exchange.routing import Route
 from hvd_compress.perfmodel.cost import seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from tests.perfmodel.strategies import CLUSTERS, COUNTS, ENCODED, LINKS, ROUTES, SPEEDS, route_of
+from tests.perfmodel.strategies import (
+    CLUSTERS,
+    COUNTS,
+    ENCODED,
+    LINKS,
+    ROUTES,
+    SPEEDS,
+    TRIES,
+    route_of,
+)
 
 FREE = Link(math.inf)
 FACTORS = st.floats(1, 100)
 
 
+@TRIES
 @given(COUNTS, ROUTES, SPEEDS, LINKS)
 def test_one_worker_has_nothing_to_do(
     count: int, route: Route, speed: CodecSpeed, link: Link
@@ -27,6 +37,7 @@ def test_one_worker_has_nothing_to_do(
     assert seconds((count,), route, speed, Cluster(1, 1, link, link, 1.0)).total == 0
 
 
+@TRIES
 @given(COUNTS, ROUTES, SPEEDS, CLUSTERS)
 def test_a_free_network_leaves_the_codec(
     count: int, route: Route, speed: CodecSpeed, cluster: Cluster
@@ -38,6 +49,7 @@ def test_a_free_network_leaves_the_codec(
     assert fast.encode == slow.encode and fast.decode <= slow.decode
 
 
+@TRIES
 @given(COUNTS, ROUTES, SPEEDS, CLUSTERS, FACTORS)
 def test_a_worse_link_is_never_faster(
     count: int, route: Route, speed: CodecSpeed, cluster: Cluster, factor: float
@@ -53,6 +65,7 @@ def test_a_worse_link_is_never_faster(
             assert after.total >= before * (1 - 1e-9)
 
 
+@TRIES
 @given(COUNTS, ROUTES, SPEEDS, LINKS, st.integers(1, 30))
 def test_more_hosts_are_never_faster(
     count: int, route: Route, speed: CodecSpeed, link: Link, hosts: int
@@ -70,6 +83,7 @@ def test_more_hosts_are_never_faster(
     assert many >= few * (1 - 1e-9) - grain
 
 
+@TRIES
 @given(COUNTS, COUNTS, ROUTES, SPEEDS, CLUSTERS)
 def test_more_elements_are_never_faster(
     one: int, other: int, route: Route, speed: CodecSpeed, cluster: Cluster
@@ -80,6 +94,7 @@ def test_more_elements_are_never_faster(
     assert large >= small * (1 - 1e-9)
 
 
+@TRIES
 @given(COUNTS, ENCODED, SPEEDS, CLUSTERS, FACTORS)
 def test_codec_time_is_proportional_to_its_speed(
     count: int, route: Route, speed: CodecSpeed, cluster: Cluster, factor: float

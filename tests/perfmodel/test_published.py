@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hvd_compress.perfmodel.published import AppendixB, OneBitCosts, balanced_workers
+from tests.perfmodel.strategies import TRIES
 
 # 1-bit SGD, section 5.1: table 1 at 2,048 frames, 18.2 ms of post-processing and update together, of
 # which 9 ms are the update, and the slower end of what an exchange of 1-bit numbers takes.
@@ -34,6 +35,7 @@ COSTS = st.builds(
 )
 
 
+@TRIES
 @given(COSTS)
 def test_equation_4_solves_equation_3(costs: OneBitCosts) -> None:
     nodes = costs.optimal_nodes()
@@ -43,6 +45,7 @@ def test_equation_4_solves_equation_3(costs: OneBitCosts) -> None:
         assert math.isclose(costs.computation(nodes), costs.communication(), rel_tol=1e-6)
 
 
+@TRIES
 @given(COSTS)
 def test_equation_4_is_the_smallest_number_that_trains_fastest(costs: OneBitCosts) -> None:
     """Half a minibatch takes the longer of computation and exchange, which are done at once."""
@@ -64,6 +67,7 @@ def test_the_papers_own_numbers() -> None:
     assert dataclasses.replace(SPEECH, exchange=32 * 3e-3).optimal_nodes() == math.inf
 
 
+@TRIES
 @given(st.floats(1e-3, 1e3), st.floats(0, 1), st.floats(0, 1), st.integers(1, 200))
 def test_balanced_workers_is_the_last_with_more_to_compute(
     shared: float, fixed: float, per_node: float, limit: int
@@ -93,6 +97,7 @@ def test_appendix_b_of_one_gpu_is_what_was_measured(step) -> None:
     assert math.isclose(step(1, 1, ONE, SIZE), ONE)
 
 
+@TRIES
 @given(st.integers(0, 10), st.integers(0, 3))
 def test_appendix_b_scalings_differ_by_the_shared_computation(j: int, i: int) -> None:
     """Equations 27 and 29."""

@@ -17,7 +17,7 @@ from hvd_compress.perfmodel.cost import seconds, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
 from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
-from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, route_of
+from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, TRIES, route_of
 
 FREE = Link(math.inf)
 SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=6)
@@ -51,6 +51,7 @@ def predicted(
     )
 
 
+@TRIES
 @given(SIZES, ROUTES, SPEEDS, CLUSTERS, TIMES)
 def test_a_step_is_no_shorter_than_any_of_its_parts(
     sizes: list[int], route: Route, speed: CodecSpeed, cluster: Cluster, backward: float
@@ -69,6 +70,7 @@ def test_a_step_is_no_shorter_than_any_of_its_parts(
     )
 
 
+@TRIES
 @given(SIZES, ROUTES, SPEEDS, CLUSTERS)
 def test_one_worker_computes_and_nothing_else(
     sizes: list[int], route: Route, speed: CodecSpeed, cluster: Cluster
@@ -78,6 +80,7 @@ def test_one_worker_computes_and_nothing_else(
     assert step == StepTime(pytest.approx(alone), pytest.approx(alone), 0, 0, 0, 0)
 
 
+@TRIES
 @given(SIZES, st.integers(2, 9))
 def test_a_free_network_and_codec_cost_nothing(sizes: list[int], hosts: int) -> None:
     for route in (Route(NoCompression(), OFF), route_of(OneBit(), "two_shot")):
@@ -155,6 +158,7 @@ def test_small_tensors_of_two_shots_travel_in_bundles() -> None:
     assert apart.wire > 20 * 2e-3
 
 
+@TRIES
 @given(ROUTES, SPEEDS, CLUSTERS, st.floats(1, 50))
 def test_twice_the_computation_hides_no_less(
     route: Route, speed: CodecSpeed, cluster: Cluster, factor: float
