@@ -1,8 +1,9 @@
-"""The performance model beside measurements: ``python -m benchmarks.predicted TRAIN.json --link 1gbit``.
+"""The performance model beside measurements: ``python -m benchmarks.predicted FILE.json --link 1gbit``.
 
 The run of ``local`` in the training benchmark's JSON says how long a step takes without any exchange. From
 that, codec speeds and the link, all other runs are predicted. With the JSON of ``benchmarks.exchange`` from
-the same network, Horovod's own sums are not taken for free: see :func:`adding_speeds`.
+the same network, Horovod's own sums are not taken for free: see :func:`adding_speeds`. That file can also
+be held against the model itself: one exchange after the other, nothing overlapping.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES, ErrorFeedback
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
-from hvd_compress.perfmodel.cost import steps_of
+from hvd_compress.perfmodel.cost import seconds, steps_of, wire_bytes
 from hvd_compress.perfmodel.exchanges import Collective, together
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import NETWORKS, Network
@@ -154,9 +155,9 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
         "decode",
     )
     rows = []
-    for text, seconds in _medians(outcome).items():
+    for text, measured in _medians(outcome).items():
         if text not in predicted:
-            rows.append((text, f"{1e3 * seconds:.0f}", *["-"] * 7))
+            rows.append((text, f"{1e3 * measured:.0f}", *["-"] * 7))
             continue
         step = predicted[text]
         sent = report.by_compression(outcome)[text][0].wire_bytes_per_step
@@ -164,9 +165,9 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
         rows.append(
             (
                 text,
-                f"{1e3 * seconds:.0f}",
+                f"{1e3 * measured:.0f}",
                 f"{1e3 * step.seconds:.0f}",
-                f"{step.seconds / seconds:.2f}",
+                f"{step.seconds / measured:.2f}",
                 f"{sent / 1e6:.2f}",
                 f"{step.wire_bytes / 1e6:.2f}",
                 *parts,
@@ -175,10 +176,57 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
     return Table(header, rows)
 
 
+def exchange_table(record: Mapping[str, Any], profile: Profile) -> Table:
+    """One line for each exchange and size that the exchange benchmark measured.
+
+    Raises:
+        ValueError: an exchange that the model does not know.
+    """
+    header = (
+        "exchange",
+        "elements",
+        "measured ms",
+        "predicted ms",
+        "predicted / measured",
+        "wire ms",
+        "predicted wire",
+        "sent MB",
+        "predicted MB",
+    )
+    hosts = dataclasses.replace(profile, local=record["ranks_per_host"])
+    cluster = hosts.cluster(record["ranks"])
+    rows = []
+    for row in record["rows"]:
+        kind, _, text = row["exchange"].partition(":")
+        compression = compressions.parse(text, {"threshold": 0}, last_layer="")
+        if kind != "allreduce":
+            compression.options["exchange"] = kind
+        shape = (row["elements"],)
+        route = router_of(compression).choose("gradient", shape, "float32")
+        predicted = seconds(shape, route, hosts.speed(route), cluster)
+        measured, transfer = row["seconds"]["median"], row["parts"].get("transfer")
+        rows.append(
+            (
+                row["exchange"],
+                str(row["elements"]),
+                f"{1e3 * measured:.1f}",
+                f"{1e3 * predicted.total:.1f}",
+                f"{predicted.total / measured:.2f}",
+                "-" if transfer is None else f"{1e3 * transfer:.1f}",
+                f"{1e3 * predicted.wire:.1f}",
+                f"{row['wire_bytes'] / 1e6:.2f}",
+                f"{wire_bytes(shape, route, cluster) / 1e6:.2f}",
+            )
+        )
+    return Table(header, rows)
+
+
 def main(command_line: list[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description=__doc__)
-    parser.add_argument("json", type=Path, help="of python -m benchmarks.train, with local in it")
+    parser.add_argument(
+        "json", type=Path, help="of benchmarks.train with local, or of benchmarks.exchange"
+    )
     add_machine(parser, default="lab")
     parser.add_argument(
         "--sums",
@@ -189,17 +237,22 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     args = parser.parse_args(command_line)
     try:
-        outcome = results.read(args.json)
-        profile, adding = machine_of(args), {}
-        if args.sums is not None:
-            sums = json.loads(args.sums.read_text())
-            adding = adding_speeds(sums, profile.cluster(outcome.ranks))
-        shown = table(outcome, predictions(outcome, profile, adding))
+        shown = _table_of(args.json, args.sums, machine_of(args))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(shown.markdown() if args.markdown else shown.text())
     return 0
+
+
+def _table_of(path: Path, sums: Path | None, profile: Profile) -> Table:
+    raw = json.loads(path.read_text())
+    if raw.get("schema") == EXCHANGE_SCHEMA:
+        return exchange_table(raw, profile)
+    outcome, adding = results.read(path), None
+    if sums is not None:
+        adding = adding_speeds(json.loads(sums.read_text()), profile.cluster(outcome.ranks))
+    return table(outcome, predictions(outcome, profile, adding))
 
 
 def _medians(outcome: Results) -> dict[str, float]:

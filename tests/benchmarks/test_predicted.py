@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import predicted, results
 from benchmarks.compressions import parse
-from hvd_compress.codecs import OneBit
+from hvd_compress.codecs import FP16, OneBit
 from hvd_compress.perfmodel.cost import seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.perfmodel.profiles import load
@@ -95,6 +95,47 @@ def test_what_rings_take_beyond_their_bytes(tmp_path: Path) -> None:
     trained = tmp_path / "lab.json"
     _results(STEPS).write(trained)
     assert predicted.main([str(trained), "--sums", str(sums)]) == 2
+
+
+def test_exchanges_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    count = 4_194_304
+    payload = OneBit(512).payload_bytes((count,))
+    rows = [
+        {
+            "exchange": name,
+            "elements": count,
+            "wire_bytes": sent,
+            "seconds": {"median": 0.5},
+            "parts": parts,
+        }
+        for name, sent, parts in (
+            ("allreduce:fp16", 2 * 7 / 8 * 2 * count, {"transfer": 0.4}),
+            ("allgather:onebit:group=512", 7 * payload, {"transfer": 0.4}),
+            ("two_shot:onebit", 0, {}),
+        )
+    ]
+    record = {"schema": predicted.EXCHANGE_SCHEMA, "ranks": 8, "ranks_per_host": 2, "rows": rows}
+    path = tmp_path / "exchange.json"
+    path.write_text(json.dumps(record))
+    assert predicted.main([str(path), "--link", "100mbit", "--efficiency", "1", "--markdown"]) == 0
+    _, _, half, gather, shots = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+    )
+    lab = load("lab")
+    cluster = Cluster(4, 2, Link(1.25e7, lab.between.latency), lab.within, lab.start)
+    for line, codec, exchange in (
+        (half, FP16(), "allgather"),
+        (gather, OneBit(512), "allgather"),
+        (shots, OneBit(), "two_shot"),
+    ):
+        route = route_of(codec, exchange)
+        cost = seconds((count,), route, lab.speed(route), cluster)
+        assert line[2] == "500.0" and line[3] == f"{1e3 * cost.total:.1f}"
+        assert line[6] == f"{1e3 * cost.wire:.1f}"
+    # Sent, as measured and as predicted.
+    assert half[-1] == half[-2] and gather[-1] == gather[-2]
+    assert shots[5] == "-"
 
 
 def test_routers_are_those_of_training() -> None:
