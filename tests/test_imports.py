@@ -49,6 +49,16 @@ ALLOWED = {
         "hvd_compress.exchange",
         "hvd_compress.tensorflow",
     },
+    "keras": {
+        "keras",
+        "tensorflow",
+        "numpy",
+        "horovod",
+        "hvd_compress.codecs",
+        "hvd_compress.exchange",
+        "hvd_compress.tensorflow",
+        "hvd_compress.keras",
+    },
     "ddp": {
         "torch",
         "hvd_compress.codecs",

@@ -19,6 +19,7 @@ from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, check_gather
+from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import operations, spec_bytes
 from hvd_compress.tensorflow.slots import Slot, kind_of
 
@@ -139,6 +140,10 @@ class Compressor(tf.Module, HorovodCompressor):
         self._configuration = tf.Variable(
             tf.zeros([0], tf.uint8), trainable=False, shape=tf.TensorShape([None]), name="settings"
         )
+
+    def __hash__(self) -> int:
+        check_who_hashes()
+        return super().__hash__()
 
     @tf.autograph.experimental.do_not_convert
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -1,0 +1,139 @@
+"""Callbacks for Keras 3 that start the ranks alike, and see that they stay so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_compress.codecs.base import check_number
+from hvd_compress.exchange.errors import ExchangeError
+
+
+class BroadcastVariables(keras.callbacks.Callback):
+    """Gives all ranks one rank's weights and optimizer state, before the first batch.
+
+    If the model is built only by its first batch, behind that. The states of random generators, which
+    should differ between ranks, and of metrics stay as they are.
+
+    Args:
+        root_rank: whose.
+        process_set: among which ranks; None is all.
+    """
+
+    def __init__(self, root_rank: int = 0, process_set: Any | None = None) -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+        self._done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done = False
+        if self.model.built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        variables = [*self.model.weights, *_shared_state(optimizer)]
+        hvd.broadcast_variables(
+            [v.value for v in variables], self._root_rank, process_set=self._process_set
+        )
+        self._done = True
+
+
+class CompareWeights(keras.callbacks.Callback):
+    """Stops the training on every rank if the ranks' weights differ behind one of the first updates.
+
+    Works with any optimizer and finds any cause: gradients that are not exchanged, weights that were
+    not broadcast, an optimizer that differs. Compares trainable weights bit for bit, by digests of 8 bytes
+    each; moving averages, as of batch normalization, are each rank's own.
+
+    Args:
+        steps: behind how many updates to compare.
+        process_set: which ranks are compared; None is all.
+
+    Raises:
+        ExchangeError: from ``fit``, on every rank, naming the first variable that differs and the ranks.
+    """
+
+    def __init__(self, steps: int = 3, process_set: Any | None = None) -> None:
+        check_number("CompareWeights", "steps", steps, 1, 2**31, integer=True)
+        super().__init__()
+        self._steps = steps
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Counted here and not by the optimizer, whose count may differ where the weights do.
+        self._batches += 1
+        if self._batches <= self._steps * _batches_an_update(self.model.optimizer):
+            self._compare()
+
+    def _compare(self) -> None:
+        if not self._process_set.included():
+            return
+        variables = self.model.trainable_variables
+        own = np.array([_digest(v.numpy()) for v in variables], np.int64)
+        count = np.array([len(own)], np.int64)
+        counts, digests = (self._gather(what) for what in (count, own))
+        if len(set(counts.tolist())) > 1:
+            raise ExchangeError(
+                f"expected the same model on every rank, got {counts.tolist()} trainable variables on ranks "
+                f"0 to {len(counts) - 1}"
+            )
+        table = digests.reshape(len(counts), len(own))
+        for variable, column in zip(variables, table.T, strict=True):
+            if len(set(column.tolist())) > 1:
+                raise ExchangeError(
+                    f"expected the same weights on every rank behind batch {self._batches}, but "
+                    f"{variable.path} differs: {_groups(column.tolist())}. Is the optimizer "
+                    f"hvd_compress.keras.DistributedOptimizer (under Keras 3, Horovod's own exchanges "
+                    f"nothing), and were the weights broadcast (BroadcastVariables)?"
+                )
+
+    def _gather(self, values: np.ndarray) -> np.ndarray:
+        return hvd.allgather(
+            tf.constant(values), name="hvd_compress.weights", process_set=self._process_set
+        ).numpy()
+
+
+def _shared_state(optimizer: Any) -> list[Any]:
+    """An optimizer's variables without the gradients that a rank has accumulated."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = {id(v) for v in getattr(inner, "_accumulated_gradients", ())}
+    return [v for v in optimizer.variables if id(v) not in own]
+
+
+def _batches_an_update(optimizer: Any) -> int:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner.gradient_accumulation_steps or 1
+
+
+def _digest(values: np.ndarray) -> int:
+    content = np.ascontiguousarray(values).tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+def _groups(digests: Sequence[int]) -> str:
+    """Which ranks have the same, in words."""
+    ranks: dict[int, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        ranks.setdefault(digest, []).append(rank)
+    return ", ".join(
+        f"{digest & (2**64 - 1):016x} on rank {', '.join(map(str, held))}"
+        for digest, held in ranks.items()
+    )

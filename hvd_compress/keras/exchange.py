@@ -1,0 +1,196 @@
+"""One update's gradients, from this rank's to the average of all ranks'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.tensorflow.compression import Compressor as HorovodCompressor
+from tensorflow.python.ops import control_flow_util
+
+from hvd_compress.codecs.base import check_number
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.tensorflow import Compressor
+
+_instances = 0
+
+
+class Exchange:
+    """What an optimizer asks of Horovod.
+
+    Args:
+        compression: a compressor of Horovod's or of this package's; None is without.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        gradient_predivide_factor: an average's gradients are divided by it before they are added, and
+            multiplied by it afterwards.
+        sparse_as_dense: whether ``IndexedSlices`` are made dense, and compressed.
+        process_set: who takes part; None is all ranks.
+        name: what the collectives are called by; None numbers exchanges in the order in which they are
+            made, which must then be the same on every rank.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ``hvd.init()`` was not called.
+    """
+
+    def __init__(
+        self,
+        compression: Any | None,
+        *,
+        op: Any,
+        gradient_predivide_factor: float,
+        sparse_as_dense: bool,
+        process_set: Any | None,
+        name: str | None,
+    ) -> None:
+        global _instances
+        if not hvd.is_initialized():
+            raise ExchangeError("expected hvd.init() before DistributedOptimizer, got no Horovod")
+        if compression is None:
+            compression = hvd.Compression.none
+        kind = compression if isinstance(compression, type) else type(compression)
+        if not issubclass(kind, HorovodCompressor):
+            raise TypeError(
+                f"DistributedOptimizer: expected a compressor for TensorFlow, as those of "
+                f"hvd_compress.tensorflow, or None as compression, got {compression!r}"
+            )
+        if op not in (hvd.Average, hvd.Sum):
+            raise ValueError(
+                "DistributedOptimizer: expected hvd.Average or hvd.Sum as op, got another"
+            )
+        check_number(
+            "DistributedOptimizer",
+            "gradient_predivide_factor",
+            gradient_predivide_factor,
+            1e-30,
+            1e30,
+        )
+        if gradient_predivide_factor != 1 and op != hvd.Average:
+            raise ValueError(
+                "DistributedOptimizer: expected op=hvd.Average with gradient_predivide_factor, got hvd.Sum"
+            )
+        self.compression = compression
+        self._op = op
+        self._predivide = gradient_predivide_factor
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+        self._name = f"hvd_compress.keras.{_instances}" if name is None else name
+        _instances += 1
+        self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}
+        self.saved: dict[Any, Any] = {}
+        self.updates = 0
+        """How often :meth:`average` was called, while tracing or eagerly."""
+
+    def average(self, gradients: Sequence[Any]) -> list[Any]:
+        """The ranks' gradients reduced by ``op``, dense ones as tensors, sparse ones as ``IndexedSlices``.
+
+        Args:
+            gradients: one update's, in the same order on every rank; tensors or ``IndexedSlices``.
+
+        Raises:
+            ExchangeError: under XLA, or under a ``tf.distribute`` strategy.
+        """
+        self.updates += 1
+        self._check_place()
+        if not self._together():
+            return list(gradients)
+        specs = tuple(map(_spec_of, gradients))
+        if specs not in self._graphs:
+            # Traced by a thread of its own, so that no graph is around it: Keras nests functions and traces
+            # them several times, and a compressor counts gradients within the outermost one. It is the
+            # same function eagerly, and in the branch of tf.cond that has the accumulated gradients.
+            traced = tf.function(self._reduce_all, autograph=False)
+            with ThreadPoolExecutor(1) as thread:
+                future = thread.submit(traced.get_concrete_function, list(specs))
+                self._graphs[specs] = future.result()
+        return list(self._graphs[specs](list(gradients)))
+
+    def everywhere(self, flag: tf.Tensor) -> tf.Tensor:
+        """Whether the flag is true on every rank, shape=(), bool."""
+        self._check_place()
+        if not self._together():
+            return flag
+        sent = tf.cast(flag, tf.float32)
+        return hvd.allreduce(sent, op=hvd.Min, **self._called("flag")) > 0.5
+
+    def _together(self) -> bool:
+        if os.environ.get("HOROVOD_ELASTIC"):
+            return True  # The number of ranks may change.
+        return bool(self._process_set.included()) and self._process_set.size() > 1
+
+    def _check_place(self) -> None:
+        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise ExchangeError(
+                "expected a graph without XLA, got jit_compile=True, for which neither Horovod nor the "
+                "codecs have operations: pass jit_compile=False to model.compile()"
+            )
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise ExchangeError(
+                f"expected one replica in each of Horovod's processes, got {replicas} by tf.distribute: "
+                f"start a process for each device instead"
+            )
+
+    def _reduce_all(self, gradients: Sequence[Any]) -> list[Any]:
+        return [self._reduce_one(g, f"gradient.{i}") for i, g in enumerate(gradients)]
+
+    def _reduce_one(self, gradient: Any, label: str) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            if not self._sparse_as_dense:
+                return self._reduce_sparse(gradient, label)
+            gradient = tf.convert_to_tensor(gradient)
+        sent = gradient
+        if not isinstance(self.compression, Compressor):
+            sent = _known_to_horovod(sent)
+        reduced = hvd.allreduce(
+            sent,
+            op=self._op,
+            compression=self.compression,
+            prescale_factor=1 / self._predivide,
+            postscale_factor=self._predivide,
+            **self._called(label),
+        )
+        return tf.cast(reduced, gradient.dtype)
+
+    def _reduce_sparse(self, gradient: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
+        values = hvd.allgather(
+            _known_to_horovod(gradient.values), **self._called(f"{label}.values")
+        )
+        indices = hvd.allgather(gradient.indices, **self._called(f"{label}.indices"))
+        # Rows that several ranks have are added up: Keras's Adam would square them one by one.
+        rows, places = tf.unique(indices)
+        values = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+        if self._op == hvd.Average:
+            values /= tf.cast(self._process_set.size(), values.dtype)
+        values = tf.cast(values, gradient.dtype)
+        return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+    def _called(self, what: str) -> dict[str, Any]:
+        # By names of their own: those of tensors depend on how many layers a rank has made before.
+        return {
+            "name": f"{self._name}.{what}",
+            "ignore_name_scope": True,
+            "process_set": self._process_set,
+        }
+
+
+def _known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _spec_of(gradient: Any) -> tf.TypeSpec:
+    """What a gradient is traced as: with as many rows as come, where it is sparse."""
+    if isinstance(gradient, tf.IndexedSlices):
+        dense_shape = gradient.dense_shape
+        return tf.IndexedSlicesSpec(
+            gradient.shape,
+            gradient.dtype,
+            gradient.indices.dtype,
+            None if dense_shape is None else dense_shape.dtype,
+            tf.TensorShape([None]),
+        )
+    return tf.TensorSpec(gradient.shape, gradient.dtype)

@@ -1,0 +1,196 @@
+"""Makes a Keras 3 optimizer exchange its gradients.
+
+The optimizer stays the object it is and gets a class derived from its own, so that variables, callbacks and
+``isinstance`` see no difference. Keras calls ``_clip_gradients`` once in an update: behind the
+accumulation of gradients and the division by the loss scale, ahead of clipping. The exchange is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.keras.exchange import Exchange
+
+PACKAGE, SAVED_AS = "hvd_compress", "DistributedOptimizer"
+"""What Keras files call a distributed optimizer: ``hvd_compress>DistributedOptimizer``."""
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    compression: Any | None = None,
+    *,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    sparse_as_dense: bool = False,
+    process_set: Any | None = None,
+    name: str | None = None,
+) -> keras.optimizers.Optimizer:
+    """Has a Keras 3 optimizer average its gradients over Horovod's ranks, once in each update.
+
+    Changes the optimizer in place, whether it has been built or not, and returns it. With
+    ``gradient_accumulation_steps`` the accumulated gradients are exchanged; with a ``LossScaleOptimizer``,
+    which has to be the one given here, all ranks skip the steps in which one of them overflows.
+
+    Args:
+        optimizer: any of ``keras.optimizers`` but ``MultiOptimizer``, whose parts are to be given instead,
+            each with a compressor of its own.
+        compression: a compressor of :mod:`hvd_compress.tensorflow`, of which an optimizer needs its own,
+            or ``hvd.Compression.fp16``; None sends gradients as they are.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        gradient_predivide_factor: an average's gradients are divided by it before they are added, and
+            multiplied by it afterwards.
+        sparse_as_dense: whether sparse gradients, as of embeddings, are made dense and compressed;
+            otherwise their rows are gathered as they are.
+        process_set: the ranks among which gradients are averaged, as the compressor's; None is all.
+        name: what the collectives are called by; None numbers optimizers in the order in which they are
+            made, which must then be the same on every rank.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ``hvd.init()`` was not called.
+    """
+    _check(optimizer)
+    exchange = Exchange(
+        compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        name=name,
+    )
+    _distribute(optimizer, exchange)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        _distribute(optimizer.inner_optimizer, exchange)
+    return optimizer
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether :func:`DistributedOptimizer` was called for it."""
+    return isinstance(optimizer, _Saved)
+
+
+class _Saved(keras.optimizers.Optimizer):
+    """How a distributed optimizer is saved: as the stock one, under a name that is not stock's.
+
+    So it can neither be loaded and train apart in silence, nor does a file hold what belongs to a rank.
+    """
+
+    _exchange: Exchange
+    _stock: type[keras.optimizers.Optimizer]
+
+    def get_config(self) -> dict[str, Any]:
+        copy = self._stock.from_config(self._stock_config())
+        # Kept, since Keras tells the objects of a file apart by their addresses.
+        self._exchange.saved[self._stock] = copy
+        return {"optimizer": keras.saving.serialize_keras_object(copy)}
+
+    def _stock_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        raise ExchangeError(
+            "expected hvd_compress.keras.load_model(path, compression=...) for a model that was saved with "
+            "a DistributedOptimizer, got Keras's own, which would load an optimizer that exchanges "
+            "nothing: use ours, or load_model(path, compile=False) for a model that is not to be trained"
+        )
+
+
+class _Distributed(_Saved):
+    """An optimizer that updates variables."""
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        before = self._exchange.updates
+        super().apply(grads, trainable_variables)
+        updates = self._exchange.updates - before
+        # Traced, both branches of an accumulation count; eagerly, it may be no update's turn.
+        none = not len(grads) or (self.gradient_accumulation_steps and tf.executing_eagerly())
+        if updates != 1 and not (none and updates == 0):
+            raise ExchangeError(
+                f"expected {self._stock.__name__} to call _clip_gradients once in an update, as Keras's "
+                f"optimizers do, got {updates} calls: gradients would not be exchanged, or twice"
+            )
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
+        return super()._clip_gradients(self._exchange.average(grads))
+
+    def _overwrite_variables_directly_with_gradients(self, grads: Any, vars: Any) -> Any:
+        for variable in vars:
+            if self._overwrite_variable_with_gradient(variable):
+                raise ExchangeError(
+                    f"expected variables that gradients update, got {variable.path}, which Keras "
+                    f"overwrites with each rank's own value: train without float8 quantization"
+                )
+        return super()._overwrite_variables_directly_with_gradients(grads, vars)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The one thing that a LossScaleOptimizer does to an optimizer when it is put around it.
+        if name == "loss_scale_factor" and value is None:
+            raise ExchangeError(
+                "expected DistributedOptimizer around a LossScaleOptimizer, got a LossScaleOptimizer "
+                "around it, where the ranks would not skip the same steps: pass "
+                "DistributedOptimizer(LossScaleOptimizer(optimizer)) to compile(), which under the policy "
+                "mixed_float16 puts one around any other optimizer unless auto_scale_loss=False"
+            )
+        super().__setattr__(name, value)
+
+
+class _DistributedLossScale(_Saved):
+    """A ``LossScaleOptimizer``, whose inner optimizer exchanges."""
+
+    def check_finite(self, grads: Sequence[Any]) -> Any:
+        return self._exchange.everywhere(super().check_finite(grads))
+
+    def _stock_config(self) -> dict[str, Any]:
+        config = super()._stock_config()
+        inner = config["inner_optimizer"]["config"]["optimizer"]
+        return {**config, "inner_optimizer": inner}
+
+
+keras.saving.register_keras_serializable(PACKAGE, SAVED_AS)(_Saved)
+
+
+def _check(optimizer: Any) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        hint = ""
+        if type(optimizer).__module__.startswith(("tf_keras.", "keras.")):
+            hint = (
+                ": legacy Keras works with horovod.tensorflow.keras.DistributedOptimizer("
+                "optimizer, compression=...)"
+            )
+        raise TypeError(
+            f"DistributedOptimizer: expected an optimizer of Keras {keras.__version__}, got "
+            f"{type(optimizer).__module__}.{type(optimizer).__name__}{hint}"
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if is_distributed(optimizer) or is_distributed(inner):
+        raise TypeError(
+            "DistributedOptimizer: expected an optimizer that is not distributed yet, got one that is"
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise TypeError(
+            "DistributedOptimizer: expected a single optimizer, got a MultiOptimizer: make each of its "
+            "optimizers a DistributedOptimizer, with a compressor of its own"
+        )
+
+
+def _distribute(optimizer: Any, exchange: Exchange) -> None:
+    optimizer._exchange = exchange
+    # Found by tf.train.Checkpoint, as the optimizer's own variables are.
+    optimizer.compression = exchange.compression
+    optimizer.__class__ = _class_for(type(optimizer))
+
+
+@cache
+def _class_for(stock: Any) -> Any:
+    scales = issubclass(stock, keras.optimizers.LossScaleOptimizer)
+    base = _DistributedLossScale if scales else _Distributed
+    made = type(f"Distributed{stock.__name__}", (base, stock), {"_stock": stock})
+    return keras.saving.register_keras_serializable(PACKAGE, SAVED_AS)(made)

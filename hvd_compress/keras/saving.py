@@ -1,0 +1,51 @@
+"""Loads models whose optimizer goes on exchanging gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hvd_compress.keras.optimizer import PACKAGE, SAVED_AS, DistributedOptimizer
+
+
+class _Stock:
+    """Stands for a distributed optimizer while a file is read: what it was made of."""
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> Any:
+        return keras.saving.deserialize_keras_object(config["optimizer"])
+
+
+def load_model(
+    filepath: str | Path,
+    compression: Any | None = None,
+    *,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **options: Any,
+) -> keras.Model:
+    """Loads a compiled model and makes its optimizer a :func:`DistributedOptimizer`.
+
+    Whether it was one when the model was saved or not; its variables are those of the file. Residuals
+    belong to a rank and are not in the file: see ``tf.train.Checkpoint``.
+
+    Args:
+        filepath, custom_objects, safe_mode: as of ``keras.models.load_model``.
+        compression, options: as of :func:`DistributedOptimizer`.
+
+    Raises:
+        ValueError: a model that was saved without having been compiled.
+    """
+    with keras.saving.custom_object_scope({f"{PACKAGE}>{SAVED_AS}": _Stock}):
+        model = keras.models.load_model(
+            filepath, custom_objects=custom_objects, safe_mode=safe_mode
+        )
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            f"expected a compiled model, got {filepath} without an optimizer: load it by "
+            f"keras.models.load_model, and compile it with a DistributedOptimizer"
+        )
+    DistributedOptimizer(model.optimizer, compression, **options)
+    return model

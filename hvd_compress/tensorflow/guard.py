@@ -1,0 +1,37 @@
+"""Notices that Horovod's own Keras optimizer is about to ignore a compressor.
+
+Under Keras 3, ``horovod.tensorflow.keras.DistributedOptimizer`` overrides methods that Keras never calls:
+ranks train apart, and no method of the compressor is called that could say so. But Horovod puts the
+compressor into the key of a cache while the optimizer is made, so its hash is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hvd_compress.exchange.errors import ExchangeError
+
+
+def check_who_hashes() -> None:
+    """To be called from ``__hash__``.
+
+    Raises:
+        ExchangeError: the hash is for an optimizer of Keras 3 by Horovod.
+    """
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") != "horovod.tensorflow.util":
+        return
+    while frame is not None:
+        if frame.f_code.co_name == "create_distributed_optimizer":
+            _check_version(str(frame.f_locals["keras"].__version__))
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _check_version(version: str) -> None:
+    if int(version.split(".")[0]) >= 3:
+        raise ExchangeError(
+            f"expected legacy Keras with Horovod's own DistributedOptimizer, got Keras {version}, under "
+            f"which it exchanges nothing: use hvd_compress.keras.DistributedOptimizer(optimizer, "
+            f"compression=...), or set TF_USE_LEGACY_KERAS=1 and install tf_keras"
+        )
