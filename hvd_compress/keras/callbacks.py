@@ -92,8 +92,7 @@ class CompareWeights(keras.callbacks.Callback):
         counts, digests = (self._gather(what) for what in (count, own))
         if len(set(counts.tolist())) > 1:
             raise ExchangeError(
-                f"expected the same model on every rank, got {counts.tolist()} trainable variables on ranks "
-                f"0 to {len(counts) - 1}"
+                f"expected the same model on every rank, got {counts.tolist()} trainable variables, by rank"
             )
         table = digests.reshape(len(counts), len(own))
         for variable, column in zip(variables, table.T, strict=True):

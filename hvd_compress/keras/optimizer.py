@@ -7,7 +7,9 @@ accumulation of gradients and the division by the loss scale, ahead of clipping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -18,8 +20,8 @@ import tensorflow as tf
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.keras.exchange import Exchange
 
-PACKAGE, SAVED_AS = "hvd_compress", "DistributedOptimizer"
-"""What Keras files call a distributed optimizer: ``hvd_compress>DistributedOptimizer``."""
+_saved_as = keras.saving.register_keras_serializable("hvd_compress", "DistributedOptimizer")
+_loading = ContextVar("loading", default=False)
 
 
 def DistributedOptimizer(
@@ -76,6 +78,17 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Saved)
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Within it, saved distributed optimizers are read as the stock ones they were made of."""
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
+@_saved_as
 class _Saved(keras.optimizers.Optimizer):
     """How a distributed optimizer is saved: as the stock one, under a name that is not stock's.
 
@@ -96,6 +109,8 @@ class _Saved(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        if _loading.get():
+            return keras.saving.deserialize_keras_object(config["optimizer"], custom_objects)
         raise ExchangeError(
             "expected hvd_compress.keras.load_model(path, compression=...) for a model that was saved with "
             "a DistributedOptimizer, got Keras's own, which would load an optimizer that exchanges "
@@ -154,9 +169,6 @@ class _DistributedLossScale(_Saved):
         return {**config, "inner_optimizer": inner}
 
 
-keras.saving.register_keras_serializable(PACKAGE, SAVED_AS)(_Saved)
-
-
 def _check(optimizer: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         hint = ""
@@ -185,7 +197,8 @@ def _distribute(optimizer: Any, exchange: Exchange) -> None:
     optimizer._exchange = exchange
     # Found by tf.train.Checkpoint, as the optimizer's own variables are.
     optimizer.compression = exchange.compression
-    optimizer.__class__ = _class_for(type(optimizer))
+    stock: Any = type(optimizer)
+    optimizer.__class__ = _class_for(stock)
 
 
 @cache
@@ -193,4 +206,4 @@ def _class_for(stock: Any) -> Any:
     scales = issubclass(stock, keras.optimizers.LossScaleOptimizer)
     base = _DistributedLossScale if scales else _Distributed
     made = type(f"Distributed{stock.__name__}", (base, stock), {"_stock": stock})
-    return keras.saving.register_keras_serializable(PACKAGE, SAVED_AS)(made)
+    return _saved_as(made)

@@ -7,15 +7,7 @@ from typing import Any
 
 import keras
 
-from hvd_compress.keras.optimizer import PACKAGE, SAVED_AS, DistributedOptimizer
-
-
-class _Stock:
-    """Stands for a distributed optimizer while a file is read: what it was made of."""
-
-    @staticmethod
-    def from_config(config: dict[str, Any]) -> Any:
-        return keras.saving.deserialize_keras_object(config["optimizer"])
+from hvd_compress.keras.optimizer import DistributedOptimizer, loading
 
 
 def load_model(
@@ -38,7 +30,7 @@ def load_model(
     Raises:
         ValueError: a model that was saved without having been compiled.
     """
-    with keras.saving.custom_object_scope({f"{PACKAGE}>{SAVED_AS}": _Stock}):
+    with loading():
         model = keras.models.load_model(
             filepath, custom_objects=custom_objects, safe_mode=safe_mode
         )

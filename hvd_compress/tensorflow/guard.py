@@ -23,7 +23,8 @@ def check_who_hashes() -> None:
         return
     while frame is not None:
         if frame.f_code.co_name == "create_distributed_optimizer":
-            _check_version(str(frame.f_locals["keras"].__version__))
+            # tf_keras, as TensorFlow shows it, has no version.
+            _check_version(getattr(frame.f_locals["keras"], "__version__", "2"))
             return
         frame = frame.f_back  # type: ignore[assignment]
 

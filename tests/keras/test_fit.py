@@ -5,10 +5,19 @@ from __future__ import annotations
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+import pytest
 
 import hvd_compress.keras as hvdc
 from hvd_compress.codecs import SCHEMES
-from tests.keras.probes import BATCH, SAMPLES, THRESHOLD, compiled, fit, same_everywhere
+from tests.keras.probes import (
+    BATCH,
+    CLASSES,
+    SAMPLES,
+    THRESHOLD,
+    compiled,
+    fit,
+    same_everywhere,
+)
 from tests.ranks import on_ranks
 
 UPDATES = 2 * SAMPLES // BATCH
@@ -58,3 +67,67 @@ def test_accumulated_gradients_are_exchanged_once_an_update() -> None:
         assert compressor.counters.steps == UPDATES // 4
         assert same_everywhere(model.weights)
         assert hvd.size() == 2
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_mixed_precision() -> None:
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        for name in (None, "onebit"):
+            compressor = name and hvdc.Compression.by_name(name, threshold=THRESHOLD)
+            optimizer = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=2.0**22
+            )
+            model = compiled(hvdc.DistributedOptimizer(optimizer, compressor))
+            losses = fit(model, [hvdc.BroadcastVariables()], epochs=4)
+            assert losses[-1] < losses[0]
+            assert same_everywhere([*model.weights, *optimizer.variables])
+            updates = int(optimizer.iterations)
+            assert 0 < updates < 2 * UPDATES  # Some overflowed.
+            if compressor:
+                assert compressor.counters.steps == updates
+        with pytest.raises(hvdc.ExchangeError, match="auto_scale_loss=False"):
+            compiled(hvdc.DistributedOptimizer(keras.optimizers.SGD()))
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_callbacks_that_change_the_learning_rate() -> None:
+    optimizer = keras.optimizers.SGD(1.0)
+    model = compiled(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)))
+    fit(
+        model,
+        [
+            hvdc.BroadcastVariables(),
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)),
+        ],
+    )
+    assert float(optimizer.learning_rate) == pytest.approx(0.05)
+    assert same_everywhere(model.weights)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_weights_that_differ_are_noticed() -> None:
+    for optimizer, first in (
+        (keras.optimizers.SGD(0.1), hvdc.BroadcastVariables()),  # Nothing is exchanged.
+        (hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1)), None),  # Nothing was broadcast.
+    ):
+        model = compiled(optimizer)
+        name = model.trainable_variables[0].path
+        with pytest.raises(
+            hvdc.ExchangeError, match=rf"{name} differs: \w+ on rank 0, \w+ on rank 1"
+        ):
+            fit(model, [*([first] if first else []), hvdc.CompareWeights(steps=1)])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_model_that_its_first_batch_builds_is_broadcast_after_it() -> None:
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.compile(optimizer, loss)
+    assert not model.built
+    fit(model, [hvdc.BroadcastVariables(root_rank=1), hvdc.CompareWeights()])
+    assert same_everywhere([*model.weights, *optimizer.variables])

@@ -1,0 +1,172 @@
+"""Single updates with known gradients: their values, dropped ones, sparse ones, and wrong uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as horovod_keras
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.keras as hvdc
+from hvd_compress.codecs import ErrorFeedback, OneBit
+from tests.keras.probes import compiled, fit, same_everywhere
+from tests.ranks import on_ranks
+from tests.tensorflow.probes import SHAPES, THRESHOLD, Simulation, assert_same, targets
+
+SGD = keras.optimizers.SGD
+
+
+def _updates(optimizer: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """A function from gradients to what they were reduced to, where the update takes place."""
+    variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+
+    @tf.function(autograph=False)
+    def apply(gradients: Sequence[tf.Tensor]) -> None:
+        optimizer.apply(gradients, variables)
+
+    def update(gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for variable in variables:
+            variable.assign(np.zeros(variable.shape, np.float32))
+        apply([tf.constant(g) for g in gradients])
+        return [-v.numpy() for v in variables]
+
+    return update
+
+
+def _everybodys(step: int) -> list[list[np.ndarray]]:
+    return [targets(rank, step) for rank in range(hvd.size())]
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_updates_are_the_oracles() -> None:
+    settings: list[tuple[dict[str, Any], float]] = [
+        ({}, 0.5),
+        ({"op": hvd.Sum}, 1.0),
+        ({"gradient_predivide_factor": 2.0}, 0.5),
+    ]
+    for options, scale in settings:
+        compressor = hvdc.OneBit(threshold=THRESHOLD)
+        update = _updates(hvdc.DistributedOptimizer(SGD(1.0), compressor, **options))
+        simulation = Simulation(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
+        for step in range(3):
+            everybodys = _everybodys(step)
+            assert_same(update(everybodys[hvd.rank()]), simulation.sum(everybodys, scale))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_accumulated_updates_are_the_oracles() -> None:
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    optimizer = SGD(1.0, gradient_accumulation_steps=2)
+    update = _updates(hvdc.DistributedOptimizer(optimizer, compressor))
+    simulation = Simulation(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
+    for step in range(0, 6, 2):
+        first, second = _everybodys(step), _everybodys(step + 1)
+        assert not any(np.any(v) for v in update(first[hvd.rank()]))
+        means = [
+            [(b + a) / 2 for a, b in zip(*pair, strict=True)]
+            for pair in zip(first, second, strict=True)
+        ]
+        assert_same(update(second[hvd.rank()]), simulation.sum(means, 0.5))
+    assert compressor.counters.steps == 3
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_overflow_on_one_rank_skips_the_update_on_all() -> None:
+    for steps in (None, 2):
+        compressor = hvdc.OneBit(threshold=THRESHOLD)
+        inner = SGD(1.0, gradient_accumulation_steps=steps)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0)
+        update = _updates(hvdc.DistributedOptimizer(optimizer, compressor))
+        for step in range(2):
+            update([1024 * g for g in targets(hvd.rank(), step)])
+        residuals = [slot.residual.numpy() for slot in compressor.slots]
+        overflow = targets(hvd.rank(), 2)
+        if hvd.rank() == 1:
+            overflow[1][3] = np.inf  # In a gradient that is not even compressed.
+        assert not any(np.any(v) for v in update(overflow))
+        assert float(optimizer.dynamic_scale) == 512
+        for slot, before in zip(compressor.slots, residuals, strict=True):
+            assert np.array_equal(slot.residual, before)
+        expected = None if steps else np.mean([t[1] for t in _everybodys(3)], axis=0)
+        got = update([512 * g for g in targets(hvd.rank(), 3)])
+        if expected is not None:
+            np.testing.assert_allclose(got[1], expected, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_sparse_gradients() -> None:
+    rank = hvd.rank()
+    for dense in (False, True):
+        optimizer = SGD(1.0)
+        hvdc.DistributedOptimizer(optimizer, hvdc.NoCompression(), sparse_as_dense=dense)
+        variable = keras.Variable(np.zeros((50, 30), np.float32))
+        for rows in ([rank, 7, 7], [3, rank]):  # Another number of them does not trace again.
+            values = np.full((len(rows), 30), 1.0 + rank, np.float32)
+            shape = tf.constant([50, 30])
+            sparse = tf.IndexedSlices(tf.constant(values), tf.constant(rows), shape)
+            variable.assign(np.zeros((50, 30), np.float32))
+            optimizer.apply([sparse], [variable])
+            got = -variable.numpy()[:, 0]
+            expected = np.zeros(50)
+            for other in range(2):
+                for row in [other if r == rank and r < 2 else r for r in rows]:
+                    expected[row] += (1 + other) / 2
+            assert np.array_equal(got, expected), (got, expected)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_missing_gradients() -> None:
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    optimizer = hvdc.DistributedOptimizer(SGD(1.0), compressor)
+    variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    gradients = targets(hvd.rank(), 0)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([None, *map(tf.constant, gradients[1:])], variables)
+    assert not np.any(variables[0].numpy())
+    assert np.any(variables[2].numpy()) and same_everywhere(variables)
+
+
+class Outside(SGD):
+    """Updates without ``_clip_gradients``, so that nothing would be exchanged."""
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        self._backend_update_step(grads, trainable_variables, self.learning_rate)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_wrong_uses() -> None:
+    make = hvdc.DistributedOptimizer
+    with pytest.raises(hvdc.ExchangeError, match="jit_compile=False"):
+        fit(compiled(make(SGD(), hvdc.OneBit()), jit_compile=True))
+    with pytest.raises(hvdc.ExchangeError, match=r"DistributedOptimizer\(LossScaleOptimizer"):
+        keras.optimizers.LossScaleOptimizer(make(SGD()))
+    with pytest.raises(hvdc.ExchangeError, match="Outside to call _clip_gradients once"):
+        _updates(make(Outside()))(targets(0, 0))
+    with pytest.raises(TypeError, match="not distributed yet"):
+        make(make(SGD()))
+    with pytest.raises(TypeError, match="make each of its"):
+        make(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(SGD())))
+    with pytest.raises(TypeError, match=r"got builtins\.str"):
+        make("adam")
+    with pytest.raises(TypeError, match="a compressor for TensorFlow"):
+        make(SGD(), "onebit")
+    with pytest.raises(ValueError, match=r"hvd.Average or hvd.Sum"):
+        make(SGD(), op=hvd.Min)
+    with pytest.raises(ValueError, match=r"op=hvd.Average with gradient_predivide_factor"):
+        make(SGD(), op=hvd.Sum, gradient_predivide_factor=2.0)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_horovods_own_optimizer_refuses_our_compressors() -> None:
+    compressor = hvdc.OneBit()
+    with pytest.raises(hvdc.ExchangeError, match=r"hvd_compress.keras.DistributedOptimizer"):
+        horovod_keras.DistributedOptimizer(SGD(), compression=compressor)
+    with pytest.raises(hvdc.ExchangeError, match="TF_USE_LEGACY_KERAS=1"):
+        hvd.DistributedOptimizer(SGD(), compression=compressor)
+    horovod_keras.DistributedOptimizer(SGD())
+    assert {compressor: 1}[compressor] == len({compressor, compressor})
