@@ -15,6 +15,7 @@ from hvd_compress.codecs import SCHEMES
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
+    "docs/examples/keras_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     "docs/examples/ddp_quickstart.py": (
         "torch.distributed.run",
         "--standalone",
