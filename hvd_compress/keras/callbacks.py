@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs.base import check_number
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.keras.exchange import known_to_horovod
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -42,14 +43,23 @@ class BroadcastVariables(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
+        if not self._process_set.included():
+            return
         optimizer = self.model.optimizer
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         variables = [*self.model.weights, *_shared_state(optimizer)]
-        hvd.broadcast_variables(
-            [v.value for v in variables], self._root_rank, process_set=self._process_set
-        )
+        for position, variable in enumerate(variables):
+            variable.assign(self._of_root(variable.value, position))
         self._done = True
+
+    def _of_root(self, value: tf.Tensor, position: int) -> tf.Tensor:
+        sent = known_to_horovod(tf.convert_to_tensor(value))
+        name = f"hvd_compress.broadcast.{position}"
+        return tf.cast(
+            hvd.broadcast(sent, self._root_rank, name=name, process_set=self._process_set),
+            value.dtype,
+        )
 
 
 class CompareWeights(keras.callbacks.Callback):
@@ -112,14 +122,19 @@ class CompareWeights(keras.callbacks.Callback):
 
 def _shared_state(optimizer: Any) -> list[Any]:
     """An optimizer's variables without the gradients that a rank has accumulated."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    own = {id(v) for v in getattr(inner, "_accumulated_gradients", ())}
+    own = {id(v) for part in _parts(optimizer) for v in getattr(part, "_accumulated_gradients", ())}
     return [v for v in optimizer.variables if id(v) not in own]
 
 
 def _batches_an_update(optimizer: Any) -> int:
+    steps = (getattr(part, "gradient_accumulation_steps", None) for part in _parts(optimizer))
+    return max(n or 1 for n in steps)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: itself, or those of a LossScale- or MultiOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner.gradient_accumulation_steps or 1
+    return getattr(inner, "_inner_optimizers", None) or [inner]
 
 
 def _digest(values: np.ndarray) -> int:

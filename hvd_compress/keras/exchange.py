@@ -145,7 +145,7 @@ class Exchange:
             gradient = tf.convert_to_tensor(gradient)
         sent = gradient
         if not isinstance(self.compression, Compressor):
-            sent = _known_to_horovod(sent)
+            sent = known_to_horovod(sent)
         reduced = hvd.allreduce(
             sent,
             op=self._op,
@@ -157,9 +157,7 @@ class Exchange:
         return tf.cast(reduced, gradient.dtype)
 
     def _reduce_sparse(self, gradient: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
-        values = hvd.allgather(
-            _known_to_horovod(gradient.values), **self._called(f"{label}.values")
-        )
+        values = hvd.allgather(known_to_horovod(gradient.values), **self._called(f"{label}.values"))
         indices = hvd.allgather(gradient.indices, **self._called(f"{label}.indices"))
         # Rows that several ranks have are added up: Keras's Adam would square them one by one.
         rows, places = tf.unique(indices)
@@ -178,7 +176,8 @@ class Exchange:
         }
 
 
-def _known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
+def known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in a type that Horovod can send, which bfloat16 is not."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 

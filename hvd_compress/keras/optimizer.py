@@ -7,6 +7,7 @@ accumulation of gradients and the division by the loss scale, ahead of clipping.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,15 +147,15 @@ class _Distributed(_Saved):
         return super()._overwrite_variables_directly_with_gradients(grads, vars)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The one thing that a LossScaleOptimizer does to an optimizer when it is put around it.
-        if name == "loss_scale_factor" and value is None:
-            raise ExchangeError(
-                "expected DistributedOptimizer around a LossScaleOptimizer, got a LossScaleOptimizer "
-                "around it, where the ranks would not skip the same steps: pass "
-                "DistributedOptimizer(LossScaleOptimizer(optimizer)) to compile(), which under the policy "
-                "mixed_float16 puts one around any other optimizer unless auto_scale_loss=False"
-            )
+        if (
+            name == "loss_scale_factor"
+        ):  # All that a LossScaleOptimizer does when it is put around it.
+            _refuse_stock_loss_scale()
         super().__setattr__(name, value)
+
+    def build(self, variables: Any) -> None:
+        _refuse_stock_loss_scale()  # It may be around a MultiOptimizer around this one.
+        super().build(variables)
 
 
 class _DistributedLossScale(_Saved):
@@ -188,9 +189,23 @@ def _check(optimizer: Any) -> None:
         )
     if isinstance(inner, keras.optimizers.MultiOptimizer):
         raise TypeError(
-            "DistributedOptimizer: expected a single optimizer, got a MultiOptimizer: make each of its "
-            "optimizers a DistributedOptimizer, with a compressor of its own"
+            "DistributedOptimizer: expected a single optimizer, got a MultiOptimizer: make one of "
+            "DistributedOptimizers, each with a compressor of its own"
         )
+
+
+def _refuse_stock_loss_scale() -> None:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and not is_distributed(caller):
+            raise ExchangeError(
+                "expected DistributedOptimizer around a LossScaleOptimizer, got a LossScaleOptimizer "
+                "around it, where the ranks would not skip the same steps: pass "
+                "DistributedOptimizer(LossScaleOptimizer(optimizer)) to compile(), which under the policy "
+                "mixed_float16 puts one around any other optimizer unless auto_scale_loss=False"
+            )
+        frame = frame.f_back
 
 
 def _distribute(optimizer: Any, exchange: Exchange) -> None:

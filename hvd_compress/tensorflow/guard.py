@@ -8,6 +8,7 @@ compressor into the key of a cache while the optimizer is made, so its hash is a
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from hvd_compress.exchange.errors import ExchangeError
 
@@ -18,7 +19,7 @@ def check_who_hashes() -> None:
     Raises:
         ExchangeError: the hash is for an optimizer of Keras 3 by Horovod.
     """
-    frame = sys._getframe(2)
+    frame: Any = sys._getframe(2)
     if frame.f_globals.get("__name__") != "horovod.tensorflow.util":
         return
     while frame is not None:
@@ -26,7 +27,7 @@ def check_who_hashes() -> None:
             # tf_keras, as TensorFlow shows it, has no version.
             _check_version(getattr(frame.f_locals["keras"], "__version__", "2"))
             return
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def _check_version(version: str) -> None:

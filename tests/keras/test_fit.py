@@ -93,6 +93,30 @@ def test_mixed_precision() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_weights_in_bfloat16() -> None:
+    keras.mixed_precision.set_dtype_policy("bfloat16")
+    try:
+        for compressor in (None, hvdc.OneBit(threshold=THRESHOLD)):
+            model = compiled(hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1), compressor))
+            assert model.trainable_variables[0].dtype == "bfloat16"
+            fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights(UPDATES)])
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_several_optimizers() -> None:
+    first, second = (
+        hvdc.DistributedOptimizer(make(0.01), hvdc.OneBit(threshold=THRESHOLD))
+        for make in (keras.optimizers.Adam, keras.optimizers.SGD)
+    )
+    optimizers = keras.optimizers.OptimizerMap(first, {".*/bias": second})
+    model = compiled(keras.optimizers.MultiOptimizer(optimizers))
+    fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights(UPDATES)])
+    assert first.compression.counters.steps == second.compression.counters.steps == UPDATES
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_callbacks_that_change_the_learning_rate() -> None:
     optimizer = keras.optimizers.SGD(1.0)
     model = compiled(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)))

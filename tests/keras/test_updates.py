@@ -145,11 +145,14 @@ def test_wrong_uses() -> None:
         fit(compiled(make(SGD(), hvdc.OneBit()), jit_compile=True))
     with pytest.raises(hvdc.ExchangeError, match=r"DistributedOptimizer\(LossScaleOptimizer"):
         keras.optimizers.LossScaleOptimizer(make(SGD()))
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(make(SGD())))
+    with pytest.raises(hvdc.ExchangeError, match=r"DistributedOptimizer\(LossScaleOptimizer"):
+        fit(compiled(keras.optimizers.LossScaleOptimizer(several)))
     with pytest.raises(hvdc.ExchangeError, match="Outside to call _clip_gradients once"):
         _updates(make(Outside()))(targets(0, 0))
     with pytest.raises(TypeError, match="not distributed yet"):
         make(make(SGD()))
-    with pytest.raises(TypeError, match="make each of its"):
+    with pytest.raises(TypeError, match="make one of DistributedOptimizers"):
         make(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(SGD())))
     with pytest.raises(TypeError, match=r"got builtins\.str"):
         make("adam")
