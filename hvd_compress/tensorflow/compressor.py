@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,35 +14,20 @@ from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_number
 from hvd_compress.codecs.payload import FORMAT_VERSION
-from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, check_gather
+from hvd_compress.tensorflow.graphs import Exchange, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import operations, spec_bytes
-from hvd_compress.tensorflow.slots import Slot, kind_of
+from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.state import Inheritance, Owner, inheritance
+from hvd_compress.tensorflow.step import Step
 
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know: large, so that the gradient is encoded."""
 
 _instances = 0
-
-
-@dataclass(eq=False)
-class _Exchange:
-    """What the gradients of one graph share.
-
-    Attributes:
-        begun: what all messages of a step depend on, and the token that is reduced in their place.
-        everybody: whether all ranks take part in the step, shape=(), bool.
-        graph: a number of the graph's own.
-        encoded: how many gradients are encoded in it.
-    """
-
-    begun: tf.Tensor
-    everybody: tf.Tensor
-    graph: int
-    encoded: int = 0
 
 
 @dataclass(eq=False)
@@ -59,14 +43,6 @@ class _Encoded:
     step: tf.Tensor
     message: tf.Tensor
     gathered: tf.Tensor
-
-
-@dataclass(eq=False)
-class _Traced:
-    """What is known about the graphs under an outermost one."""
-
-    position: int = 0
-    exchanges: dict[int, _Exchange] = field(default_factory=dict)
 
 
 class Compressor(tf.Module, HorovodCompressor):
@@ -130,16 +106,22 @@ class Compressor(tf.Module, HorovodCompressor):
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._threads = threads
-        self._graphs: Any = weakref.WeakKeyDictionary()
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
+        self._step = Step(
+            self._ops,
+            self._ledger,
+            self._rank,
+            self._size,
+            self._process_set,
+            self._prefix,
+            self._configuration,
+        )
         self._exchanges = 0
         self._offset = Counters()
         self.slots: list[Slot] = []
-        self._agreed = tf.Variable(False, trainable=False, name="agreed")
-        self._configuration = tf.Variable(
-            tf.zeros([0], tf.uint8), trainable=False, shape=tf.TensorShape([None]), name="settings"
-        )
+        self.owner = Owner(self._rank, self._size, seed, self._step.forget_agreement)
+        self._inheritance = Inheritance()
 
     def __hash__(self) -> int:
         check_who_hashes()
@@ -152,16 +134,11 @@ class Compressor(tf.Module, HorovodCompressor):
         Returns:
             What Horovod shall allreduce, and the context for :meth:`decompress`.
         """
-        here = tf.compat.v1.get_default_graph()
-        if tf.executing_eagerly() or not hasattr(here, "outer_graph"):
-            raise ExchangeError(
-                "expected a gradient in a tf.function, as DistributedGradientTape and DistributedOptimizer "
-                "send them, got one outside of any: compress() cannot tell whose it is"
-            )
-        traced = self._graphs.setdefault(_outermost(here), _Traced())
+        graph = graph_of(tensor)
+        traced = traced_under(graph, self)
         slot = self._slot(traced.position, tensor)
         traced.position += 1
-        exchange = self._exchange(traced, here)
+        exchange = self._exchange(traced, graph)
         if slot.route.dense:
             return self._start_dense(slot, tensor, exchange)
         return self._start_encoded(slot, tensor, exchange)
@@ -174,7 +151,7 @@ class Compressor(tf.Module, HorovodCompressor):
             ExchangeError: an operation that compressed gradients cannot follow, or another process set.
         """
         if isinstance(ctx, _Dense):
-            return tf.cast(tensor, ctx.dtype)
+            return tf.cast(self._ops.hvdc_arrived(tensor, self._ledger), ctx.dtype)
         slot = ctx.slot
         return self._ops.hvdc_decode(
             message=ctx.message,
@@ -208,6 +185,26 @@ class Compressor(tf.Module, HorovodCompressor):
         norms = [tf.norm(slot.residual) for slot in self.slots]
         return float(tf.norm(norms)) if norms else 0.0
 
+    def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
+        """Continues where a job with another number of ranks left off.
+
+        What was not sent keeps its part in the ranks' average, on other ranks
+        (:mod:`hvd_compress.exchange.resize`).
+
+        Args:
+            checkpoints: the paths of every rank's checkpoint of that job, in any order.
+            name: the compressor's in them: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
+
+        Raises:
+            ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps;
+                nothing is changed then.
+        """
+        inherited = inheritance(checkpoints, name, self._rank, self._size, self._seed)
+        self._inheritance = inherited
+        for slot in self.slots:
+            inherited.give(slot)
+        self._step.forget_agreement()
+
     def _counted(self) -> Counters:
         steps, tensors, elements, plain, payloads, dense, encode, decode = (
             self._ops.hvdc_counters(self._ledger).numpy().tolist()
@@ -224,15 +221,9 @@ class Compressor(tf.Module, HorovodCompressor):
         return counters
 
     def _slot(self, position: int, gradient: tf.Tensor) -> Slot:
-        kind = kind_of(gradient)
         if position < len(self.slots):
-            slot = self.slots[position]
-            if slot.kind != kind:
-                raise ExchangeError(
-                    f"{slot.label}: expected {slot.kind} as before, got {kind}: make a compressor for each "
-                    f"model and optimizer, and pass a tape's sources in the same order every time"
-                )
-            return slot
+            self.slots[position].check(gradient)
+            return self.slots[position]
         shape = gradient.shape.as_list() if gradient.shape.rank is not None else [None]
         known = None not in shape
         size = tuple(shape) if known else (_UNKNOWN_SIZE,)
@@ -245,76 +236,43 @@ class Compressor(tf.Module, HorovodCompressor):
                 raise ExchangeError(
                     "expected TensorFlow 2's eager execution, got a graph of TensorFlow 1"
                 )
-            slot = Slot(position, kind, route)
+            slot = Slot(position, gradient.dtype, gradient.shape, route)
             self.slots.append(slot)
-            self._note_configuration()
+            self._inheritance.give(slot)
+            self._step.forget_agreement()
         return slot
 
-    def _note_configuration(self) -> None:
-        # Read when the graph runs for the first time; by then it is complete.
+    def _configuration(self) -> dict[str, Any]:
         tensors = {
             s.label: f"{s.kind} by {s.route}, exchange {int(s.exchanges)}" for s in self.slots
         }
-        line = agreement.serialize(
-            {
-                "format version": FORMAT_VERSION,
-                "ranks": self._size,
-                "seed": self._seed,
-                "warmup_steps": self._warmup_steps,
-                "gradient of": tensors,
-            }
-        )
-        self._configuration.assign(tf.io.decode_raw(line, tf.uint8))
-        self._agreed.assign(False)
+        return {
+            "format version": FORMAT_VERSION,
+            "ranks": self._size,
+            "seed": self._seed,
+            "warmup_steps": self._warmup_steps,
+            "gradient of": tensors,
+        }
 
-    def _exchange(self, traced: _Traced, here: Any) -> _Exchange:
-        # Horovod calls compress in a branch; what gradients share belongs where the branches are.
-        branch = type(here).__name__ == "CondBranchFuncGraph"
-        graph = here.outer_graph if branch else here
-        if id(graph) not in traced.exchanges:
+    def _exchange(self, traced: Traced, graph: Any) -> Exchange:
+        if graph not in traced.exchanges:
             self._exchanges += 1
             with graph.as_default():
-                traced.exchanges[id(graph)] = self._begin(self._exchanges)
-        return traced.exchanges[id(graph)]
+                traced.exchanges[graph] = self._begin(self._exchanges)
+        exchange = traced.exchanges[graph]
+        exchange.gradients += 1
+        with tf.init_scope():
+            self._ops.hvdc_expect(self._ledger, graph=exchange.graph, count=exchange.gradients)
+        return exchange
 
-    def _begin(self, graph: int) -> _Exchange:
+    def _begin(self, graph: int) -> Exchange:
         if not self._included or (self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")):
             # The branch in which compress is called does not run on this rank.
-            return _Exchange(tf.ones([1]), tf.constant(True), graph)
-        agreed = tf.cond(self._agreed, lambda: tf.constant(True), self._agree)
-        with tf.control_dependencies([agreed]):
-            begun = self._ops.hvdc_begin(self._ledger, graph=graph)
-        present = hvd.allreduce(
-            begun * tf.constant(token.make(self._rank)),
-            op=hvd.Sum,
-            name=self._called("roll call"),
-            process_set=self._process_set,
-            ignore_name_scope=True,
-        )
-        wanted = tf.constant(token.of_everybody(self._size))
-        everybody = tf.reduce_all(tf.abs(present - wanted) <= token.TOLERANCE * wanted)
-        return _Exchange(begun, everybody, graph)
-
-    def _agree(self) -> tf.Tensor:
-        gathered = hvd.allgather(
-            self._configuration.read_value(),
-            name=self._called("configuration"),
-            process_set=self._process_set,
-            ignore_name_scope=True,
-        )
-
-        def check(lines: Any) -> Any:
-            agreement.check(lines.tobytes())
-            return True
-
-        # Once a trace: the comparison is the one that every frontend uses, and it raises.
-        same = tf.numpy_function(check, [gathered], tf.bool)
-        with tf.control_dependencies([same]):
-            self._agreed.assign(True)
-        return tf.reshape(same, [])
+            return Exchange(tf.ones([1]), tf.constant(True), graph)
+        return Exchange(*self._step.begin(graph), graph)
 
     def _start_dense(
-        self, slot: Slot, gradient: tf.Tensor, exchange: _Exchange
+        self, slot: Slot, gradient: tf.Tensor, exchange: Exchange
     ) -> tuple[tf.Tensor, _Dense]:
         sent = gradient
         wanted = slot.route.dense_dtype
@@ -328,11 +286,8 @@ class Compressor(tf.Module, HorovodCompressor):
         return sent, _Dense(gradient.dtype)
 
     def _start_encoded(
-        self, slot: Slot, gradient: tf.Tensor, exchange: _Exchange
+        self, slot: Slot, gradient: tf.Tensor, exchange: Exchange
     ) -> tuple[tf.Tensor, _Encoded]:
-        with tf.init_scope():
-            exchange.encoded += 1
-            self._ops.hvdc_expect(self._ledger, graph=exchange.graph, count=exchange.encoded)
         payload, step = self._ops.hvdc_encode(
             gradient,
             exchange.begun,
@@ -407,10 +362,4 @@ class Compressor(tf.Module, HorovodCompressor):
         return factors / self._size if operation == hvd.Average else factors
 
     def _called(self, what: str) -> str:
-        return f"{self._prefix}.{what}".replace(" ", "_")
-
-
-def _outermost(graph: Any) -> Any:
-    while getattr(graph.outer_graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    return graph
+        return f"{self._prefix}.{what}"

@@ -6,16 +6,22 @@ from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 
 from hvd_compress.codecs import Codec
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import spec_of
 
+_ORDERLESS = ("HvdcDense", "HvdcArrived", "HvdcEncode", "HvdcDecode")
+"""Operations of a step's gradients. TensorFlow would run operations that share a resource one after the
+other, in the order in which they were traced: from the first layer's gradient, which is the last to be
+ready, to the last. These share the ledger, which has a lock of its own, and are told from reads by
+nothing else: a gradient's own operations follow each other by their data, steps by ``HvdcBegin``."""
+
 
 @lru_cache(maxsize=1)
 def operations() -> Any:
-    """The module of operations: ``hvdc_ledger``, ``hvdc_begin``, ``hvdc_dense``, ``hvdc_encode``,
-    ``hvdc_decode`` and ``hvdc_counters``.
+    """The module of operations: ``hvdc_ledger``, ``hvdc_encode``, ``hvdc_decode`` and so on.
 
     Raises:
         BuildError: they could not be compiled.
@@ -24,6 +30,8 @@ def operations() -> Any:
     from hvd_compress.tensorflow import build  # Not above: it also runs as a program, once.
 
     CpuKernels()  # Loads the kernels, which the operations' library finds by name.
+    for name in _ORDERLESS:
+        auto_control_deps_utils.register_read_only_resource_op(name)
     return tf.load_op_library(str(build.library()))
 
 

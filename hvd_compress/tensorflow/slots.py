@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
 
 
@@ -23,19 +24,30 @@ class Slot(tf.Module):
         exchanges: how many times it has been exchanged, shape=(), int64.
     """
 
-    def __init__(self, index: int, kind: str, route: Route) -> None:
+    def __init__(self, index: int, dtype: tf.DType, shape: tf.TensorShape, route: Route) -> None:
         super().__init__(name=f"gradient_{index}")
         self.index = index
         self.label = f"gradient.{index}"
-        self.kind = kind
+        self.kind = _kind(dtype, shape)
+        self._dtype = dtype
+        self._shape = tuple(shape.as_list()) if shape.rank is not None else None
         self.route = route
         self.residual = tf.Variable(
             tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name="residual"
         )
         self.exchanges = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
 
+    def check(self, gradient: tf.Tensor) -> None:
+        """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
+        same = gradient.dtype == self._dtype and gradient.shape.is_compatible_with(self._shape)
+        if not same:
+            raise ExchangeError(
+                f"{self.label}: expected {self.kind} as before, got "
+                f"{_kind(gradient.dtype, gradient.shape)}: make a compressor for each model and optimizer, and pass a tape's sources in the same "
+                f"order every time"
+            )
 
-def kind_of(gradient: tf.Tensor) -> str:
-    """A gradient's dtype and shape, for comparison and for messages."""
-    shape = gradient.shape.as_list() if gradient.shape.rank is not None else "unknown"
-    return f"{gradient.dtype.name} {shape}"
+
+def _kind(dtype: tf.DType, shape: tf.TensorShape) -> str:
+    """For comparison and for messages."""
+    return f"{dtype.name} {shape.as_list() if shape.rank is not None else 'unknown'}"

@@ -13,9 +13,10 @@
 namespace hvd_compress {
 
 // Attributes: label, spec (an hvdc_spec without rows and columns), tensor, threads, alpha, beta.
-class CodecOp : public tensorflow::OpKernel {
+template <typename Kernel>
+class CodecOp : public Kernel {
  public:
-  explicit CodecOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+  explicit CodecOp(tensorflow::OpKernelConstruction* context) : Kernel(context) {
     std::string spec;
     OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
     OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));

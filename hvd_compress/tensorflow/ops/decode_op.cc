@@ -39,35 +39,55 @@ REGISTER_OP("HvdcDecode")
       return absl::OkStatus();
     });
 
-class DecodeOp : public CodecOp {
+class DecodeOp : public CodecOp<AsyncOpKernel> {
  public:
   explicit DecodeOp(OpKernelConstruction* context) : CodecOp(context) {
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  // Asynchronous because of its errors, which wait for the step's other gradients.
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 6, &ledger));
+    OP_REQUIRES_OK_ASYNC(context, Lookup(context, 6, &ledger), done);
+    const absl::Status status = Result(context, ledger.get());
+    if (status.ok()) {
+      ledger->Arrived();
+      done();
+      return;
+    }
+    ledger->Fail(std::string(status.message()));
+    ledger->Decoded(/*drop=*/true).IgnoreError();  // The first error is the one to tell.
+    const auto end = [context, status, done = std::move(done)] {
+      context->SetStatus(status);
+      done();
+    };
+    ledger->ArrivedInVain(end, context->cancellation_manager());
+  }
+
+ private:
+  absl::Status Result(OpKernelContext* context, Ledger* ledger) const {
+    const std::string failure = ledger->failure();
+    if (!failure.empty()) return errors::DataLoss(failure);
     const Tensor& message = context->input(0);
     const bool gathered = context->input(1).scalar<bool>()();
     const Tensor& gradient = context->input(3);
     Tensor* sum;
-    OP_REQUIRES_OK(context, context->allocate_output(0, gradient.shape(), &sum));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, gradient.shape(), &sum));
     const auto started = std::chrono::steady_clock::now();
     bool drop = !gathered;
     if (gathered) {
-      OP_REQUIRES_OK(context, Decode(context, message, sum, &drop));
+      TF_RETURN_IF_ERROR(Decode(context, message, sum, &drop));
     } else {
-      OP_REQUIRES_OK(context, Scale(message, sum));
+      TF_RETURN_IF_ERROR(Scale(message, sum));
       ledger->Count(kDenseBytes, static_cast<double>(message.TotalBytes()));
     }
-    OP_REQUIRES_OK(context, ledger->Decoded(drop));
+    TF_RETURN_IF_ERROR(ledger->Decoded(drop));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kDecodeSeconds, seconds.count());
+    return absl::OkStatus();
   }
 
- private:
   absl::Status Decode(OpKernelContext* context, const Tensor& message, Tensor* sum,
                       bool* nonfinite) const {
     const hvdc_spec spec = SpecFor(sum->shape());
@@ -78,6 +98,13 @@ class DecodeOp : public CodecOp {
     }
     const int64_t step = context->input(5).scalar<int64_t>()();
     const auto* payloads = message.flat<uint8_t>().data();
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (size > 0 && IsFailure(payloads + rank * size)) {
+        return errors::DataLoss(
+            label_, ": expected rank ", rank,
+            "'s payload, got none: encoding failed there, with an error of its own");
+      }
+    }
     int32_t bad = -1;
     const int status = hvdc_decode_sum(&spec, step, payloads, size, size, ranks_, scale_,
                                        sum->data(), DtypeOf(sum->dtype()), 0, threads_, &bad);
@@ -88,6 +115,12 @@ class DecodeOp : public CodecOp {
       *nonfinite = *nonfinite || (header.flags & hvdc::kFlagNonfinite);
     }
     return absl::OkStatus();
+  }
+
+  // Whether zeros came in a payload's place, as in hvd_compress/exchange/shards.py.
+  static bool IsFailure(const uint8_t* payload) {
+    const hvdc::Header none{};
+    return std::memcmp(payload, &none, sizeof(none)) == 0;
   }
 
   absl::Status Failure(int status, int32_t rank, int64_t step) const {

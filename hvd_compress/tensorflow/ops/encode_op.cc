@@ -13,7 +13,8 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // residual: a float32 variable, empty until the first step. exchanges: an int64 variable, how often
 // the gradient has been exchanged; the first `warmup` times nothing is encoded and the payload is
-// empty. step: the position in the noise, stamped on the payload.
+// empty. step: the position in the noise, stamped on the payload. It does not fail, because the
+// other ranks wait for a payload: they get zeros in its place, and the decoding operation fails.
 REGISTER_OP("HvdcEncode")
     .Input("gradient: T")
     .Input("token: float")
@@ -40,7 +41,7 @@ REGISTER_OP("HvdcEncode")
       return absl::OkStatus();
     });
 
-class EncodeOp : public CodecOp {
+class EncodeOp : public CodecOp<OpKernel> {
  public:
   explicit EncodeOp(OpKernelConstruction* context) : CodecOp(context) {
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
@@ -67,19 +68,21 @@ class EncodeOp : public CodecOp {
       return;
     }
     const hvdc_spec spec = SpecFor(gradient.shape());
-    const int64_t size = hvdc_payload_bytes(&spec);
-    OP_REQUIRES(context, size >= 0 && size * ranks_ < (int64_t{1} << 31),
-                errors::InvalidArgument(label_, ", shape ", gradient.shape().DebugString(),
-                                        ": expected fewer than 2^31 bytes in one gather, got ",
-                                        ranks_, " ranks times ", size));
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &payload));
+    const absl::StatusOr<int64_t> size = PayloadBytes(spec, gradient.shape());
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size.value_or(0)}), &payload));
     const auto started = std::chrono::steady_clock::now();
-    OP_REQUIRES_OK(context, Encode(context, spec, step, gradient, payload, residual.get()));
+    const absl::Status status =
+        size.ok() ? Encode(context, spec, step, gradient, payload, residual.get()) : size.status();
+    if (!status.ok()) {
+      ledger->Fail(std::string(status.message()));
+      payload->flat<uint8_t>().setZero();
+      return;
+    }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
     ledger->Count(kTensors, 1);
     ledger->Count(kElements, static_cast<double>(gradient.NumElements()));
-    ledger->Count(kPayloadBytes, static_cast<double>(size));
+    ledger->Count(kPayloadBytes, static_cast<double>(*size));
     if (feedback()) {
       ledger->Encoded(tensor_, Sent{gradient, *payload, std::move(residual), spec, alpha_, beta_,
                                     step, threads_});
@@ -94,6 +97,14 @@ class EncodeOp : public CodecOp {
     after.scalar<int64_t>()() = before + 1;
     *exchanges->tensor() = after;
     return before;
+  }
+
+  absl::StatusOr<int64_t> PayloadBytes(const hvdc_spec& spec, const TensorShape& shape) const {
+    const int64_t size = hvdc_payload_bytes(&spec);
+    if (size >= 0 && size * ranks_ < (int64_t{1} << 31)) return size;
+    return errors::InvalidArgument(label_, ", shape ", shape.DebugString(),
+                                   ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
+                                   " ranks times ", size);
   }
 
   absl::Status Encode(OpKernelContext* context, const hvdc_spec& spec, int64_t step,

@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
 #include "hvdc.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -41,23 +43,51 @@ enum Counter {
   kCounters
 };
 
+// What the roll call tells the other ranks about this one.
+struct Standing {
+  bool agreed;  // whether its settings have been compared with theirs
+  bool failed;  // whether one of its operations has failed in an earlier step
+};
+
 // One non-finite gradient makes a whole step worthless, so that no residual may count it as sent.
 // Which gradients those are is known only once they have been gathered, in any order; residuals
 // that have moved on by then are taken back.
+//
+// An operation that fails ends TensorFlow's step, and what has not been sent by then never will be,
+// though other ranks wait for it. So nothing fails before all of the step's gradients are back.
 class Ledger : public tensorflow::ResourceBase {
  public:
-  // Says how many gradients a graph encodes.
+  // Says how many gradients come back in a step of a graph, encoded or not.
   void Expect(int64_t graph, int64_t count);
 
   // Starts a step of a graph.
-  void Begin(int64_t graph);
+  Standing Begin(int64_t graph);
+
+  // Notes whether all ranks' settings are known to be the same.
+  void Agree(bool agreed);
 
   // Notes a gradient whose residual has been updated.
   void Encoded(int tensor, Sent sent);
 
-  // Notes that a gradient is back; with `drop`, every residual of the step is or will be taken
-  // back.
+  // Notes an error of this step. The first one counts: others may follow from it.
+  void Fail(const std::string& message);
+
+  // This step's error, if any.
+  std::string failure();
+
+  // An earlier step's error, if any; it is told once.
+  std::string TakeEarlierFailure();
+
+  // Notes that a gradient has been decoded; with `drop`, every residual of the step is or will be
+  // taken back.
   absl::Status Decoded(bool drop);
+
+  // Notes that a gradient is back.
+  void Arrived();
+
+  // Notes that a gradient is back and cannot be used. `end` ends its operation as soon as the
+  // step's other gradients are back, or the step is cancelled.
+  void ArrivedInVain(std::function<void()> end, tensorflow::CancellationManager* cancellation);
 
   void Count(Counter counter, double value);
   std::array<double, kCounters> counters();
@@ -66,12 +96,15 @@ class Ledger : public tensorflow::ResourceBase {
 
  private:
   absl::Status Undo(Sent& sent);
+  void EndHeld(int64_t number);
 
   tensorflow::mutex mutex_;
-  std::map<int64_t, int64_t> counts_;  // by graph
-  std::map<int, Sent> sent_;           // by tensor
-  int64_t expected_ = 0, decoded_ = 0;
-  bool dropped_ = false;
+  std::map<int64_t, int64_t> counts_;              // by graph
+  std::map<int, Sent> sent_;                       // by tensor
+  std::map<int64_t, std::function<void()>> held_;  // operations that have failed, by number
+  int64_t expected_ = 0, arrived_ = 0, holds_ = 0;
+  bool dropped_ = false, agreed_ = false;
+  std::string failure_, earlier_failure_;
   std::array<double, kCounters> counters_{};
 };
 

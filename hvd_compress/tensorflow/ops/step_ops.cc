@@ -32,7 +32,7 @@ class LedgerOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcLedger").Device(DEVICE_CPU), LedgerOp);
 
-// Says how many gradients a graph encodes, which is known only when it has been traced.
+// Says how many gradients come back in a step of a graph, known only when it has been traced.
 REGISTER_OP("HvdcExpect")
     .Input("ledger: resource")
     .Attr("graph: int")
@@ -58,15 +58,18 @@ class ExpectOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
 
-// Starts a step of a graph. The output is what the step's messages depend on, and the token that
-// Horovod allreduces in their place.
+// Starts a step of a graph. token: what the step's messages depend on, and what Horovod allreduces
+// in their place. standing: what is to be said in the roll call, whether this rank's settings are
+// yet to be compared, and whether it has failed.
 REGISTER_OP("HvdcBegin")
     .Input("ledger: resource")
     .Output("token: float")
+    .Output("standing: float")
     .Attr("graph: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(1));
+      c->set_output(1, c->Vector(2));
       return absl::OkStatus();
     });
 
@@ -79,16 +82,63 @@ class BeginOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
     OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
-    ledger->Begin(graph_);
-    Tensor* token;
+    const Standing now = ledger->Begin(graph_);
+    Tensor *token, *standing;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({2}), &standing));
     token->flat<float>()(0) = 1.0f;
+    standing->flat<float>()(0) = now.agreed ? 0.0f : 1.0f;
+    standing->flat<float>()(1) = now.failed ? 1.0f : 0.0f;
   }
 
  private:
   int64_t graph_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcBegin").Device(DEVICE_CPU), BeginOp);
+
+REGISTER_OP("HvdcAgree")
+    .Input("ledger: resource")
+    .Attr("agreed: bool")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class AgreeOp : public OpKernel {
+ public:
+  explicit AgreeOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("agreed", &agreed_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    ledger->Agree(agreed_);
+  }
+
+ private:
+  bool agreed_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcAgree").Device(DEVICE_CPU), AgreeOp);
+
+// What failed here in an earlier step, or an empty string; it is told once.
+REGISTER_OP("HvdcEarlierFailure")
+    .Input("ledger: resource")
+    .Output("message: string")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+class EarlierFailureOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    Tensor* message;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &message));
+    message->scalar<tstring>()() = ledger->TakeEarlierFailure();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcEarlierFailure").Device(DEVICE_CPU), EarlierFailureOp);
 
 // The gradient itself, counted, once the step has begun.
 REGISTER_OP("HvdcDense")
@@ -120,6 +170,28 @@ class DenseOp : public OpKernel {
   int item_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcDense").Device(DEVICE_CPU), DenseOp);
+
+// What Horovod made of such a gradient, once it is back.
+REGISTER_OP("HvdcArrived")
+    .Input("reduced: T")
+    .Input("ledger: resource")
+    .Output("gradient: T")
+    .Attr("T: {float, half, bfloat16, double}")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnchangedShape);
+
+class ArrivedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 1), &ledger));
+    context->set_output(0, context->input(0));
+    ledger->Arrived();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcArrived").Device(DEVICE_CPU), ArrivedOp);
 
 REGISTER_OP("HvdcCounters")
     .Input("ledger: resource")

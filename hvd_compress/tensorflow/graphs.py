@@ -1,0 +1,77 @@
+"""Where a gradient is traced: how far its graph has been traced, and whether it can be compiled."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from hvd_compress.exchange.errors import ExchangeError
+
+_TRACED = "_hvd_compress_traced"
+
+
+@dataclass(eq=False)
+class Exchange:
+    """What the gradients of one graph share.
+
+    Attributes:
+        begun: what all messages of a step depend on, and the token that is reduced in their place.
+        everybody: whether all ranks take part in the step, shape=(), bool.
+        graph: a number of the graph's own.
+        gradients: how many come back in a step.
+    """
+
+    begun: tf.Tensor
+    everybody: tf.Tensor
+    graph: int
+    gradients: int = 0
+
+
+@dataclass(eq=False)
+class Traced:
+    """What one compressor knows about the graphs under an outermost one.
+
+    Attributes:
+        position: of the next gradient.
+        exchanges: by the graph that holds Horovod's branches.
+    """
+
+    position: int = 0
+    exchanges: dict[Any, Exchange] = field(default_factory=dict)
+
+
+def graph_of(gradient: tf.Tensor) -> Any:
+    """The graph that holds Horovod's branch, in one of which a gradient is being compressed.
+
+    Raises:
+        ExchangeError: there is none, or XLA is to compile it.
+    """
+    here = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or not hasattr(here, "outer_graph"):
+        raise ExchangeError(
+            "expected a gradient in a tf.function, as DistributedGradientTape and DistributedOptimizer "
+            "send them, got one outside of any: compress() cannot tell whose it is"
+        )
+    if GraphOrParentsInXlaContext(here):
+        raise ExchangeError(
+            f"expected a tf.function with jit_compile=False around the exchange of gradients, got "
+            f"jit_compile=True around {gradient.name}: XLA can compile neither Horovod's operations nor "
+            f"the codecs'. Compile a function of the forward and backward pass alone, and send the gradients "
+            f"outside of it; in Keras, compile(jit_compile=False)"
+        )
+    return here.outer_graph if type(here).__name__ == "CondBranchFuncGraph" else here
+
+
+def traced_under(graph: Any, compressor: Any) -> Traced:
+    """A compressor's notes on the outermost graph around this one. They live as long as that graph."""
+    while getattr(graph.outer_graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    notes = getattr(graph, _TRACED, None)
+    if notes is None:
+        notes = weakref.WeakKeyDictionary()
+        setattr(graph, _TRACED, notes)
+    return notes.setdefault(compressor, Traced())

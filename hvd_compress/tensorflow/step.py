@@ -1,0 +1,108 @@
+"""How a step begins: all ranks are there, agree on what they send, and none has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_compress.exchange import agreement, token
+
+
+class Step:
+    """The collectives before a step's messages, which all depend on them.
+
+    The roll call, a sum of tokens, tells whether somebody has joined, and with two numbers more whether
+    any rank's settings are yet to be compared, or any rank has failed. Only then do the ranks gather
+    what they have to say, and only if all are there: a gather would bring down a rank that has joined.
+
+    Args:
+        operations: the module of operations.
+        ledger: the compressor's.
+        rank: this rank in the process set.
+        size: ranks in it.
+        process_set: the ranks.
+        prefix: what the collectives' names begin with.
+        configuration: what has to be the same on every rank.
+    """
+
+    def __init__(
+        self,
+        operations: Any,
+        ledger: tf.Tensor,
+        rank: int,
+        size: int,
+        process_set: Any,
+        prefix: str,
+        configuration: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._ops = operations
+        self._ledger = ledger
+        self._rank = rank
+        self._size = size
+        self._process_set = process_set
+        self._prefix = prefix
+        self._configuration = configuration
+
+    def begin(self, graph: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Traces a step's beginning.
+
+        Args:
+            graph: the number of the graph that it is traced in.
+
+        Returns:
+            The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
+        """
+        begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
+        roll_call = hvd.allreduce(
+            tf.concat([begun * tf.constant(token.make(self._rank)), standing], 0),
+            op=hvd.Sum,
+            name=f"{self._prefix}.roll_call",
+            process_set=self._process_set,
+            ignore_name_scope=True,
+        )
+        wanted = np.array(token.of_everybody(self._size), np.float32)
+        present, rest = tf.split(roll_call, [len(wanted), 2])
+        everybody = tf.reduce_all(tf.abs(present - wanted) <= token.TOLERANCE * wanted)
+        to_be_settled = tf.reduce_any(rest > 0.5)
+        settled = tf.cond(
+            tf.logical_and(everybody, to_be_settled), self._settle, lambda: tf.constant(True)
+        )
+        with tf.control_dependencies([settled]):
+            return tf.identity(begun), tf.identity(everybody)
+
+    def forget_agreement(self) -> None:
+        """Has the ranks compare their settings in the next step."""
+        self._ops.hvdc_agree(self._ledger, agreed=False)
+
+    def _settle(self) -> tf.Tensor:
+        # In Python, because the comparison is the one that every frontend uses. It rarely runs.
+        line = tf.numpy_function(
+            self._line, [self._ops.hvdc_earlier_failure(self._ledger)], tf.uint8
+        )
+        line.set_shape([None])
+        gathered = hvd.allgather(
+            line,
+            name=f"{self._prefix}.configuration",
+            process_set=self._process_set,
+            ignore_name_scope=True,
+        )
+        same = tf.numpy_function(_check, [gathered], tf.bool)
+        with tf.control_dependencies([same]):
+            agreed = self._ops.hvdc_agree(self._ledger, agreed=True)
+        with tf.control_dependencies([agreed]):
+            return tf.reshape(tf.identity(same), [])
+
+    def _line(self, failure: bytes) -> np.ndarray:
+        configuration = self._configuration()
+        if failure:
+            configuration["error in an earlier step"] = failure.decode()
+        return np.frombuffer(agreement.serialize(configuration), np.uint8)
+
+
+def _check(lines: np.ndarray) -> bool:
+    agreement.check(lines.tobytes())
+    return True
