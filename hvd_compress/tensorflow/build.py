@@ -100,4 +100,7 @@ def _cache() -> Path:
 
 
 if __name__ == "__main__":
-    print(library())
+    try:
+        print(library())
+    except BuildError as error:
+        sys.exit(str(error))

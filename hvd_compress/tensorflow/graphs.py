@@ -60,8 +60,8 @@ def graph_of(gradient: tf.Tensor) -> Any:
         raise ExchangeError(
             f"expected a tf.function with jit_compile=False around the exchange of gradients, got "
             f"jit_compile=True around {gradient.name}: XLA can compile neither Horovod's operations nor "
-            f"the codecs'. Compile a function of the forward and backward pass alone, and send the gradients "
-            f"outside of it; in Keras, compile(jit_compile=False)"
+            f"the codecs'. Compile a function of the forward and backward pass alone, and send the "
+            f"gradients outside of it; in Keras, compile(jit_compile=False)"
         )
     return here.outer_graph if type(here).__name__ == "CondBranchFuncGraph" else here
 

@@ -7,6 +7,7 @@ so that the position among the calls within one outermost graph tells whose it i
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
@@ -32,10 +33,12 @@ class Slot(tf.Module):
         self._dtype = dtype
         self._shape = tuple(shape.as_list()) if shape.rank is not None else None
         self.route = route
-        self.residual = tf.Variable(
+        # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
+        # refuses those of a second trace.
+        self.residual = ResourceVariable(
             tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name="residual"
         )
-        self.exchanges = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
+        self.exchanges = ResourceVariable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
 
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
@@ -43,8 +46,9 @@ class Slot(tf.Module):
         if not same:
             raise ExchangeError(
                 f"{self.label}: expected {self.kind} as before, got "
-                f"{_kind(gradient.dtype, gradient.shape)}: make a compressor for each model and optimizer, and pass a tape's sources in the same "
-                f"order every time"
+                + _kind(gradient.dtype, gradient.shape)
+                + ": make a compressor for each model and optimizer, and pass a tape's sources in the same "
+                "order every time"
             )
 
 

@@ -47,8 +47,8 @@ class Owner(tf.train.experimental.PythonState):
             if got.get(name) != want:
                 raise ValueError(
                     f"restore: expected a compressor's checkpoint of {name} {want}, got {got.get(name)}; "
-                    f"each rank saves and restores one of its own; another number of ranks needs those of all: "
-                    f"load_resized()"
+                    f"each rank saves and restores one of its own; another number of ranks needs those "
+                    f"of all: load_resized()"
                 )
         self._restored()
 

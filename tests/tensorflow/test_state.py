@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ECQ
+from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.state import Owner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import SHAPES, THRESHOLD, assert_same, exchange_with, targets
 
@@ -92,3 +94,84 @@ def test_wrong_uses() -> None:
     with pytest.raises(Exception, match="make a compressor for each model"):
         other.get_concrete_function()
     assert compressor != hvdc.OneBit(threshold=0)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_checkpoint_of_another_rank_is_refused_and_changes_nothing() -> None:
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0)
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    path = os.path.join(folder, f"state-{hvd.rank()}")
+    checkpoint = tf.train.Checkpoint(compressor=compressor)
+    checkpoint.write(path)
+    exchange(targets(hvd.rank(), 1))
+    before = _residuals(compressor)
+    hvd.allreduce(tf.zeros(1), name="all have written")
+    other = 1 - hvd.rank()
+    message = rf"expected a compressor's checkpoint of rank {hvd.rank()}, got {other}"
+    with pytest.raises(ValueError, match=message):
+        checkpoint.read(os.path.join(folder, f"state-{other}"))
+    assert_same(_residuals(compressor), before)
+    seeded = hvdc.OneBit(threshold=THRESHOLD, seed=1)
+    with pytest.raises(ValueError, match="expected a compressor's checkpoint of seed 1, got 0"):
+        tf.train.Checkpoint(compressor=seeded).read(path)
+    # Its own goes back, and a rank that restores alone is told so.
+    checkpoint.read(path).assert_consumed()
+    again = exchange(targets(hvd.rank(), 1))
+    assert_same(_residuals(compressor), before)
+    if hvd.rank() == 1:
+        checkpoint.read(path)
+    with pytest.raises(tf.errors.OpError, match=r"exchange 2 on rank 0, .*exchange 1 on rank 1"):
+        exchange(targets(hvd.rank(), 2))
+    assert np.isfinite(again[0]).all()
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_another_number_of_ranks_loses_no_mass() -> None:
+    """What three ranks had not sent, on two: their part in the average is the same."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0)
+    residuals = [
+        np.random.default_rng(rank).standard_normal(2800).astype(np.float32) for rank in range(3)
+    ]
+    paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
+    if hvd.rank() == 0:
+        for path, residual, rank in zip(paths, residuals, range(3), strict=True):
+            old = hvdc.OneBit(threshold=0, name=f"old.{rank}")
+            old.owner = Owner(rank, 3, 0, lambda: None)
+            slot = Slot(
+                0,
+                tf.float32,
+                tf.TensorShape(SHAPES[0]),
+                old._router.choose("g", (2800,), "float32"),
+            )
+            slot.residual.assign(residual)
+            slot.exchanges.assign(7)
+            old.slots.append(slot)
+            tf.train.Checkpoint(model=tf.Variable(1.0), mine=old).write(path)
+    hvd.allreduce(tf.zeros(1), name="written")
+    compressor = hvdc.OneBit(threshold=0, name="new")
+    with pytest.raises(ValueError, match="of size 2, got 3"):
+        tf.train.Checkpoint(mine=compressor).read(paths[hvd.rank()])
+    with pytest.raises(
+        ValueError, match=r"one checkpoint of each rank, got those of ranks \[0, 2\]"
+    ):
+        compressor.load_resized([paths[0], paths[2]], "mine")
+    with pytest.raises(ValueError, match="expected a compressor called 'compressor'"):
+        compressor.load_resized(paths)
+    compressor.load_resized(paths[::-1], "mine")
+
+    variable = tf.Variable(tf.zeros(SHAPES[0]))
+
+    @tf.function
+    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * gradient)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, [variable])[0]
+
+    sent = exchange(tf.zeros(SHAPES[0])).numpy().reshape(-1)
+    left = compressor.slots[0].residual.numpy()
+    assert int(compressor.slots[0].exchanges) == 8
+    average = hvd.allreduce(left, name="left").numpy()
+    np.testing.assert_allclose(sent + average, sum(residuals) / 3, atol=1e-5)

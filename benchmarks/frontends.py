@@ -1,0 +1,220 @@
+"""What TensorFlow's frontend spends on encoding and decoding, in multiples of what torch's spends.
+
+Each frontend encodes the gradients of a model with their residuals, and decodes its own payloads, as
+in a training step but without Horovod. The two take turns, and each turn gives one ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import torch
+
+from benchmarks import machine
+from benchmarks.models import MODELS
+from benchmarks.models import torch as models
+from benchmarks.tables import Table
+from hvd_compress.codecs import SCHEMES
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.tensorflow.native import operations, spec_bytes
+from hvd_compress.tensorflow.slots import Slot as GraphSlot
+from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.slots import Slot
+
+SCHEMA = "hvd_compress/frontends/1"
+
+
+class TorchSide:
+    """Encodes and decodes as ``hvd_compress.torch`` does, into memory of its own."""
+
+    def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
+        self._kernels = CpuKernels(threads)
+        self._encoder = Encoder(self._kernels, 0, 0, None)
+        self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
+        self._out = [torch.zeros(gradient.size) for gradient in gradients]
+        self._slots = [
+            Slot(f"gradient.{i}", i, gradient, route) for i, gradient in enumerate(self._gradients)
+        ]
+
+    def step(self) -> None:
+        """One step's work on every gradient."""
+        for slot, gradient, out in zip(self._slots, self._gradients, self._out, strict=True):
+            payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
+            coded = self._encoder.encode(slot, gradient, payload)
+            coded.flat = out
+            coded.decode(self._kernels, payload[None], 1.0)
+
+
+class GraphSide:
+    """The same by the operations, in one graph."""
+
+    def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
+        self._ops = operations()
+        self._ledger = self._ops.hvdc_ledger()
+        self._ops.hvdc_expect(self._ledger, graph=1, count=len(gradients))
+        self._route, self._threads = route, threads
+        self._gradients = [tf.constant(gradient) for gradient in gradients]
+        self._slots = [
+            GraphSlot(i, tf.float32, gradient.shape, route)
+            for i, gradient in enumerate(self._gradients)
+        ]
+        self._run = tf.function(self._trace)
+
+    def step(self) -> None:
+        """One step's work on every gradient."""
+        self._run(self._gradients)
+
+    def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Operation:
+        token, _ = self._ops.hvdc_begin(self._ledger, graph=1)
+        sums = [self._one(slot, g, token) for slot, g in zip(self._slots, gradients, strict=True)]
+        return tf.group(*sums)
+
+    def _one(self, slot: GraphSlot, gradient: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+        attributes = {
+            "label": slot.label,
+            "spec": spec_bytes(self._route.codec),
+            "tensor": slot.index,
+            "threads": self._threads,
+            "alpha": self._route.feedback.alpha,
+            "beta": self._route.feedback.beta,
+        }
+        payload, step = self._ops.hvdc_encode(
+            gradient,
+            token,
+            slot.residual.handle,
+            slot.exchanges.handle,
+            self._ledger,
+            seed=0,
+            rank=0,
+            ranks=1,
+            warmup=0,
+            **attributes,
+        )
+        return self._ops.hvdc_decode(
+            payload,
+            tf.constant(True),
+            token,
+            gradient,
+            payload,
+            step,
+            self._ledger,
+            ranks=1,
+            scale=1.0,
+            **attributes,
+        )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds that one step took: on the clock, and of processor time in all threads."""
+
+    wall: float
+    cpu: float
+
+
+def measure(route: Route, gradients: Sequence[np.ndarray], threads: int, repeats: int) -> dict:
+    """Both frontends in turns; medians of seconds, and of the turns' ratios."""
+    sides = TorchSide(route, gradients, threads), GraphSide(route, gradients, threads)
+    for side in sides:
+        side.step()
+    turns = [[_timed(side.step) for side in sides] for _ in range(repeats)]
+    result: dict[str, Any] = {"config": route.codec.to_config()}
+    for clock in ("wall", "cpu"):
+        theirs, ours = ([getattr(turn[i], clock) for turn in turns] for i in range(2))
+        ratios = [o / t for o, t in zip(ours, theirs, strict=True)]
+        result[clock] = {
+            "torch_seconds": statistics.median(theirs),
+            "tensorflow_seconds": statistics.median(ours),
+            "ratio": statistics.median(ratios),
+            "ratio_p10": float(np.quantile(ratios, 0.1)),
+            "ratio_p90": float(np.quantile(ratios, 0.9)),
+        }
+    return result
+
+
+def table(rows: dict[str, dict[str, Any]]) -> Table:
+    """One line a codec."""
+    header = ("codec", "torch ms", "TensorFlow ms", "ratio", "10% to 90%", "ratio of CPU time")
+    lines = []
+    for name, row in rows.items():
+        wall, cpu = row["wall"], row["cpu"]
+        times = [f"{1e3 * wall[side]:.1f}" for side in ("torch_seconds", "tensorflow_seconds")]
+        spread = f"{wall['ratio_p10']:.2f} to {wall['ratio_p90']:.2f}"
+        lines.append([name, *times, f"{wall['ratio']:.2f}", spread, f"{cpu['ratio']:.2f}"])
+    return Table(header, lines)
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Measures the codecs one after the other."""
+    args = _parse(command_line)
+    torch.set_num_threads(args.threads)
+    # As torch's loop: one operation at a time, and the kernel's threads in it.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    generator = np.random.default_rng(0)
+    gradients = [generator.standard_normal(shape, np.float32) for shape in _shapes(args.model)]
+    rows = {}
+    for name in args.codec:
+        scheme = SCHEMES[name]
+        route = Route(scheme.codec(), scheme.feedback)
+        rows[name] = measure(route, gradients, args.threads, args.repeats)
+    result = {
+        "schema": SCHEMA,
+        "model": args.model,
+        "elements": sum(gradient.size for gradient in gradients),
+        "tensors": len(gradients),
+        "threads": args.threads,
+        "repeats": args.repeats,
+        "versions": machine.versions(),
+        "machine": machine.description(),
+        "codecs": rows,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(result, indent=1))
+    shown = table(rows)
+    print(shown.markdown() if args.markdown else shown.text())
+    print(
+        f"\none step of {args.model}: {len(gradients)} tensors, {result['elements']} elements, "
+        f"{args.threads} threads, {args.repeats} turns, {machine.description()['cpu']}"
+    )
+    return 0
+
+
+def _shapes(model: str) -> list[tuple[int, ...]]:
+    parameters = models.build(model).parameters()
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    return [shape for shape in shapes if math.prod(shape) >= DEFAULT_THRESHOLD]
+
+
+def _timed(work: Callable[[], None]) -> Turn:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Turn(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    encoded = [n for n, s in SCHEMES.items() if not Route(s.codec(), s.feedback).dense]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.frontends", description=__doc__)
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="OUT")
+    add("--model", choices=tuple(MODELS), default="alexnet")
+    add("--codec", nargs="+", choices=encoded, default=encoded, metavar="NAME")
+    add("--threads", type=int, default=1)
+    add("--repeats", type=int, default=15)
+    add("--markdown", action="store_true", help="print the table as Markdown")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

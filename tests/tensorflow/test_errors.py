@@ -1,0 +1,187 @@
+"""Ranks that fail, differ or leave: an error on every rank, no hang, and the others go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import ErrorFeedback, OneBit
+from tests.ranks import on_ranks
+from tests.tensorflow.probes import (
+    SHAPES,
+    THRESHOLD,
+    Simulation,
+    assert_same,
+    exchange_with,
+    targets,
+)
+
+# These share one job: an error that left a collective behind on one rank would fail the tests after it.
+
+
+class _Altered(hvdc.OneBit):
+    """Flips a bit of the first gradient's message where it is told to: a network that lies."""
+
+    def __init__(self, where: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._where = where
+        self.flip = tf.Variable(0, dtype=tf.uint8)
+
+    def _gather(self, slot: Any, payload: tf.Tensor) -> tf.Tensor:
+        if slot.index == 0 and self._where == "before":
+            payload = self._flipped(payload)
+        message = super()._gather(slot, payload)
+        if slot.index == 0 and self._where == "after":
+            message = self._flipped(message)
+        return message
+
+    def _flipped(self, message: tf.Tensor) -> tf.Tensor:
+        changed = tf.bitwise.bitwise_xor(message[100], self.flip)
+        return tf.tensor_scatter_nd_update(message, [[100]], [changed])
+
+
+def _afresh(compressor: hvdc.Compressor, exchange: Any) -> None:
+    """After an error, the ranks exchange as before."""
+    del compressor
+    for step in range(3, 5):
+        assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), step)))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_payload_altered_on_its_way_to_all() -> None:
+    compressor = _Altered("before", threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    compressor.flip.assign(16 if hvd.rank() == 1 else 0)
+    with pytest.raises(tf.errors.DataLossError, match=r"gradient.0: expected rank 1's payload as"):
+        exchange(targets(hvd.rank(), 1))
+    compressor.flip.assign(0)
+    _afresh(compressor, exchange)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_payload_altered_on_its_way_to_one() -> None:
+    """The others learn of it in the next step's roll call."""
+    compressor = _Altered("after", threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    if hvd.rank() == 1:
+        compressor.flip.assign(16)
+        with pytest.raises(tf.errors.DataLossError, match=r"gradient.0: expected rank 0's payload"):
+            exchange(targets(1, 1))
+        compressor.flip.assign(0)
+    else:
+        exchange(targets(0, 1))
+    message = r"(?s)error in an earlier step: absent on rank 0, gradient.0: .* on rank 1"
+    with pytest.raises(tf.errors.OpError, match=message):
+        exchange(targets(hvd.rank(), 2))
+    _afresh(compressor, exchange)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_gradient_that_cannot_be_encoded() -> None:
+    """Of another size than the step before, on one rank; tracing could not know."""
+    variable = tf.Variable(tf.zeros([0]), shape=[None])
+    other = tf.Variable(tf.zeros(SHAPES[0]))
+    compressor = hvdc.OneBit(threshold=0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec(SHAPES[0])])
+    def exchange(value: tf.Tensor, dense: tf.Tensor) -> list[tf.Tensor]:
+        variable.assign(tf.zeros_like(value))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * value) + tf.reduce_sum(other * dense)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, [variable, other])
+
+    dense = targets(hvd.rank(), 0)[0]
+    exchange(tf.ones([3000]), dense)
+    count, message = (
+        (3000, r"gradient.0: expected 2 times \d+ bytes, got"),
+        (
+            2990,
+            "gradient.0: expected a gradient of 3000 elements as in the steps before, got 2990",
+        ),
+    )
+    length, expected = (count, message)[hvd.rank()]
+    with pytest.raises(tf.errors.DataLossError, match=expected):
+        exchange(tf.ones([length]), dense)
+    with pytest.raises(tf.errors.OpError, match=r"(?s)error in an earlier step: .* on rank 0"):
+        exchange(tf.ones([3000]), dense)
+    assert np.array_equal(exchange(tf.ones([3000]), dense)[0], tf.ones([3000]))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_error_of_the_users_own_in_mid_step() -> None:
+    """It cancels the step, and an operation of ours that has failed does not wait any longer."""
+    compressor = _Altered("after", threshold=THRESHOLD)
+    variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES[:2]]
+    stuck = tf.Variable(1.0)
+
+    @tf.function
+    def step(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * x) for v, x in zip(variables, values, strict=True)])
+        return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables)
+
+    @tf.function
+    def broken(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        gradients = step(values)
+        tf.debugging.assert_less(stuck, 0.0, message="the user's own")
+        return gradients
+
+    values = targets(hvd.rank(), 0)[:2]
+    step(values)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the user's own"):
+        broken(values)
+    step(values)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_ranks_that_trace_something_else_later() -> None:
+    """A gradient more on one rank, after both had agreed."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+
+    @tf.function
+    def step(count: int) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * v) for v in variables[:count]])
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, variables[:count])
+
+    step(2)
+    with pytest.raises(tf.errors.OpError, match=r"gradient.2: absent on rank 0, float32 \[3000\]"):
+        step(2 + hvd.rank())
+
+
+def _joins(first_to_leave: int, steps_of_the_first: int) -> None:
+    """Ranks run out of data at different times; the others go on as with plain Horovod."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    left = hvd.rank() == first_to_leave
+    simulation = Simulation(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
+    exchange = exchange_with(compressor, graph=True)
+    for step in range(steps_of_the_first if left else 4):
+        everywhere = [targets(rank, step) for rank in range(hvd.size())]
+        got = exchange(everywhere[hvd.rank()])
+        if step < steps_of_the_first:
+            assert_same(got, simulation.sum(everywhere, 1 / hvd.size()))
+        else:
+            everywhere[first_to_leave] = [np.zeros_like(g) for g in everywhere[0]]
+            for mine, every in zip(got, zip(*everywhere, strict=True), strict=True):
+                np.testing.assert_allclose(mine, np.mean(every, axis=0), atol=1e-5)
+    hvd.join()
+    for slot in compressor.slots:
+        if not slot.route.dense and slot.residual.shape != [0]:
+            residual = simulation.residuals[hvd.rank()][slot.index]
+            np.testing.assert_allclose(slot.residual, residual, atol=1e-5)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_join() -> None:
+    _joins(first_to_leave=0, steps_of_the_first=2)
+    _joins(first_to_leave=1, steps_of_the_first=0)
