@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.exchange import agreement, token
+
+_FAILURE = "error in an earlier step"
 
 
 class Step:
@@ -99,10 +102,15 @@ class Step:
     def _line(self, failure: bytes) -> np.ndarray:
         configuration = self._configuration()
         if failure:
-            configuration["error in an earlier step"] = failure.decode()
+            configuration[_FAILURE] = failure.decode()
         return np.frombuffer(agreement.serialize(configuration), np.uint8)
 
 
 def _check(lines: np.ndarray) -> bool:
-    agreement.check(lines.tobytes())
+    configurations = [json.loads(line) for line in lines.tobytes().splitlines()]
+    if all(_FAILURE in configuration for configuration in configurations):
+        # Each rank has raised an error, and goes on all the same.
+        for configuration in configurations:
+            del configuration[_FAILURE]
+    agreement.check(b"".join(map(agreement.serialize, configurations)))
     return True

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     "docs/examples/keras_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
+    "docs/examples/tensorflow_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     "docs/examples/ddp_quickstart.py": (
         "torch.distributed.run",
         "--standalone",
