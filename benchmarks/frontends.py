@@ -76,10 +76,11 @@ class GraphSide:
         """One step's work on every gradient."""
         self._run(self._gradients)
 
-    def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Operation:
+    def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         token, _ = self._ops.hvdc_begin(self._ledger, graph=1)
         sums = [self._one(slot, g, token) for slot, g in zip(self._slots, gradients, strict=True)]
-        return tf.group(*sums)
+        with tf.control_dependencies(sums):
+            return tf.identity(token)
 
     def _one(self, slot: GraphSlot, gradient: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
         attributes = {

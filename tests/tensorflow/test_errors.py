@@ -115,7 +115,7 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_an_error_of_the_users_own_ends_what_has_failed() -> None:
-    """The second gradient never comes; the first one's operation, which has failed, must not wait for it."""
+    """The second gradient never comes: the first one's failed operation must not wait for it."""
     compressor = _Altered("after", threshold=THRESHOLD)
     variables = [tf.Variable(tf.zeros(shape)) for shape in (SHAPES[0], SHAPES[2])]
     broken = False
@@ -185,6 +185,13 @@ def _joins(first_to_leave: int, steps_of_the_first: int) -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
-def test_join() -> None:
+def test_a_rank_that_joins() -> None:
     _joins(first_to_leave=0, steps_of_the_first=2)
+
+
+# In a job of its own: in the same process, Horovod 0.28.1's second join() does not wait for the others.
+
+
+@on_ranks(2, launcher="tensorflow", alone=True)
+def test_a_rank_that_joins_before_its_first_step() -> None:
     _joins(first_to_leave=1, steps_of_the_first=0)

@@ -1,0 +1,51 @@
+"""The comparison of the frontends measures both, and both compute."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+from benchmarks import frontends
+from hvd_compress.codecs import SCHEMES
+from hvd_compress.exchange.routing import Route
+
+SCHEME = SCHEMES["onebit"]
+ROUTE = Route(SCHEME.codec(), SCHEME.feedback)
+
+
+def test_both_sides_do_the_same_work() -> None:
+    gradients = [
+        np.random.default_rng(i).standard_normal(shape, np.float32)
+        for i, shape in enumerate(((40, 70), (3000,)))
+    ]
+    sides = frontends.TorchSide(ROUTE, gradients, 1), frontends.GraphSide(ROUTE, gradients, 1)
+    for _ in range(3):
+        for side in sides:
+            side.step()
+    for theirs, ours in zip(*(side._slots for side in sides), strict=True):
+        assert theirs.residual.numpy().any()
+        assert theirs.residual.numpy().tobytes() == ours.residual.numpy().tobytes()
+        assert theirs.step == int(ours.exchanges) == 3
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "frontends.json"
+    options = ["--model", "lenet", "--codec", "onebit", "int8", "--repeats", "2"]
+    assert frontends.main(["--json", str(out), *options]) == 0
+    result = json.loads(out.read_text())
+    assert result["schema"] == frontends.SCHEMA
+    assert list(result["codecs"]) == ["onebit", "int8"]
+    assert result["elements"] == 48_120 + 10_080 + 2_400  # LeNet's matrices and second filters.
+    for row in result["codecs"].values():
+        for clock in ("wall", "cpu"):
+            timing = row[clock]
+            assert timing["torch_seconds"] > 0 and timing["tensorflow_seconds"] > 0
+            assert timing["ratio_p10"] <= timing["ratio"] <= timing["ratio_p90"]
+    assert "ratio" in capfd.readouterr().out
