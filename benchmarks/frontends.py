@@ -27,10 +27,10 @@ from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
-from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.tensorflow.native import operations, spec_bytes
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
 from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Slot
 
 SCHEMA = "hvd_compress/frontends/1"
@@ -40,7 +40,7 @@ class TorchSide:
     """Encodes and decodes as ``hvd_compress.torch`` does, into memory of its own."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
-        self._kernels = CpuKernels(threads)
+        self._kernels = Executors(threads)
         self._encoder = Encoder(self._kernels, 0, 0, None)
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
         self._out = [torch.zeros(gradient.size) for gradient in gradients]

@@ -8,10 +8,10 @@ import tensorflow as tf
 import torch
 
 from hvd_compress.exchange.routing import Route
-from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.tensorflow.native import operations, spec_bytes
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
 from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Slot
 from tests.codecs.rows import ROWS, Row
 
@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def test_payloads_and_residuals(row: Row, dtype: str) -> None:
     route = Route(row.codec, row.feedback)
     slot = Slot("parameter", INDEX, torch.zeros(SHAPE), route)
-    encoder = Encoder(CpuKernels(1), SEED, RANK, None)
+    encoder = Encoder(Executors(1), SEED, RANK, None)
     ours = GraphSlot(INDEX, tf.as_dtype(dtype), tf.TensorShape(SHAPE), route)
     ops = operations()
     ledger = ops.hvdc_ledger()
