@@ -83,6 +83,19 @@ def test_a_payload_altered_on_its_way_to_one() -> None:
     _afresh(exchange)
 
 
+@on_ranks(2, launcher="tensorflow", alone=True)
+def test_a_rank_that_ends_with_its_error() -> None:
+    """The others stop with Horovod's error at the latest in the next step's roll call."""
+    compressor = _Altered("after", threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    compressor.flip.assign(16 if hvd.rank() == 1 else 0)
+    steps = 1 if hvd.rank() == 1 else 2
+    with pytest.raises(tf.errors.OpError, match=("shut down", r"gradient.0: ")[hvd.rank()]):
+        for step in range(1, 1 + steps):
+            exchange(targets(hvd.rank(), step))
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_a_gradient_that_cannot_be_encoded() -> None:
     """Of another size than the step before, on one rank; tracing could not know."""
