@@ -44,7 +44,7 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 help:
 	@echo 'make setup   everything below needs; quick when nothing changed'
-	@echo 'make train   train on two ranks with every codec, compare in one table'
+	@echo 'make train   train on two ranks with every codec, compare in one table (FRAMEWORK=tensorflow)'
 	@echo 'make test    run all tests (ARGS="..." goes to pytest)'
 	@echo 'make bench   measure the codecs'
 	@echo 'make gpu-check  on a machine with a GPU: build, test, measure (WHEELS=folder)'
@@ -92,7 +92,8 @@ $(OPERATIONS): $(NATIVE)
 native: $(NATIVE) $(OPERATIONS)
 
 train: setup
-	$(IN_VENV) $(PY) -m benchmarks.main_job --out build/train
+	$(IN_VENV) $(PY) -m benchmarks.main_job $(if $(FRAMEWORK),--framework $(FRAMEWORK)) \
+	  --out build/train$(FRAMEWORK:%=-%)
 
 test: setup
 	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(ARGS)

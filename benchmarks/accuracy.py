@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import launch, lenet_digits, report, results
+from benchmarks import launch, lenet_digits, report, results, trainers
 from benchmarks.intervals import paired
 from benchmarks.results import Results
 from benchmarks.tables import Table
@@ -89,6 +89,7 @@ def main(command_line: list[str] | None = None) -> int:
         prog="python -m benchmarks.accuracy",
         description=f"{__doc__} Started again, it goes on where it stopped.",
     )
+    parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--compression", nargs="+", default=COMPRESSIONS[1:], metavar="NAME")
@@ -100,7 +101,7 @@ def main(command_line: list[str] | None = None) -> int:
             lenet_digits.RANKS,
             "benchmarks.train",
             [
-                *lenet_digits.arguments(runs, chosen),
+                *lenet_digits.arguments(args.framework, runs, chosen),
                 *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
                 *("--test-at-end", "--resume", "--quiet"),
             ],

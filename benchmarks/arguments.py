@@ -20,7 +20,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "horovodrun, and write what came out as JSON.",
     )
     add = parser.add_argument
-    add("--framework", choices=FRAMEWORKS, default="torch")
+    add("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     add("--model", choices=tuple(MODELS), required=True)
     add("--compression", nargs="+", required=True, metavar="NAME[:key=value,...]",
         help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "

@@ -24,6 +24,7 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
     worker = [sys.executable, "-m", module, *arguments]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",  # No notes on what TensorFlow was built for.
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),

@@ -3,6 +3,7 @@
 Every codec gets the same one. It was chosen on the seeds 0 to 7, with an eye on 1-bit SGD, which needs
 more steps than the others until what its residuals hold back has arrived; accuracies are compared on
 other seeds.
+It was chosen with torch; other frameworks take it as it is.
 ``ternary`` leaves out the last layer, as :mod:`benchmarks.compressions` says.
 """
 
@@ -25,7 +26,8 @@ _RECIPE = {
 }
 
 
-def arguments(json: Path, compressions: list[str]) -> list[str]:
+def arguments(framework: str, json: Path, compressions: list[str]) -> list[str]:
     """The command line of ``benchmarks.train``."""
     recipe = [text for pair in _RECIPE.items() for text in pair]
-    return ["--json", str(json.resolve()), *recipe, "--compression", *compressions]
+    where = ["--framework", framework, "--json", str(json.resolve())]
+    return [*where, *recipe, "--compression", *compressions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,9 @@ from benchmarks.settings import Settings
 
 _UNTIMED_STEPS = 3
 """Steps at the start whose time is not counted: names are negotiated, memory is allocated."""
+
+Batch = tuple[np.ndarray, np.ndarray]
+"""Images, shape=(n, height, width, channels), float32, and labels, shape=(n,), int64."""
 
 
 class Counters(Protocol):
@@ -30,10 +33,21 @@ class Counters(Protocol):
 class Session(Protocol):
     """One model with its optimizer and its compressor, on one rank."""
 
-    counters: Counters
+    @property
+    def counters(self) -> Counters:
+        """What the compressor has counted so far."""
+        ...
 
-    def step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
-        """Trains on a batch and returns its loss."""
+    def train(
+        self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
+    ) -> None:
+        """Trains on an epoch's batches, one after the other.
+
+        Args:
+            batches: what to train on; may be read ahead, from another thread.
+            rates: the learning rate of each batch.
+            ended: to be called after each batch, in this thread, with its loss.
+        """
         ...
 
     def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
@@ -92,25 +106,24 @@ def run(
     """
     session = trainer.start(settings, data.classes, compression, seed)
     total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
-    losses = np.empty(total)
-    seconds = np.empty(total)
+    steps = _Steps(on_step)
     ends: list[int] = []
     accuracies: list[float | None] = []
-    step = 0
-    while step < total:
-        for indices in _epoch(trainer, data, settings, seed, len(ends))[: total - step]:
-            start = time.perf_counter()
-            images, labels = data.train.load(indices), data.train.labels[indices]
-            images = augment.shift(images, settings.shift, [seed, step, trainer.rank])
-            losses[step] = session.step(images, labels, settings.learning_rate(step, total))
-            seconds[step] = time.perf_counter() - start
-            step += 1
-            on_step()
-        ends.append(step)
-        test = step == total or test_every_epoch
+    done = 0
+    while done < total:
+        parts = _epoch(trainer, data, settings, seed, len(ends))[: total - done]
+        rates = [settings.learning_rate(done + i, total) for i in range(len(parts))]
+        steps.start()
+        session.train(
+            _load(data, parts, settings.shift, (seed, done, trainer.rank)), rates, steps.ended
+        )
+        done += len(parts)
+        ends.append(done)
+        test = done == total or test_every_epoch
         accuracies.append(_accuracy(trainer, data, session, settings.batch_size) if test else None)
 
-    losses = trainer.gather(losses).mean(0)
+    losses = trainer.gather(np.array(steps.losses)).mean(0)
+    seconds = np.array(steps.seconds)
     counters = session.counters
     counted = [
         counters.uncompressed_bytes,
@@ -147,6 +160,36 @@ def steps_per_epoch(data: Data, settings: Settings, ranks: int) -> int:
     return len(
         batches.epoch(len(data.train.labels), settings.batch_size, seed=0, epoch=0, size=ranks)
     )
+
+
+class _Steps:
+    """The losses of the steps, and how long each took with its batch."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self._on_step = on_step
+        self._started = 0.0
+
+    def start(self) -> None:
+        """The clock runs from here."""
+        self._started = time.perf_counter()
+
+    def ended(self, loss: float) -> None:
+        """A step is over, and the next one begins."""
+        self.seconds.append(time.perf_counter() - self._started)
+        self.losses.append(loss)
+        self._on_step()
+        self.start()
+
+
+def _load(
+    data: Data, parts: list[np.ndarray], shift: int, key: tuple[int, int, int]
+) -> Iterator[Batch]:
+    seed, first, rank = key
+    for step, indices in enumerate(parts, first):
+        images = augment.shift(data.train.load(indices), shift, [seed, step, rank])
+        yield images, data.train.labels[indices]
 
 
 def _epoch(

@@ -7,7 +7,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("hvd_compress", "horovod", "torch", "tensorflow", "tensorflow-cpu", "numpy")
+_PACKAGES = ("hvd_compress", "horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
 def versions() -> dict[str, str]:

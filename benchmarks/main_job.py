@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import launch, lenet_digits, plots, report, results
+from benchmarks import launch, lenet_digits, plots, report, results, trainers
 
 COMPRESSIONS = ["none", "fp16", "onebit", "int8", "ternary", "ecq"]
 SHORTER = ["--epochs", "20", "--lr", "0.02"]
@@ -16,6 +16,7 @@ SHORTER = ["--epochs", "20", "--lr", "0.02"]
 def main(command_line: list[str] | None = None) -> int:
     """Trains, prints one table and draws the loss curves."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__)
+    parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="a folder")
     args = parser.parse_args(command_line)
     json, png = args.out / "train.json", args.out / "loss.png"
@@ -24,7 +25,7 @@ def main(command_line: list[str] | None = None) -> int:
         launch.horovodrun(
             lenet_digits.RANKS,
             "benchmarks.train",
-            [*lenet_digits.arguments(json, COMPRESSIONS), *SHORTER, "--quiet"],
+            [*lenet_digits.arguments(args.framework, json, COMPRESSIONS), *SHORTER, "--quiet"],
         )
     except launch.RankError as error:
         print(f"error: {error}", file=sys.stderr)

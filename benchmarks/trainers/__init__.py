@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.loop import Trainer
 
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "tensorflow")
 
 
 def load(framework: str, threads: int) -> Trainer:

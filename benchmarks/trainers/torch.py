@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Sequence
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import hvd_compress.torch as hvdc
 from benchmarks.compressions import LOCAL, Compression
+from benchmarks.loop import Batch
 from benchmarks.models.torch import build
 from benchmarks.settings import Settings
 from hvd_compress.exchange.counters import Counters
@@ -43,8 +45,14 @@ class TorchSession:
             )
             self.counters = self._compressor.counters
 
-    def step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
-        """See :meth:`benchmarks.loop.Session.step`."""
+    def train(
+        self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
+    ) -> None:
+        """See :meth:`benchmarks.loop.Session.train`."""
+        for (images, labels), lr in zip(batches, rates, strict=True):
+            ended(self._step(images, labels, lr))
+
+    def _step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._model.train()

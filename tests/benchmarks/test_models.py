@@ -1,4 +1,4 @@
-"""Models are the papers' models: their sizes, and that they learn."""
+"""Models are the papers' models: their sizes, their layers' names, what they take and give."""
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import launch, main_job, results
+from benchmarks import launch, main_job, results, trainers
 
 
 def _train(out, *more):
@@ -14,17 +14,21 @@ def _train(out, *more):
     return results.read(out)
 
 
-def test_two_ranks_train_with_several_codecs(tmp_path):
+@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
+def test_two_ranks_train_with_several_codecs(tmp_path, framework):
     out = tmp_path / "train.json"
+    chosen = ["--compression", "none", "onebit", "ternary", "--framework", framework]
 
-    outcome = _train(out, "--compression", "none", "onebit", "ternary", "--curve-points", "3")
+    outcome = _train(out, *chosen, "--steps", "60", "--lr", "0.05", "--curve-points", "12")
 
     assert outcome.ranks == 2 and outcome.configuration["data"] == "digits"
-    assert "torch" in outcome.versions and outcome.machine["cpu"]
+    assert outcome.configuration["framework"] == framework
+    assert {"torch", "keras"} <= outcome.versions.keys() and outcome.machine["cpu"]
     none, onebit, ternary = outcome.runs
     for run in outcome.runs:
-        assert run.parameters_identical and run.steps == 6
-        assert [point.step for point in run.curve] == [2, 4, 6]
+        assert run.parameters_identical and run.steps == 60
+        assert [point.step for point in run.curve] == list(range(5, 61, 5))
+        assert run.curve[-1].loss < 0.9 * run.curve[0].loss
         assert run.uncompressed_bytes_per_step == 4 * 61_706
         assert 0 <= run.test_accuracy <= 1
     assert none.curve[0].loss == pytest.approx(onebit.curve[0].loss, rel=0.05), "paired seeds"
@@ -34,10 +38,11 @@ def test_two_ranks_train_with_several_codecs(tmp_path):
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
 
 
-def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd):
+@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
+def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd, framework):
     out = tmp_path / "train.json"
 
-    outcome = _train(out, "--compression", "local", "none")
+    outcome = _train(out, "--compression", "local", "none", "--framework", framework)
 
     local, none = outcome.runs
     assert local.parameters_identical is None and none.parameters_identical is True

@@ -1,0 +1,35 @@
+"""Layers that begin with weights from the same distributions as torch's.
+
+Keras's own defaults would do, but recipes and figures are then those of other models: where weights start
+decides how much of a small data set is learnt in so many steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import initializers, layers
+
+
+def convolution(
+    filters: int, kernel: int, channels_in: int, *, strides: int = 1, padding: str = "valid"
+) -> keras.layers.Layer:
+    """A two-dimensional convolution with biases."""
+    fan_in = channels_in * kernel**2
+    return layers.Conv2D(
+        filters, kernel, strides=strides, padding=padding, activation="relu", **_uniform(fan_in)
+    )
+
+
+def linear(units: int, inputs: int, *, name: str, activation: str | None = None) -> layers.Layer:
+    """A fully connected layer with biases."""
+    return layers.Dense(units, name=name, activation=activation, **_uniform(inputs))
+
+
+def _uniform(fan_in: int) -> dict[str, initializers.Initializer]:
+    bound = 1 / math.sqrt(fan_in)
+    return {
+        f"{what}_initializer": initializers.RandomUniform(-bound, bound)
+        for what in ("kernel", "bias")
+    }

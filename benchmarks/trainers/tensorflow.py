@@ -1,0 +1,136 @@
+"""Training with a ``tf.function`` and a stock Horovod's gradient tape.
+
+The optimizer is Keras's: its momentum holds the learning rates under which gradients came in, and weight
+decay is decoupled from the gradient, unlike torch's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from benchmarks.compressions import LOCAL, Compression
+from benchmarks.loop import Batch
+from benchmarks.models.tensorflow import build, parameter_name
+from benchmarks.settings import Settings
+from hvd_compress.exchange.counters import Counters
+
+
+class TensorFlowSession:
+    """Implements :class:`benchmarks.loop.Session`."""
+
+    def __init__(
+        self, model: keras.Model, settings: Settings, compression: Compression, seed: int
+    ) -> None:
+        self._model = model
+        hvd.broadcast_variables([weight.value for weight in model.weights], root_rank=0)
+        self._parameters = [parameter.value for parameter in model.trainable_variables]
+        self._compressor: hvdc.Compressor | None = None
+        if compression.name != LOCAL:
+            options = {"seed": seed, **compression.options}
+            if "exclude" in options:
+                options["exclude"] = self._gradients_of(options["exclude"])
+            self._compressor = hvdc.Compression.by_name(compression.name, **options)
+        self._optimizer = keras.optimizers.SGD(
+            settings.lr, settings.momentum, weight_decay=settings.weight_decay or None
+        )
+        self._optimizer.build(model.trainable_variables)
+        self._step = tf.function(self._train_on)
+
+    @property
+    def counters(self) -> Counters:
+        """See :class:`benchmarks.loop.Session`."""
+        return self._compressor.counters if self._compressor else Counters()
+
+    def train(
+        self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
+    ) -> None:
+        """See :meth:`benchmarks.loop.Session.train`."""
+        for (images, labels), lr in zip(batches, rates, strict=True):
+            self._optimizer.learning_rate = lr
+            ended(float(self._step(tf.constant(images), tf.constant(labels))))
+
+    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
+        """See :meth:`benchmarks.loop.Session.count_correct`."""
+        logits = self._model(tf.constant(images), training=False)
+        return int((logits.numpy().argmax(1) == labels).sum())
+
+    def residual_norm(self) -> float:
+        """See :meth:`benchmarks.loop.Session.residual_norm`."""
+        return self._compressor.residual_norm() if self._compressor else 0.0
+
+    def digest(self) -> bytes:
+        """See :meth:`benchmarks.loop.Session.digest`."""
+        digest = hashlib.sha256()
+        for parameter in self._parameters:
+            digest.update(parameter.numpy().tobytes())
+        return digest.digest()
+
+    def _train_on(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = self._model(images, training=True)
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            )
+        if self._compressor is not None:
+            tape = hvd.DistributedGradientTape(tape, compression=self._compressor)
+        gradients = tape.gradient(loss, self._parameters)
+        self._optimizer.apply(gradients)
+        return loss
+
+    def _gradients_of(self, patterns: Iterable[str]) -> list[str]:
+        """What the compressor calls the gradients of the parameters with such names."""
+        names = [parameter_name(variable) for variable in self._model.trainable_variables]
+        return [
+            f"gradient.{position}"
+            for position, name in enumerate(names)
+            if any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+
+
+class TensorFlowTrainer:
+    """Implements :class:`benchmarks.loop.Trainer`."""
+
+    def __init__(self) -> None:
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+
+    def start(
+        self, settings: Settings, classes: int, compression: Compression, seed: int
+    ) -> TensorFlowSession:
+        """See :meth:`benchmarks.loop.Trainer.start`.
+
+        Raises:
+            ValueError: a device other than the CPU, for which there are no operations.
+        """
+        if settings.device != "cpu":
+            raise ValueError(
+                f"expected --device cpu with TensorFlow, whose codecs run there only, got {settings.device}"
+            )
+        keras.utils.set_random_seed(seed)
+        return self._session(build(settings.model, classes), settings, compression, seed)
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        """See :meth:`benchmarks.loop.Trainer.gather`."""
+        local = tf.constant(np.ascontiguousarray(values, np.float64))
+        gathered: np.ndarray = hvd.allgather(local, name="benchmark").numpy()
+        return gathered.reshape(self.size, -1)
+
+    _session: Any = TensorFlowSession
+
+
+def start(threads: int) -> TensorFlowTrainer:
+    """Initialises Horovod and TensorFlow in this process."""
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    hvd.init()
+    return TensorFlowTrainer()

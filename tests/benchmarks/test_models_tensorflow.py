@@ -1,0 +1,59 @@
+"""The models in Keras are the same models."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks.models import MODELS
+from benchmarks.models.tensorflow import build, parameter_name
+from benchmarks.models.torch import build as build_torch
+
+BIASES_BEFORE_BATCH_NORM = {"resnet50": 26_560}
+"""Of ``keras.applications``; nobody else has them."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_layer_names_and_shapes(name: str) -> None:
+    model = build(name)
+    variables = model.trainable_variables
+
+    spec = MODELS[name]
+    count = sum(int(np.prod(variable.shape)) for variable in variables)
+    assert count - BIASES_BEFORE_BATCH_NORM.get(name, 0) == spec.parameters
+    names = [parameter_name(variable) for variable in variables]
+    last = [n for n in names if n.startswith(spec.last_layer.removesuffix("*"))]
+    assert last == names[-2:]
+    assert model.input_shape == (None, *spec.image)
+    assert model.output_shape == (None, spec.classes)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+def test_weights_begin_where_those_of_torch_do(name: str) -> None:
+    """By standard deviation, layer by layer; batch normalisation begins with ones and zeros."""
+    ours = [np.asarray(v) for v in build(name).trainable_variables]
+    theirs = [p.detach().numpy() for p in build_torch(name).parameters()]
+
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.size == right.size
+        if left.size > 1000:
+            assert left.std() == pytest.approx(right.std(), rel=0.15)
+
+
+def test_residual_blocks_add_what_torch_adds() -> None:
+    """ResNet-20 with torch's weights, moved to where TensorFlow keeps them, gives torch's logits."""
+    import torch
+
+    theirs, ours = build_torch("resnet20", 10).eval(), build("resnet20", 10)
+    for variable, parameter in zip(ours.trainable_variables, theirs.parameters(), strict=True):
+        value = parameter.detach().numpy()
+        axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[value.ndim]
+        variable.assign(value.transpose(axes))
+    images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+
+    got = keras.ops.convert_to_numpy(ours(images, training=False))
+
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
