@@ -44,7 +44,7 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 help:
 	@echo 'make setup   everything below needs; quick when nothing changed'
-	@echo 'make train   train on two ranks with every codec, compare in one table (FRAMEWORK=tensorflow)'
+	@echo 'make train   train on two ranks with every codec, compare in one table (FRAMEWORK=tensorflow, keras)'
 	@echo 'make test    run all tests (ARGS="..." goes to pytest)'
 	@echo 'make bench   measure the codecs'
 	@echo 'make gpu-check  on a machine with a GPU: build, test, measure (WHEELS=folder)'

@@ -35,7 +35,7 @@ def loss_curves(outcome: Results, path: Path) -> None:
     over_steps.legend(title="compression")
     what = outcome.configuration
     figure.suptitle(
-        f"{what['model']} on {what['data']}, {outcome.ranks} ranks, "
+        f"{what['model']} on {what['data']}, {what['framework']}, {outcome.ranks} ranks, "
         f"{what['batch_size']} images a rank and step"
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.loop import Trainer
 
-FRAMEWORKS = ("torch", "tensorflow")
+FRAMEWORKS = ("torch", "tensorflow", "keras")
 
 
 def load(framework: str, threads: int) -> Trainer:

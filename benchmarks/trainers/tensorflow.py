@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import ClassVar
 
 import horovod.tensorflow as hvd
 import keras
@@ -99,6 +99,8 @@ class TensorFlowSession:
 class TensorFlowTrainer:
     """Implements :class:`benchmarks.loop.Trainer`."""
 
+    _session: ClassVar[type[TensorFlowSession]] = TensorFlowSession
+
     def __init__(self) -> None:
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
@@ -124,13 +126,16 @@ class TensorFlowTrainer:
         gathered: np.ndarray = hvd.allgather(local, name="benchmark").numpy()
         return gathered.reshape(self.size, -1)
 
-    _session: Any = TensorFlowSession
-
 
 def start(threads: int) -> TensorFlowTrainer:
     """Initialises Horovod and TensorFlow in this process."""
+    set_up(threads)
+    return TensorFlowTrainer()
+
+
+def set_up(threads: int) -> None:
+    """Sets TensorFlow and Horovod up, before either is used."""
     tf.config.set_visible_devices([], "GPU")
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     hvd.init()
-    return TensorFlowTrainer()

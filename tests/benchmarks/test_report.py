@@ -31,7 +31,7 @@ def _run(compression="none", seed=0, accuracy=0.975, **changes):
 
 
 def _results(*runs):
-    configuration = {"model": "lenet", "data": "digits", "batch_size": 32}
+    configuration = {"framework": "torch", "model": "lenet", "data": "digits", "batch_size": 32}
     return results.Results(configuration, 2, {"python": "3.11"}, {"cpu": "a"}, list(runs))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 
 import pytest
 
@@ -14,18 +15,28 @@ def _train(out, *more):
     return results.read(out)
 
 
-@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
-def test_two_ranks_train_with_several_codecs(tmp_path, framework):
-    out = tmp_path / "train.json"
-    chosen = ["--compression", "none", "onebit", "ternary", "--framework", framework]
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """What comes of 60 steps with several codecs, made once for each framework."""
 
-    outcome = _train(out, *chosen, "--steps", "60", "--lr", "0.05", "--curve-points", "12")
+    @cache
+    def train(framework):
+        chosen = ["--compression", "none", "onebit", "ternary", "local", "--framework", framework]
+        recipe = ["--steps", "60", "--lr", "0.05", "--curve-points", "12"]
+        return _train(tmp_path_factory.mktemp(framework) / "train.json", *chosen, *recipe)
+
+    return train
+
+
+@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
+def test_two_ranks_train_with_several_codecs(several, framework):
+    outcome = several(framework)
 
     assert outcome.ranks == 2 and outcome.configuration["data"] == "digits"
     assert outcome.configuration["framework"] == framework
     assert {"torch", "keras"} <= outcome.versions.keys() and outcome.machine["cpu"]
-    none, onebit, ternary = outcome.runs
-    for run in outcome.runs:
+    none, onebit, ternary, local = outcome.runs
+    for run in (none, onebit, ternary):
         assert run.parameters_identical and run.steps == 60
         assert [point.step for point in run.curve] == list(range(5, 61, 5))
         assert run.curve[-1].loss < 0.9 * run.curve[0].loss
@@ -36,13 +47,24 @@ def test_two_ranks_train_with_several_codecs(tmp_path, framework):
     assert onebit.compression_ratio > 15 and ternary.compression_ratio > 10
     assert onebit.residual_norm > 0 == none.residual_norm
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
+    assert local.parameters_identical is None and local.message_bytes_per_step == 0
+    assert local.curve[0].loss == pytest.approx(none.curve[0].loss, rel=0.05)
+    assert local.curve[-1] != none.curve[-1]
 
 
-@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
-def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd, framework):
+def test_keras_trains_as_a_tape_does(several):
+    """The same model, batches, learning rates and codecs give the same losses and residuals."""
+    for ours, tape in zip(several("keras").runs, several("tensorflow").runs, strict=True):
+        losses, wanted = ([point.loss for point in run.curve] for run in (ours, tape))
+        assert losses == pytest.approx(wanted, rel=1e-3), ours.compression
+        assert ours.residual_norm == pytest.approx(tape.residual_norm, rel=1e-2)
+        assert ours.message_bytes_per_step == tape.message_bytes_per_step
+
+
+def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd):
     out = tmp_path / "train.json"
 
-    outcome = _train(out, "--compression", "local", "none", "--framework", framework)
+    outcome = _train(out, "--compression", "local", "none")
 
     local, none = outcome.runs
     assert local.parameters_identical is None and none.parameters_identical is True
