@@ -117,6 +117,7 @@ class TensorFlowTrainer:
             raise ValueError(
                 f"expected --device cpu with TensorFlow, whose codecs run there only, got {settings.device}"
             )
+        keras.backend.clear_session()  # Otherwise layers are numbered through all runs.
         keras.utils.set_random_seed(seed)
         return self._session(build(settings.model, classes), settings, compression, seed)
 

@@ -21,9 +21,10 @@ def several(tmp_path_factory):
 
     @cache
     def train(framework):
-        chosen = ["--compression", "none", "onebit", "ternary", "local", "--framework", framework]
-        recipe = ["--steps", "60", "--lr", "0.05", "--curve-points", "12"]
-        return _train(tmp_path_factory.mktemp(framework) / "train.json", *chosen, *recipe)
+        chosen = ["none", "onebit", "ternary:exclude=fc2.*", "local"]
+        recipe = ["--steps", "60", "--lr", "0.05", "--curve-points", "12", "--framework", framework]
+        out = tmp_path_factory.mktemp(framework) / "train.json"
+        return _train(out, *recipe, "--compression", *chosen)
 
     return train
 
@@ -44,7 +45,8 @@ def test_two_ranks_train_with_several_codecs(several, framework):
         assert 0 <= run.test_accuracy <= 1
     assert none.curve[0].loss == pytest.approx(onebit.curve[0].loss, rel=0.05), "paired seeds"
     assert none.compression_ratio == pytest.approx(1, rel=0.01)
-    assert onebit.compression_ratio > 15 and ternary.compression_ratio > 10
+    assert onebit.compression_ratio > 15
+    assert 4 < ternary.compression_ratio < 5, "a sixth of the parameters, fc2, goes as it is"
     assert onebit.residual_norm > 0 == none.residual_norm
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
     assert local.parameters_identical is None and local.message_bytes_per_step == 0

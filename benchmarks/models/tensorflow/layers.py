@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import math
 
-import keras
 from keras import initializers, layers
 
 
 def convolution(
-    filters: int, kernel: int, channels_in: int, *, strides: int = 1, padding: str = "valid"
-) -> keras.layers.Layer:
-    """A two-dimensional convolution with biases."""
-    fan_in = channels_in * kernel**2
+    filters: int,
+    kernel: int,
+    channels_in: int,
+    *,
+    name: str,
+    strides: int = 1,
+    padding: str = "valid",
+) -> layers.Layer:
+    """A two-dimensional convolution with biases, and ReLU."""
     return layers.Conv2D(
-        filters, kernel, strides=strides, padding=padding, activation="relu", **_uniform(fan_in)
+        filters,
+        kernel,
+        strides=strides,
+        padding=padding,
+        activation="relu",
+        name=name,
+        **_uniform(channels_in * kernel**2),
     )
 
 

@@ -15,9 +15,9 @@ def lenet(classes: int) -> keras.Model:
     image with a border of two, which the first convolution adds.
     """
     images = keras.Input((28, 28, 1))
-    x = convolution(6, 5, 1, padding="same")(images)
+    x = convolution(6, 5, 1, padding="same", name="conv1")(images)
     x = layers.MaxPooling2D(2)(x)
-    x = convolution(16, 5, 6)(x)
+    x = convolution(16, 5, 6, name="conv2")(x)
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
     x = linear(120, 16 * 5 * 5, name="fc1", activation="relu")(x)
     x = linear(84, 120, name="fc2", activation="relu")(x)
