@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs.base import TILE
@@ -16,6 +16,7 @@ SIZES = st.integers(1, 70)
 FIRSTS = st.integers(0, 200)
 
 
+@settings(deadline=None)
 @given(COUNTS, SIZES, FIRSTS)
 def test_parts_tile_the_tensor(count: int, size: int, first: int) -> None:
     shards = Shards(count, size, first)
@@ -26,6 +27,7 @@ def test_parts_tile_the_tensor(count: int, size: int, first: int) -> None:
     assert all(begin % TILE == 0 for begin, _ in filled)
 
 
+@settings(deadline=None)
 @given(COUNTS, SIZES, FIRSTS)
 def test_parts_differ_by_one_grain_at_most(count: int, size: int, first: int) -> None:
     shards = Shards(count, size, first)
@@ -33,6 +35,7 @@ def test_parts_differ_by_one_grain_at_most(count: int, size: int, first: int) ->
     assert max(grains) - min(grains) <= 1
 
 
+@settings(deadline=None)
 @given(SIZES)
 def test_small_tensors_are_not_all_one_ranks(size: int) -> None:
     owners = [
@@ -57,6 +60,7 @@ def test_known_parts(count: int, size: int, first: int, ranges: list[tuple[int, 
     assert [Shards(count, size, first).of(rank) for rank in range(size)] == ranges
 
 
+@settings(deadline=None)
 @given(COUNTS, SIZES, FIRSTS)
 def test_lengths_count_the_owners(count: int, size: int, first: int) -> None:
     shards = Shards(count, size, first)
