@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from benchmarks import frontends
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import Route
 
+ROOT = Path(__file__).parent.parent.parent
 SCHEME = SCHEMES["onebit"]
 ROUTE = Route(SCHEME.codec(), SCHEME.feedback)
 
@@ -35,17 +38,20 @@ def test_both_sides_do_the_same_work() -> None:
         assert theirs.step == int(ours.exchanges) == 3
 
 
-def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path) -> None:
+    """In a process of its own: TensorFlow's threads can be chosen only before its first operation."""
     out = tmp_path / "frontends.json"
     options = ["--model", "lenet", "--codec", "onebit", "int8", "--repeats", "2"]
-    assert frontends.main(["--json", str(out), *options]) == 0
+    command = [sys.executable, "-m", "benchmarks.frontends", "--json", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert result["schema"] == frontends.SCHEMA
     assert list(result["codecs"]) == ["onebit", "int8"]
-    assert result["elements"] == 48_120 + 10_080 + 2_400  # LeNet's matrices and second filters.
+    assert result["elements"] == 48_000 + 10_080 + 2_400  # LeNet's matrices and second filters.
     for row in result["codecs"].values():
         for clock in ("wall", "cpu"):
             timing = row[clock]
             assert timing["torch_seconds"] > 0 and timing["tensorflow_seconds"] > 0
             assert timing["ratio_p10"] <= timing["ratio"] <= timing["ratio_p90"]
-    assert "ratio" in capfd.readouterr().out
+    assert "onebit" in done.stdout and "ratio of CPU time" in done.stdout
