@@ -8,6 +8,7 @@ from hvd_compress.codecs.cast import BF16, FP16, NoCompression
 from hvd_compress.codecs.ecq import ECQ
 from hvd_compress.codecs.feedback import ErrorFeedback
 from hvd_compress.codecs.int8 import Int8
+from hvd_compress.codecs.levels import LevelCodec
 from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.payload import HEADER_BYTES, Header, PayloadError, read_header
@@ -26,6 +27,7 @@ __all__ = [
     "Header",
     "Int8",
     "Layout",
+    "LevelCodec",
     "NoCompression",
     "NoiseKey",
     "OneBit",

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
 
@@ -16,7 +17,7 @@ _NORMS = {"l2": 0, "linf": 1}
 
 
 @dataclass(frozen=True)
-class ECQ(base.Codec):
+class ECQ(LevelCodec):
     """``levels`` evenly spaced magnitudes below a norm, chosen at random and without bias.
 
     An element between two levels becomes the upper one with the probability that makes the expectation
@@ -51,13 +52,24 @@ class ECQ(base.Codec):
         """One scale a bucket, ``bits`` bit planes."""
         return base.grouped_layout(shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits))
 
-    def quantize(
-        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Scales by the norm, then rounds up or down at random; codes are level + s."""
-        norms = np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
+    @property
+    def top_level(self) -> int:
+        """The number of non-zero magnitudes."""
+        return self.levels
+
+    def norms(self, x: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.norms`."""
+        return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
+
+    def units(self, norms: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.units`: norm / s."""
+        unit = np.where(usable(norms), norms / np.float32(self.levels), np.float32(0))
+        return np.where(np.isfinite(norms), unit, np.float32(np.nan)).astype(np.float32)
+
+    def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
+        """See :meth:`LevelCodec.to_levels`: equations 8 and 9."""
         top = np.float32(self.levels)
-        kept = norms >= base.TINY
+        kept = usable(norms)
         inverse = np.divide(top, norms, out=np.zeros_like(norms), where=kept)
         with np.errstate(invalid="ignore"):
             y = np.abs(x) * base.spread(inverse, x.size, self.bucket)
@@ -65,12 +77,17 @@ class ECQ(base.Codec):
         below = np.floor(y)
         up = uniform(x.size, noise) < (y - below) * np.float32(2**24)
         level = below.astype(np.int32) + up
-        offset = np.where(np.signbit(x), -level, level) + self.levels
-        blank = base.spread(np.isnan(norms), x.size, self.bucket)
+        return np.where(np.signbit(x), -level, level).astype(np.int32)
+
+    def quantize(
+        self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scales by the norm, then rounds up or down at random; codes are level + s."""
+        norms = self.norms(x)
+        offset = self.to_levels(x, norms, noise) + self.levels
+        blank = base.spread(np.isinf(norms), x.size, self.bucket)
         codes = np.where(blank, 0, offset).astype(np.uint8)
-        unit = np.where(kept, norms / top, np.float32(0))
-        scales = np.where(np.isnan(norms), norms, unit).astype(np.float32)
-        return scales, packing.pack_planes(codes, self.bits)
+        return self.units(norms), packing.pack_planes(codes, self.bits)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
         """(code - s) times the bucket's scale, which is norm / s."""
@@ -95,10 +112,9 @@ class ECQ(base.Codec):
     def _norm(self, bucket: np.ndarray) -> np.float32:
         largest = np.max(np.abs(bucket))
         if not np.isfinite(largest):
-            return np.float32(np.nan)
+            return np.float32(np.inf)
         if self.norm == "linf":
             return largest
         wide = bucket.astype(np.float64)
         with np.errstate(over="ignore"):
-            norm = np.float32(np.sqrt(lane_sum(wide * wide)))
-        return norm if np.isfinite(norm) else np.float32(np.nan)
+            return np.float32(np.sqrt(lane_sum(wide * wide)))

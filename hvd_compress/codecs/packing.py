@@ -1,6 +1,6 @@
-"""Packing of small integers: bit planes and trits.
+"""Packing of small integers: bit planes, trits, and lanes that can be added.
 
-Both lay neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
+All lay neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
 unpacks without shuffling (``docs/format.md``, "Packed codes").
 """
 
@@ -75,3 +75,49 @@ def unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
     weights = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     digits = packed[None, :] // weights % 3
     return digits.astype(np.uint8).reshape(-1)[:count]
+
+
+WORD_BITS = 32
+"""Lanes stand in words of this many bits: int32 is what Horovod's allreduce can add."""
+
+
+def lane_bits(largest: int) -> int:
+    """The narrowest lane that holds every integer in ``[-largest, largest]``."""
+    return (2 * largest).bit_length()
+
+
+def lane_words(count: int, bits: int) -> int:
+    """Words that ``count`` lanes of ``bits`` bits take."""
+    lanes = WORD_BITS // bits
+    return -(-count // lanes)
+
+
+def pack_lanes(values: np.ndarray, bits: int) -> np.ndarray:
+    """Packs integers into words that can be added as whole words.
+
+    With ``m = lane_words(n, bits)``, word ``j`` is the sum over ``k`` of ``2**(bits k)`` times value
+    ``k * m + j``, values past the end being 0. A sum of such words is the word of the values' sums, as
+    long as those are below ``2**(bits - 1)`` in magnitude; no word overflows on the way, and a word of
+    zeros adds nothing.
+
+    Args:
+        values: shape=(n,), dtype int32, each below ``2**(bits - 1)`` in magnitude.
+        bits: 2 to 16.
+
+    Returns:
+        shape=(lane_words(n, bits),), dtype int32.
+    """
+    lanes, size = WORD_BITS // bits, lane_words(values.size, bits)
+    padded = np.zeros(lanes * size, np.int64)
+    padded[: values.size] = values
+    weights = np.int64(1) << (bits * np.arange(lanes, dtype=np.int64))[:, None]
+    return (padded.reshape(lanes, size) * weights).sum(axis=0).astype(np.int32)
+
+
+def unpack_lanes(words: np.ndarray, count: int, bits: int) -> np.ndarray:
+    """The inverse of :func:`pack_lanes`, for one rank's words or a sum: shape=(count,), dtype int32."""
+    lanes, half = WORD_BITS // bits, 1 << (bits - 1)
+    shifts = bits * np.arange(lanes, dtype=np.int64)[:, None]
+    biased = words.astype(np.int64) + (np.int64(half) << shifts).sum()
+    values = (biased >> shifts & (2 * half - 1)) - half
+    return values.astype(np.int32).reshape(-1)[:count]

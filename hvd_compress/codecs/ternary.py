@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
 
 
 @dataclass(frozen=True)
-class Ternary(base.Codec):
+class Ternary(LevelCodec):
     """1.6 bits an element: minus one, zero or one times a scale, at random and without bias.
 
     The scale of a bucket is its absolute maximum (equation 2) after clipping at ``clip`` standard
@@ -47,21 +48,39 @@ class Ternary(base.Codec):
         """One scale a bucket, five trits a byte."""
         return base.grouped_layout(shape, self.bucket, packing.trit_bytes)
 
+    @property
+    def top_level(self) -> int:
+        """Minus one, zero or one."""
+        return 1
+
+    def norms(self, x: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.norms`: absolute maxima, after clipping."""
+        return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
+
+    def units(self, norms: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.units`: the norms themselves."""
+        return np.where(usable(norms), norms, np.where(np.isfinite(norms), 0, np.nan)).astype(
+            np.float32
+        )
+
+    def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
+        """See :meth:`LevelCodec.to_levels`: equation 3."""
+        inverse = np.divide(np.float32(1), norms, out=np.zeros_like(norms), where=usable(norms))
+        magnitude = np.minimum(np.abs(x), base.spread(norms, x.size, self.bucket))
+        with np.errstate(invalid="ignore"):
+            probability = magnitude * base.spread(inverse, x.size, self.bucket)
+        taken = uniform(x.size, noise) < probability * np.float32(2**24)
+        return np.where(taken, np.where(x < 0, -1, 1), 0).astype(np.int32)
+
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Clips, then rounds each element to 0 or to the scale at random."""
-        scales = np.array([self._scale(b) for b in base.groups_of(x, self.bucket)], np.float32)
-        kept = scales >= base.TINY
-        inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=kept)
-        magnitude = np.minimum(np.abs(x), base.spread(scales, x.size, self.bucket))
-        probability = magnitude * base.spread(inverse, x.size, self.bucket)
-        taken = uniform(x.size, noise) < probability * np.float32(2**24)
-        digits = np.where(taken, np.where(x < 0, 2, 1), 0).astype(np.uint8)
+        """Clips, then rounds each element to 0 or to the scale at random; digit 2 is minus one."""
+        norms = self.norms(x)
+        digits = (self.to_levels(x, norms, noise) % 3).astype(np.uint8)
         block = self.layout(shape).block
         codes = [packing.pack_trits(part) for part in base.groups_of(digits, block)]
-        sent = np.where(kept | np.isnan(scales), scales, np.float32(0))
-        return sent, np.concatenate(codes)
+        return self.units(norms), np.concatenate(codes)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
         """Digit 0 is zero, 1 the scale, 2 minus the scale."""
@@ -81,10 +100,10 @@ class Ternary(base.Codec):
         """``grouping``, ``group`` and ``factor`` (0: no clipping) of the C interface."""
         return {"factor": self.clip or 0.0, **base.native_grouping(self.bucket)}
 
-    def _scale(self, bucket: np.ndarray) -> np.float32:
+    def _norm(self, bucket: np.ndarray) -> np.float32:
         largest = np.max(np.abs(bucket))
         if not np.isfinite(largest):
-            return np.float32(np.nan)
+            return np.float32(np.inf)
         if self.clip is None:
             return largest
         wide = bucket.astype(np.float64)

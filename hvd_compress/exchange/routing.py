@@ -17,7 +17,7 @@ MAX_GATHERED_BYTES = 2**31 - 1
 
 DEFAULT_THRESHOLD = 1024
 
-EXCHANGES = ("allgather", "two_shot", "hierarchical")
+EXCHANGES = ("allgather", "two_shot", "hierarchical", "integer_sum")
 """How payloads get from rank to rank; the first is the default."""
 
 _DENSE_DTYPES = {"none": None, "fp16": "float16"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 
 
 class Kernels(Protocol):
@@ -87,4 +87,105 @@ class Kernels(Protocol):
         Raises:
             PayloadError: as in :meth:`decode_sum`.
         """
+        ...
+
+
+class LevelKernels(Protocol):
+    """Encodes whole tensors as integers that ranks add, and decodes the sums.
+
+    First every rank takes its norms; the largest of all ranks' are given to everything that follows.
+    Levels are packed in lanes of ``bits`` bits, which have to hold the levels' sum
+    (:func:`hvd_compress.codecs.packing.lane_bits`). Arrays are the executor's own kind, as in
+    :class:`Kernels`.
+    """
+
+    name: str
+
+    def norms(
+        self,
+        codec: LevelCodec,
+        shape: tuple[int, ...],
+        gradient: Any,
+        norms: Any,
+        *,
+        feedback: ErrorFeedback,
+        residual: Any | None,
+    ) -> None:
+        """Writes the norms of ``gradient + alpha residual``.
+
+        Args:
+            codec: what to encode with.
+            shape: the tensor's shape.
+            gradient: shape=(n,), float32, float16 or bfloat16, row-major. Not changed.
+            norms: shape=(codec.layout(shape).scales,), float32, overwritten; +Inf where not finite.
+            feedback: coefficients; where it is not enabled, ``residual`` must be None.
+            residual: shape=(n,), float32. Not changed.
+        """
+        ...
+
+    def encode(
+        self,
+        codec: LevelCodec,
+        shape: tuple[int, ...],
+        gradient: Any,
+        norms: Any,
+        words: Any,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+        residual: Any | None,
+        noise: NoiseKey,
+    ) -> None:
+        """Writes the levels of ``gradient + alpha residual`` and updates the residual in place.
+
+        Args:
+            codec: what to encode with.
+            shape: the tensor's shape.
+            gradient: as in :meth:`norms`.
+            norms: shape=(codec.layout(shape).scales,), float32. Not changed.
+            words: shape=(codec.level_words(shape, bits),), int32, overwritten.
+            bits: of a lane, 2 to 16.
+            feedback: coefficients.
+            residual: shape=(n,), float32, in and out; buckets whose norm is Inf keep theirs.
+            noise: the tensor's position in the noise.
+        """
+        ...
+
+    def decode(
+        self,
+        codec: LevelCodec,
+        shape: tuple[int, ...],
+        norms: Any,
+        words: Any,
+        out: Any,
+        *,
+        bits: int,
+        scale: float = 1.0,
+    ) -> None:
+        """``out = (sum of levels * unit) * scale``, in float32, rounded to the type of ``out`` last.
+
+        Args:
+            codec: what the words were encoded with.
+            shape: the tensor's shape.
+            norms: as for :meth:`encode`.
+            words: the sum of all ranks' words.
+            out: shape=(n,), float32, float16 or bfloat16; NaN in buckets whose norm is Inf.
+            bits: as for :meth:`encode`.
+            scale: factor on the sum, rounded to float32.
+        """
+        ...
+
+    def take_back(
+        self,
+        codec: LevelCodec,
+        shape: tuple[int, ...],
+        gradient: Any,
+        residual: Any,
+        norms: Any,
+        words: Any,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+    ) -> None:
+        """Restores the residual that stood before :meth:`encode`, up to rounding, from its arguments."""
         ...

@@ -126,9 +126,7 @@ def open_library(path: Path, signatures: Signatures, version: tuple[str, int]) -
         KernelError: it is of another version.
     """
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    # First: a library of another version may lack some of the functions.
     function, expected = version
     got = getattr(library, function)()
     if got != expected:
@@ -136,4 +134,7 @@ def open_library(path: Path, signatures: Signatures, version: tuple[str, int]) -
             f"{path.name}: expected interface version {expected}, got {got}: "
             f"install the package again with `pip install .`"
         )
+    for name, (result, arguments) in signatures.items():
+        declared = getattr(library, name)
+        declared.restype, declared.argtypes = result, arguments
     return library

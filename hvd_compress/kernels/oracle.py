@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.payload import assemble, open_payload
 
 Shape = tuple[int, ...]
@@ -33,11 +33,8 @@ class OracleKernels:
         noise: NoiseKey,
     ) -> None:
         """See :meth:`hvd_compress.kernels.interface.Kernels.encode`."""
-        if (residual is not None) != feedback.enabled:
-            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
-        g = gradient.astype(np.float32)
         with np.errstate(all="ignore"):
-            x = g if residual is None else feedback.compensate(g, residual)
+            g, x = compensated(gradient, feedback, residual)
             scales, codes = quantize(codec, shape, x, noise)
             payload[:] = assemble(codec, shape, noise.step, scales, codes)
             if residual is not None:
@@ -82,6 +79,98 @@ class OracleKernels:
         with np.errstate(all="ignore"):
             decoded = dequantize(codec, shape, scales, codes)
             residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
+
+
+class OracleLevels:
+    """Implements :class:`hvd_compress.kernels.interface.LevelKernels` on NumPy arrays."""
+
+    name = "oracle"
+
+    def norms(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        norms: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.LevelKernels.norms`."""
+        if not math.prod(shape):
+            return
+        with np.errstate(all="ignore"):
+            _, x = compensated(gradient, feedback, residual)
+            norms[:] = codec.norms(x)
+
+    def encode(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        norms: np.ndarray,
+        words: np.ndarray,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+        noise: NoiseKey,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.LevelKernels.encode`."""
+        with np.errstate(all="ignore"):
+            g, x = compensated(gradient, feedback, residual)
+            levels = codec.to_levels(x, norms, noise)
+            words[:] = codec.pack_levels(levels, bits)
+            if residual is not None:
+                residual[:] = feedback.carry(g, residual, codec.from_levels(levels, norms))
+
+    def decode(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        norms: np.ndarray,
+        words: np.ndarray,
+        out: np.ndarray,
+        *,
+        bits: int,
+        scale: float = 1.0,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.LevelKernels.decode`."""
+        levels = codec.unpack_levels(words, math.prod(shape), bits)
+        with np.errstate(all="ignore"):
+            out[:] = codec.from_levels(levels, norms) * np.float32(scale)
+
+    def take_back(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        norms: np.ndarray,
+        words: np.ndarray,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+    ) -> None:
+        """See :meth:`hvd_compress.kernels.interface.LevelKernels.take_back`."""
+        levels = codec.unpack_levels(words, math.prod(shape), bits)
+        with np.errstate(all="ignore"):
+            decoded = codec.from_levels(levels, norms)
+            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
+
+
+def compensated(
+    gradient: np.ndarray, feedback: ErrorFeedback, residual: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient in float32, and what is encoded.
+
+    Raises:
+        ValueError: a residual without feedback, or feedback without a residual.
+    """
+    if (residual is not None) != feedback.enabled:
+        raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+    g = gradient.astype(np.float32)
+    return g, g if residual is None else feedback.compensate(g, residual)
 
 
 def quantize(

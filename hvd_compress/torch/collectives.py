@@ -89,6 +89,12 @@ class Collectives:
             values, name=f"{self._prefix}.{name}", op=hvd.Sum, process_set=self._process_set
         )
 
+    def maximum(self, values: torch.Tensor, name: str) -> int:
+        """Starts an element-wise maximum over the ranks; a NaN may be lost in it."""
+        return hvd.allreduce_async(
+            values, name=f"{self._prefix}.{name}", op=hvd.Max, process_set=self._process_set
+        )
+
     @staticmethod
     def done(handle: int, within: float = 0.0) -> bool:
         """Whether :meth:`wait` would return at once, now or ``within`` seconds."""

@@ -14,10 +14,12 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange import token
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
+from hvd_compress.kernels.cpu_levels import CpuLevels
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.exchanges.allgather import Allgather
 from hvd_compress.torch.exchanges.base import Exchange, Relay
 from hvd_compress.torch.exchanges.hierarchical import Hierarchical
+from hvd_compress.torch.exchanges.integer_sum import IntegerSum
 from hvd_compress.torch.exchanges.two_shot import TwoShot
 from hvd_compress.torch.owner_steps import OwnerStep, describe
 from hvd_compress.torch.slots import Slots
@@ -44,7 +46,8 @@ class Compressor(GradientCoder, HorovodCompressor):
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or ``"hierarchical"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"hierarchical"``
+            or ``"integer_sum"``.
         owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
             :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are left to Horovod, which fuses them.
@@ -109,6 +112,7 @@ class Compressor(GradientCoder, HorovodCompressor):
             "allgather": Allgather(self._collectives, self._encoder),
             "two_shot": TwoShot(self._collectives, self._encoder, owner_step),
             "hierarchical": Hierarchical(self._collectives, self._encoder),
+            "integer_sum": IntegerSum(self._collectives, self._encoder, CpuLevels(self._threads)),
         }
         self._choose_routes(list(self._slots))
         self._step = Step(

@@ -64,7 +64,8 @@ class GradientCoder:
         self._rank = rank
         self._exchange = exchange
         self._size = size
-        self._kernels = Executors(threads or torch.get_num_threads())
+        self._threads = threads or torch.get_num_threads()
+        self._kernels = Executors(self._threads)
         self._encoder = Encoder(self._kernels, seed, rank, grad_scaler)
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         unused = self._router.unused_patterns([slot.name for slot in self._slots])

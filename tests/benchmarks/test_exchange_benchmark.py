@@ -25,6 +25,10 @@ def test_traffic_and_bandwidths():
     assert onebit.bus_bandwidth(1000, 4, 2.0) == onebit.wire_bytes(1000, 4) / 2
     assert all(case.wire_bytes(1000, 1) == 0 for case in (dense, half, onebit))
 
+    # Sums of four ranks' -1, 0 and 1 take four bits, eight lanes a word; two buckets.
+    levels = exchange_cases.exchange("integer_sum:ternary:bucket=512")
+    assert levels.wire_bytes(1000, 4) == 2 * 3 / 4 * 4 * (2 + 64 + 61)
+
 
 @pytest.mark.parametrize(("kind", "dtype"), [("none", np.float32), ("fp16", np.float16)])
 def test_a_sum_may_be_as_wrong_as_its_type_and_no_more(kind, dtype):
@@ -48,6 +52,7 @@ def test_two_ranks_measure(tmp_path, capfd):
     out = tmp_path / "exchange.json"
     sizes = ["--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--repeats", "2"]
     kinds = ["allreduce:none", "allreduce:fp16", "allgather:onebit", "allgather:ecq:levels=3"]
+    kinds += ["integer_sum:ternary"]
 
     launch.horovodrun(2, "benchmarks.exchange", ["--json", str(out), *sizes, "--exchange", *kinds])
 
@@ -62,8 +67,8 @@ def test_two_ranks_measure(tmp_path, capfd):
         assert row["bus_bytes_per_second"] == pytest.approx(row["wire_bytes"] / seconds)
         assert set(row["parts"]) == {"encode", "transfer", "decode"}
         assert 0 < row["parts"]["transfer"] < 60
-    exact = [row["error"] == 0 for row in found["rows"] if row["exchange"].startswith("allgather")]
-    assert exact == [True] * 4, "the oracle's bits"
+    exact = [row["error"] == 0 for row in found["rows"] if "allreduce" not in row["exchange"]]
+    assert exact == [True] * 6, "the oracle's bits"
     printed = capfd.readouterr().out
     assert "allgather:ecq:levels=3" in printed and " NO" not in printed
 
@@ -76,6 +81,7 @@ def test_two_ranks_measure(tmp_path, capfd):
         (["--exchange", "allreduce:onebit"], "allreduce: expected one of none, fp16"),
         (["--exchange", "allgather:gzip"], "allgather: expected one of onebit"),
         (["--exchange", "allgather:onebit:group=7"], "OneBit.group"),
+        (["--exchange", "integer_sum:onebit"], "integer_sum: expected one of ternary, ecq, qsgd"),
         (["--exchange", "allgather:onebit:colour=red"], "colour"),
         (["--min-bytes", "1T"], "expected a number such as 4096, 64K or 1G"),
         (["--min-bytes", "2M", "--max-bytes", "1M"], "expected no less than --min-bytes"),

@@ -118,6 +118,51 @@ void CheckOne(Random* random) {
   DEMAND(one == hvdc_square_sum(input.residual.data(), count, input.test.threads));
 }
 
+// Levels in lanes, in vectors of exact size: any norms, and any words for the decoder.
+void CheckLevels(Random* random) {
+  const Input input(random);
+  const hvdc_spec& spec = input.test.spec;
+  int bits = 2 + static_cast<int>((*random)() % 15);
+  if (spec.codec == HVDC_ECQ && bits < 9) bits = 9;
+  const int64_t size = hvdc_level_words(&spec, bits);
+  if (size < 0) return;
+  const bool contiguous = spec.grouping == HVDC_CONTIGUOUS;
+  const int64_t count = spec.rows * spec.columns;
+  const int64_t group = contiguous ? spec.group : count;
+  const int64_t buckets = count ? (count + group - 1) / group : 0;
+  std::vector<float> norms(static_cast<size_t>(buckets)), same(norms.size());
+  std::vector<float> residual = input.residual;
+  const hvdc_feedback coefficients = {input.alpha, input.beta, residual.data()};
+  const hvdc_feedback* feedback = input.feedback ? &coefficients : nullptr;
+  const void* gradient = input.gradient.data();
+  const int dtype = input.test.dtype, threads = input.test.threads;
+  DEMAND(hvdc_level_norms(&spec, gradient, dtype, feedback, norms.data(), buckets, 1) == HVDC_OK);
+  DEMAND(hvdc_level_norms(&spec, gradient, dtype, feedback, same.data(), buckets, threads) ==
+         HVDC_OK);
+  DEMAND(norms.empty() || !memcmp(norms.data(), same.data(), 4 * norms.size()));
+  for (float& norm : norms) {
+    if ((*random)() % 3 == 0) norm *= 1.5f;  // as if another rank's were larger
+  }
+  const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
+  std::vector<int32_t> words[2];
+  for (const int some : {1, threads}) {
+    std::vector<int32_t>& made = words[some == 1 ? 0 : 1];
+    made.assign(static_cast<size_t>(size), some);
+    residual = input.residual;
+    DEMAND(hvdc_level_encode(&spec, &noise, gradient, dtype, feedback, norms.data(), bits,
+                             made.data(), size, some) == HVDC_OK);
+  }
+  DEMAND(threads == 1 || words[0] == words[1]);
+  if (feedback) {
+    DEMAND(hvdc_level_take_back(&spec, gradient, dtype, feedback, norms.data(), bits,
+                                words[0].data(), size, threads) == HVDC_OK);
+  }
+  for (int32_t& word : words[0]) word = static_cast<int32_t>((*random)());
+  Bytes out(input.gradient.size());
+  DEMAND(hvdc_level_decode(&spec, norms.data(), bits, words[0].data(), size, 0.5f, out.data(),
+                           dtype, threads) == HVDC_OK);
+}
+
 // A child of a process whose pool has worked has no threads of it, but gets its own.
 void CheckFork(uint64_t seed) {
   Random random(seed);
@@ -164,7 +209,10 @@ int main(int argc, char** argv) {
     for (int caller = 0; caller < 3; ++caller) {
       callers.emplace_back([=, &done] {
         Random random(seed * 3 + static_cast<uint64_t>(caller));
-        for (; std::chrono::steady_clock::now() < end; ++done[caller]) CheckOne(&random);
+        for (; std::chrono::steady_clock::now() < end; ++done[caller]) {
+          CheckOne(&random);
+          CheckLevels(&random);
+        }
       });
     }
     for (std::thread& caller : callers) caller.join();

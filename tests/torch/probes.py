@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.kernels.oracle import OracleKernels
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -287,6 +287,52 @@ class HierarchicalSimulation(_Coding):
                     payloads.append(self._encode(total, rest, index, rank))
                 self._decode(np.stack(payloads), out[part], self._local / self._size)
             averages[name] = torch.from_numpy(out).view(shape)
+        self._step += 1
+        return averages
+
+
+class IntegerSumSimulation:
+    """The same for the integer sum, written down from ``docs/exchanges.md``: no lanes, no words.
+
+    Args:
+        codec: as the compressors'.
+        feedback: as the compressors'.
+        shapes: of the parameters.
+        size: ranks.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self, codec: LevelCodec, feedback: ErrorFeedback, shapes: Shapes, size: int, seed: int = 0
+    ) -> None:
+        self._codec, self._feedback, self._shapes = codec, feedback, shapes
+        self._size, self._seed, self._step = size, seed, 0
+        self.residuals = [
+            {name: np.zeros(math.prod(shape), np.float32) for name, shape in shapes.items()}
+            for _ in range(size)
+        ]
+
+    def average(self, gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """What every rank's gradients become in one step, with op=Average."""
+        averages = {}
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            flats = [one[name].numpy().reshape(-1) for one in gradients]
+            rests = [self.residuals[rank][name] for rank in range(self._size)]
+            inputs = flats
+            if self._feedback.enabled:
+                pairs = zip(flats, rests, strict=True)
+                inputs = [self._feedback.compensate(g, h) for g, h in pairs]
+            norms = np.max([self._codec.norms(x) for x in inputs], axis=0)
+            total = np.zeros(math.prod(shape), np.int32)
+            for rank, x in enumerate(inputs):
+                noise = NoiseKey(self._seed, rank, index, self._step)
+                levels = self._codec.to_levels(x, norms, noise)
+                total += levels
+                if self._feedback.enabled:
+                    decoded = self._codec.from_levels(levels, norms)
+                    rests[rank][:] = self._feedback.carry(flats[rank], rests[rank], decoded)
+            mean = self._codec.from_levels(total, norms) * np.float32(1 / self._size)
+            averages[name] = torch.from_numpy(mean).view(shape)
         self._step += 1
         return averages
 

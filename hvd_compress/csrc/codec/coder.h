@@ -6,6 +6,10 @@
 //   Decode(code, element)    their float32 values; element: the first lane's position in the block;
 //   BlankCode()              bytes only: what every element of a group that is not finite gets;
 //   LoadCodes(bytes)         bytes only: sixteen codes from memory.
+// and where the codes stand for whole multiples of a unit,
+//   Level(code)              the multiples, as signed integers;
+//   Value(level)             what they, or sums of them, decode to;
+//   ZeroCode()               the code of level 0.
 // Nothing in it depends on the number of lanes.
 #ifndef HVDC_CODEC_CODER_H_
 #define HVDC_CODEC_CODER_H_

@@ -11,15 +11,18 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// square: the sum of the elements' squares; used only for the l2 norm.
-HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, uint32_t largest, double square) {
+// Infinity where it is not finite. square: the sum of the elements' squares; used only for the l2
+// norm.
+HVDC_HD float EcqNorm(const hvdc_spec& spec, uint32_t largest, double square) {
+  if (largest >= kInfinityBits) return BitsFloat(kInfinityBits);
+  if (spec.variant == HVDC_L2) return static_cast<float>(__builtin_sqrt(square));
+  return BitsFloat(largest);
+}
+
+// Of the bucket's own norm, or of the largest among ranks.
+HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, float norm) {
   GroupScale scale = {};
-  float norm = BitsFloat(largest);
-  scale.finite = largest < kInfinityBits;
-  if (scale.finite && spec.variant == HVDC_L2) {
-    norm = static_cast<float>(__builtin_sqrt(square));
-    scale.finite = FloatBits(norm) < kInfinityBits;
-  }
+  scale.finite = FloatBits(norm) < kInfinityBits;
   if (!scale.finite) {
     scale.sent = BitsFloat(kNanBits);
     return scale;
@@ -38,7 +41,9 @@ struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
   using M = typename V::M;
 
   HVDC_HD explicit EcqCoder(const CoderSetup& setup)
-      : top(V::Set(static_cast<float>(setup.spec->levels))), middle(V::SetI(setup.spec->levels)) {}
+      : top(V::Set(static_cast<float>(setup.spec->levels))),
+        middle(V::SetI(setup.spec->levels)),
+        levels(setup.spec->levels) {}
   HVDC_HD void SetGroup(const GroupScale& group) {
     inverse = V::Set(group.inverse);
     scale = V::Set(group.sent);
@@ -51,14 +56,16 @@ struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
     const M negative = V::LessI(V::Bits(x), V::SetI(0));
     return V::SelectI(negative, V::SubI(middle, level), V::AddI(middle, level));
   }
-  HVDC_HD F Decode(I code, int64_t) const {
-    return V::Mul(V::ToFloat(V::SubI(code, middle)), scale);
-  }
+  HVDC_HD I Level(I code) const { return V::SubI(code, middle); }
+  HVDC_HD F Value(I level) const { return V::Mul(V::ToFloat(level), scale); }
+  HVDC_HD F Decode(I code, int64_t) const { return Value(Level(code)); }
   HVDC_HD static I LoadCodes(const uint8_t* bytes) { return V::LoadBytes(bytes); }
   HVDC_HD uint32_t BlankCode() const { return 0; }
+  HVDC_HD uint32_t ZeroCode() const { return levels; }
 
   F top, inverse, scale;
   I middle;
+  uint32_t levels;
 };
 
 }  // namespace HVDC_ARCH

@@ -45,6 +45,11 @@ HVDC_HD int EcqBits(uint32_t levels) {
 
 HVDC_HD bool IsCast(const hvdc_spec& spec) { return spec.codec >= HVDC_FP16; }
 
+// Whether its numbers are whole multiples of a unit, so that ranks can add them as integers.
+HVDC_HD bool HasLevels(const hvdc_spec& spec) {
+  return spec.codec == HVDC_TERNARY || spec.codec == HVDC_ECQ;
+}
+
 // Whether every block has scales of its own.
 HVDC_HD bool IsContiguous(const hvdc_spec& spec) {
   return !IsCast(spec) && spec.grouping == HVDC_CONTIGUOUS;

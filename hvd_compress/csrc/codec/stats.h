@@ -27,6 +27,17 @@ HVDC_HD StatsKind KindOf(const hvdc_spec& spec) {
   }
 }
 
+// The norm of a bucket from its sums, of codecs that have levels.
+HVDC_HD float NormOf(const hvdc_spec& spec, const GroupStats& stats, int64_t count) {
+  if (spec.codec == HVDC_ECQ) return EcqNorm(spec, stats.largest, stats.square);
+  return TernaryNorm(spec, stats.largest, stats.sum, stats.square, count);
+}
+
+// The scale of a bucket from its norm, or from one that ranks agree on.
+HVDC_HD GroupScale ScaleOfNorm(const hvdc_spec& spec, float norm) {
+  return spec.codec == HVDC_ECQ ? EcqScale(spec, norm) : TernaryScale(norm);
+}
+
 // A group's scale from its sums.
 HVDC_HD GroupScale ScaleOf(const hvdc_spec& spec, const GroupStats& stats, int64_t count) {
   switch (spec.codec) {
@@ -36,9 +47,8 @@ HVDC_HD GroupScale ScaleOf(const hvdc_spec& spec, const GroupStats& stats, int64
     case HVDC_INT8:
       return Int8Scale(spec, stats.largest);
     case HVDC_TERNARY:
-      return TernaryScale(spec, stats.largest, stats.sum, stats.square, count);
     case HVDC_ECQ:
-      return EcqScale(spec, stats.largest, stats.square);
+      return ScaleOfNorm(spec, NormOf(spec, stats, count));
     default: {
       GroupScale scale = {};
       scale.finite = scale.kept = true;

@@ -10,15 +10,11 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// sum and square: of the elements and of their squares; used only where the spec clips.
-HVDC_HD GroupScale TernaryScale(const hvdc_spec& spec, uint32_t largest, double sum, double square,
-                                int64_t count) {
-  GroupScale scale = {};
-  scale.finite = largest < kInfinityBits;
-  if (!scale.finite) {
-    scale.sent = BitsFloat(kNanBits);
-    return scale;
-  }
+// The absolute maximum after clipping; infinity where it is not finite. sum and square: of the
+// elements and of their squares; used only where the spec clips.
+HVDC_HD float TernaryNorm(const hvdc_spec& spec, uint32_t largest, double sum, double square,
+                          int64_t count) {
+  if (largest >= kInfinityBits) return BitsFloat(kInfinityBits);
   float top = BitsFloat(largest);
   if (spec.factor != 0) {
     const double size = static_cast<double>(count);
@@ -30,9 +26,20 @@ HVDC_HD GroupScale TernaryScale(const hvdc_spec& spec, uint32_t largest, double 
     const float limit = static_cast<float>(clip < least ? least : clip);
     if (limit < top) top = limit;
   }
-  scale.kept = top >= kTiny;
-  scale.inverse = scale.kept ? 1.0f / top : 0.0f;
-  scale.sent = scale.kept ? top : 0.0f;
+  return top;
+}
+
+// Of the bucket's own norm, or of the largest among ranks.
+HVDC_HD GroupScale TernaryScale(float norm) {
+  GroupScale scale = {};
+  scale.finite = FloatBits(norm) < kInfinityBits;
+  if (!scale.finite) {
+    scale.sent = BitsFloat(kNanBits);
+    return scale;
+  }
+  scale.kept = norm >= kTiny;
+  scale.inverse = scale.kept ? 1.0f / norm : 0.0f;
+  scale.sent = scale.kept ? norm : 0.0f;
   return scale;
 }
 
@@ -52,14 +59,16 @@ struct TernaryCoder : Coder<CodeType::kByte, Packing::kTrits, true> {
     const I digit = V::AddI(V::SetI(1), V::template ShiftRight<31>(V::Bits(x)));
     return V::SelectI(Happens<V>(uniform, probability), digit, V::SetI(0));
   }
-  HVDC_HD F Decode(I digit, int64_t) const {
+  HVDC_HD I Level(I digit) const {
     // 0, 1, 2 to 0, 1, -1.
     const I half = V::template ShiftRight<1>(digit);
-    const I unit = V::SubI(V::SubI(V::SubI(digit, half), half), half);
-    return V::Mul(V::ToFloat(unit), scale);
+    return V::SubI(V::SubI(V::SubI(digit, half), half), half);
   }
+  HVDC_HD F Value(I level) const { return V::Mul(V::ToFloat(level), scale); }
+  HVDC_HD F Decode(I digit, int64_t) const { return Value(Level(digit)); }
   HVDC_HD static I LoadCodes(const uint8_t* bytes) { return V::LoadBytes(bytes); }
   HVDC_HD uint32_t BlankCode() const { return 0; }
+  HVDC_HD uint32_t ZeroCode() const { return 0; }
 
   F inverse, scale;
 };

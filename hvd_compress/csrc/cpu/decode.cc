@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "codec/header.h"
+#include "cpu/jobs.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/tables.h"
@@ -65,8 +66,6 @@ int Run(DecodeJob* job, uint64_t step, int64_t payload_bytes, int threads, bool 
   *bad = -1;
   return HVDC_OK;
 }
-
-bool ValidDtype(int dtype) { return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16; }
 
 }  // namespace
 }  // namespace hvdc

@@ -111,6 +111,24 @@ inline void TakeBackSpan(const float* decoded, int64_t count, float beta, const 
   }
 }
 
+template <class V>
+inline void TakeBackBlock(const DecodeJob& job, const float* decoded, int64_t count,
+                          int64_t start) {
+  const void* gradient = job.gradient;
+  float* residual = job.residual;
+  switch (job.dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return TakeBackSpan<V, HVDC_DTYPE_FLOAT32>(decoded, count, job.beta, gradient, residual,
+                                                 start);
+    case HVDC_DTYPE_FLOAT16:
+      return TakeBackSpan<V, HVDC_DTYPE_FLOAT16>(decoded, count, job.beta, gradient, residual,
+                                                 start);
+    default:
+      return TakeBackSpan<V, HVDC_DTYPE_BFLOAT16>(decoded, count, job.beta, gradient, residual,
+                                                  start);
+  }
+}
+
 template <class V, class C>
 struct BlockDecoder {
   using F = typename V::F;
@@ -224,19 +242,7 @@ struct BlockDecoder {
       const int64_t count = BlockElements(job.layout, block);
       const T* codes = Open(job, job.payloads, block, count, scratch, &coder);
       Dequantize(coder, codes, 0, count, StoreSink<V>{scratch.x});
-      switch (job.dtype) {
-        case HVDC_DTYPE_FLOAT32:
-          TakeBackSpan<V, HVDC_DTYPE_FLOAT32>(scratch.x, count, job.beta, job.gradient,
-                                              job.residual, start);
-          break;
-        case HVDC_DTYPE_FLOAT16:
-          TakeBackSpan<V, HVDC_DTYPE_FLOAT16>(scratch.x, count, job.beta, job.gradient,
-                                              job.residual, start);
-          break;
-        default:
-          TakeBackSpan<V, HVDC_DTYPE_BFLOAT16>(scratch.x, count, job.beta, job.gradient,
-                                               job.residual, start);
-      }
+      TakeBackBlock<V>(job, scratch.x, count, start);
     }
   }
 

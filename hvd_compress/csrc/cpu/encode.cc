@@ -6,7 +6,9 @@
 #include "codec/philox.h"
 #include "codec/stats.h"
 #include "codec/sums.h"
+#include "cpu/fold.h"
 #include "cpu/fp_env.h"
+#include "cpu/jobs.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/tables.h"
@@ -55,27 +57,17 @@ bool RowStatistics(Call* call, int64_t rows, int64_t row_length) {
                 });
     for (int64_t row = 0; row < some; ++row) {
       GroupStats* part = stats.data() + row * chunks;
-      GroupStats all = part[0];
-      if (chunks > 1) {
+      const GroupStats all = FoldChunks(part, chunks, sums.data());
+      if (chunks > 1 && spec.codec == HVDC_ONEBIT) {
         int64_t above = 0;
-        for (int64_t i = 0; i < chunks; ++i) {
-          if (part[i].largest > all.largest) all.largest = part[i].largest;
-          above += part[i].above;
-        }
-        for (int64_t i = 0; i < chunks; ++i) sums[i] = part[i].sum;
-        all.sum = base::LaneSum(sums.data(), chunks);
-        for (int64_t i = 0; i < chunks; ++i) sums[i] = part[i].square;
-        all.square = base::LaneSum(sums.data(), chunks);
-        if (spec.codec == HVDC_ONEBIT) {
-          for (int64_t i = 0; i < chunks; ++i) floats[i] = part[i].lower;
-          const float lower = base::LaneSum(floats, chunks);
-          for (int64_t i = 0; i < chunks; ++i) floats[i] = part[i].upper;
-          const float upper = base::LaneSum(floats, chunks);
-          call->job.group =
-              base::OneBitScale(lower, upper, above, row_length, all.largest < kInfinityBits);
-        }
-      }
-      if (chunks == 1 || spec.codec != HVDC_ONEBIT) {
+        for (int64_t i = 0; i < chunks; ++i) above += part[i].above;
+        for (int64_t i = 0; i < chunks; ++i) floats[i] = part[i].lower;
+        const float lower = base::LaneSum(floats, chunks);
+        for (int64_t i = 0; i < chunks; ++i) floats[i] = part[i].upper;
+        const float upper = base::LaneSum(floats, chunks);
+        call->job.group =
+            base::OneBitScale(lower, upper, above, row_length, all.largest < kInfinityBits);
+      } else {
         call->job.group = base::ScaleOf(spec, all, row_length);
       }
       StoreValues(*call, first + row, call->job.group);
@@ -192,11 +184,6 @@ void FinishPayload(const Call& call, uint32_t step, const EncodeResult& result) 
   memcpy(job.payload, &header, sizeof(header));
 }
 
-Mode ModeOf(const hvdc_feedback* feedback) {
-  if (!feedback) return Mode::kNone;
-  return feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
-}
-
 }  // namespace
 }  // namespace hvdc
 
@@ -205,26 +192,16 @@ extern "C" int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const
                            int64_t payload_bytes, int threads) {
   using namespace hvdc;
   if (!spec || !noise || !payload || !base::ValidSpec(*spec)) return HVDC_BAD_SPEC;
-  if (dtype < HVDC_DTYPE_FLOAT32 || dtype > HVDC_DTYPE_BFLOAT16) return HVDC_BAD_SPEC;
+  if (!ValidDtype(dtype)) return HVDC_BAD_SPEC;
   Call call = {};
   EncodeJob& job = call.job;
-  job.spec = spec;
-  job.layout = base::MakeLayout(*spec);
+  job = MakeEncodeJob(spec, gradient, dtype, feedback);
   if (payload_bytes != job.layout.payload_bytes) return HVDC_BAD_SIZE;
   if (spec->codec == HVDC_INT8 && spec->variant != HVDC_LINEAR) {
     job.tables = &GetInt8Tables(spec->variant);
   }
   job.noise = base::MakeNoise(*noise);
-  job.gradient = gradient;
-  job.dtype = dtype;
-  job.mode = ModeOf(feedback);
-  if (feedback) {
-    job.residual = feedback->residual;
-    job.alpha = feedback->alpha;
-    job.beta = feedback->beta;
-  }
   job.payload = static_cast<uint8_t*>(payload);
-  job.group.finite = job.group.kept = true;
   call.kernels = &CurrentKernels();
   call.threads = ClampThreads(threads, BlockTasks(job.layout));
   EncodeResult result = {};

@@ -119,6 +119,30 @@ struct BlockEncoder {
     return V::LargestLane(largest);
   }
 
+  // A block that has been prepared, by a coder that has its scale, which may be too small.
+  static uint32_t QuantizeBlock(const EncodeJob& job, const C& coder, bool scale_kept,
+                                int64_t block, const Scratch& scratch, T* codes) {
+    const int64_t start = block * job.layout.block;
+    const int64_t count = BlockElements(job.layout, block);
+    const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
+    const float* x = in_place ? static_cast<const float*>(job.gradient) + start : scratch.x;
+    const float* kept = job.mode == Mode::kGeneral ? scratch.kept : scratch.x;
+    if (!scale_kept) {
+      if (job.mode == Mode::kShared) {
+        memcpy(scratch.kept, scratch.x, static_cast<size_t>(count) * sizeof(float));
+        kept = scratch.kept;
+      }
+      memset(scratch.x, 0, static_cast<size_t>(count) * sizeof(float));
+      x = scratch.x;
+    }
+    const Ahead ahead(job, block + 1);
+    if (job.mode == Mode::kNone) {
+      return Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes, ahead);
+    }
+    return Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start, codes,
+                          ahead);
+  }
+
   static void Pack(const EncodeJob& job, uint8_t* codes, int64_t count, uint8_t* packed) {
     if constexpr (C::kPacking == Packing::kPlanes) {
       memset(codes + count, 0, kTile);
@@ -159,8 +183,6 @@ struct BlockEncoder {
     const bool contiguous = IsContiguous(*job.spec);
     const StatsKind kind = contiguous ? KindOf(*job.spec) : StatsKind::kNone;
     const PrepareFunction prepare = PickPrepare<V>(kind, job.dtype, job.mode);
-    const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
-    const float* kept_or_x = job.mode == Mode::kGeneral ? scratch.kept : scratch.x;
     C coder(CoderSetup{job.spec, job.tables});
     GroupScale scale = job.group;
     if (!contiguous) coder.SetGroup(scale);
@@ -175,8 +197,6 @@ struct BlockEncoder {
       if (contiguous || scale.finite) {
         prepare(job, start, count, scratch.x, scratch.kept, &stats);
       }
-      const float* x = in_place ? static_cast<const float*>(job.gradient) + start : scratch.x;
-      const float* kept = kept_or_x;
       if (contiguous) {
         scale = ScaleOf(*job.spec, stats, count);
         if constexpr (C::kType == CodeType::kBit) {
@@ -192,14 +212,6 @@ struct BlockEncoder {
         Blank(job, coder, block, count, scratch);
         continue;
       }
-      if (!scale.kept) {
-        if (job.mode == Mode::kShared) {
-          memcpy(scratch.kept, scratch.x, static_cast<size_t>(count) * sizeof(float));
-          kept = scratch.kept;
-        }
-        memset(scratch.x, 0, static_cast<size_t>(count) * sizeof(float));
-        x = scratch.x;
-      }
       if constexpr (kMatrix) {
         FillMatrixValues(*job.spec, job.payload, start, count, scratch.lower, scratch.upper);
         coder.lower = scratch.lower;
@@ -207,12 +219,7 @@ struct BlockEncoder {
       }
       uint8_t* packed = job.payload + BlockOffset(layout, block);
       T* codes = reinterpret_cast<T*>(C::kPacking == Packing::kDirect ? packed : scratch.codes);
-      const Ahead ahead(job, block + 1);
-      const uint32_t largest =
-          job.mode == Mode::kNone
-              ? Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes, ahead)
-              : Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start, codes,
-                               ahead);
+      const uint32_t largest = QuantizeBlock(job, coder, scale.kept, block, scratch, codes);
       if (C::kCast && largest >= kInfinityBits) result->nonfinite = true;
       Pack(job, scratch.codes, count, packed);
     }

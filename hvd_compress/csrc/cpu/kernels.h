@@ -47,6 +47,13 @@ struct DecodeJob {
   float beta;
 };
 
+// Levels of all blocks, packed in lanes, and the norms that they are made with.
+struct LevelWords {
+  const float* norms;
+  int bits;  // of a lane
+  uint32_t* words;
+};
+
 // What a task adds to the payload's header.
 struct EncodeResult {
   uint64_t checksum;
@@ -80,6 +87,14 @@ struct Kernels {
   void (*square_chunks)(const float* values, int64_t count, int64_t first, int64_t last,
                         double* sums);
   uint64_t (*checksum)(const uint8_t* payload, int64_t begin, int64_t end);
+  // Norms of blocks [first, last), where each is a bucket.
+  void (*level_norms)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                      float* norms);
+  // Blocks [first, last) to words, and sums of words to numbers, or back into a residual.
+  void (*encode_levels)(const EncodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
+                        const Scratch& scratch);
+  void (*decode_levels)(const DecodeJob& job, const LevelWords& levels, bool back, int64_t first,
+                        int64_t last, const Scratch& scratch);
 };
 
 extern const Kernels kPlainKernels;

@@ -4,6 +4,7 @@
 
 #include "cpu/decode_blocks.h"
 #include "cpu/encode_blocks.h"
+#include "cpu/level_blocks.h"
 #include "cpu/statistics.h"
 
 namespace hvdc {
@@ -23,8 +24,9 @@ void DecodeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,         Encode<V>,     ChunkStats<V>,   ColumnStats<V>,
-          DecodeSum<V>, DecodeBack<V>, SquareChunks<V>, Checksum<V>};
+  return {name,          Encode<V>,       ChunkStats<V>,   ColumnStats<V>,
+          DecodeSum<V>,  DecodeBack<V>,   SquareChunks<V>, Checksum<V>,
+          LevelNorms<V>, EncodeLevels<V>, DecodeLevels<V>};
 }
 
 }  // namespace HVDC_ARCH

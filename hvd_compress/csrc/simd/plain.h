@@ -204,6 +204,14 @@ struct Plain {
     HVDC_EACH_LANE a.v[l] <<= bits;
     return a;
   }
+  HVDC_HD static I ShiftRightBy(I a, int bits) {
+    HVDC_EACH_LANE a.v[l] >>= bits;
+    return a;
+  }
+  HVDC_HD static I ShiftLeftBy(I a, int bits) {
+    HVDC_EACH_LANE a.v[l] <<= bits;
+    return a;
+  }
   HVDC_HD static I MinI(I a, I b) {
     HVDC_EACH_LANE a.v[l] = Signed(a.v[l]) < Signed(b.v[l]) ? a.v[l] : b.v[l];
     return a;

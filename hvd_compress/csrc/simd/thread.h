@@ -87,6 +87,8 @@ struct Thread {
   __device__ static I ShiftLeft(I x) {
     return x << bits;
   }
+  __device__ static I ShiftRightBy(I x, int bits) { return x >> bits; }
+  __device__ static I ShiftLeftBy(I x, int bits) { return x << bits; }
   __device__ static I MinI(I x, I y) { return LessI(x, y) ? x : y; }
   __device__ static I MaxI(I x, I y) { return LessI(y, x) ? x : y; }
   __device__ static I SelectI(M m, I x, I y) { return m ? x : y; }

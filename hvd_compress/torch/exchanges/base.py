@@ -146,7 +146,8 @@ class Transfer(ABC):
     def payloads(self) -> Sequence[torch.Tensor] | None:
         """What tells of an Inf or a NaN that a rank sent: payloads, each shape=(k, bytes), uint8.
 
-        They tell the same on every rank. None where what was encoded was not sent.
+        They tell the same on every rank. None where the host knows already that the step is to be dropped:
+        what was encoded was not sent, or was not finite.
         """
 
     @abstractmethod

@@ -1,0 +1,93 @@
+"""Codecs that send whole multiples of a unit: ranks that share their units may add the multiples.
+
+TernGrad's scaler sharing (Wen et al., 2017, section 3.1): with scales of their own, the ranks' values have
+no common grid, and their sum is as long as floats; with the largest scale for all, it is a small integer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_compress.codecs import base, packing
+from hvd_compress.codecs.noise import NoiseKey
+
+
+class LevelCodec(base.Codec):
+    """A codec whose elements are a *level*, an integer, times their bucket's *unit*.
+
+    The unit is a part of the bucket's *norm*. A norm of another tensor will do as well, if it is not
+    smaller: levels keep their expectation, ``E[level * unit] = x``.
+    """
+
+    bucket: base.Group
+
+    @property
+    def top_level(self) -> int:
+        """The largest magnitude of a level."""
+        raise NotImplementedError
+
+    def norms(self, x: np.ndarray) -> np.ndarray:
+        """What the units are made from, and what ranks agree on: the largest of theirs.
+
+        Args:
+            x: shape=(n,), dtype float32.
+
+        Returns:
+            shape=(buckets,), dtype float32; +Inf for buckets that hold a non-finite number, so that a
+            maximum over ranks cannot lose it.
+        """
+        raise NotImplementedError
+
+    def units(self, norms: np.ndarray) -> np.ndarray:
+        """The value of level 1, shape=(buckets,), dtype float32: 0 below ``TINY``, NaN where Inf."""
+        raise NotImplementedError
+
+    def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
+        """Rounds to multiples of the units, at random and without bias.
+
+        Elements beyond a norm are cut off there.
+
+        Args:
+            x: shape=(n,), dtype float32.
+            norms: shape=(buckets,), dtype float32.
+            noise: position in the noise.
+
+        Returns:
+            shape=(n,), dtype int32, within ``[-top_level, top_level]``; 0 in buckets whose norm is Inf.
+        """
+        raise NotImplementedError
+
+    def from_levels(self, levels: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """Level times unit, shape=(n,), dtype float32, for one rank's levels or a sum of them."""
+        units = base.spread(self.units(norms), levels.size, self.bucket)
+        return levels.astype(np.float32) * units
+
+    def level_words(self, shape: base.Shape, bits: int) -> int:
+        """How many words a tensor's levels take in lanes of that many bits."""
+        layout = self.layout(shape)
+        if not layout.count:
+            return 0
+        last = layout.count - (layout.blocks - 1) * layout.block
+        block = packing.lane_words(layout.block, bits)
+        return (layout.blocks - 1) * block + packing.lane_words(last, bits)
+
+    def pack_levels(self, levels: np.ndarray, bits: int) -> np.ndarray:
+        """Packs levels block by block: shape=(level_words,), dtype int32."""
+        block = self.layout(levels.shape).block
+        parts = [packing.pack_lanes(part, bits) for part in base.groups_of(levels, block)]
+        return np.concatenate([np.empty(0, np.int32), *parts])
+
+    def unpack_levels(self, words: np.ndarray, count: int, bits: int) -> np.ndarray:
+        """The inverse of :meth:`pack_levels`, for one rank's words or a sum: shape=(count,), int32."""
+        lengths = [int(n) for n in base.group_lengths(count, self.layout((count,)).block)]
+        ends = np.cumsum([packing.lane_words(length, bits) for length in lengths])
+        parts = [
+            packing.unpack_lanes(part, length, bits)
+            for part, length in zip(np.split(words, ends[:-1]), lengths, strict=False)
+        ]
+        return np.concatenate([np.empty(0, np.int32), *parts])
+
+
+def usable(norms: np.ndarray) -> np.ndarray:
+    """Which norms are neither too small to have a reciprocal nor Inf."""
+    return (norms >= base.TINY) & np.isfinite(norms)

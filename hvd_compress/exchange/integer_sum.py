@@ -1,0 +1,51 @@
+"""The integer sum: ranks share the largest norms, and their levels are added as integers.
+
+TernGrad's scaler sharing (section 3.1): with one scale for all ranks, the sum of their values has few
+levels, and a plain allreduce can add it. Levels travel in lanes of 32-bit words, as narrow as the sum of
+that many ranks allows.
+"""
+
+from __future__ import annotations
+
+from hvd_compress.codecs import Codec, LevelCodec
+from hvd_compress.codecs.packing import WORD_BITS, lane_bits
+
+_DENSE_BITS = 16
+"""What an element takes in an allreduce of halves, without any loss by rounding to levels."""
+
+
+def bits_of(codec: LevelCodec, size: int) -> int:
+    """The width of a lane that holds the levels' sum of ``size`` ranks."""
+    return lane_bits(codec.top_level * size)
+
+
+def most_ranks(codec: LevelCodec) -> int:
+    """With how many ranks a word still holds three lanes: fewer would take as long as halves do."""
+    bits = WORD_BITS // (WORD_BITS // _DENSE_BITS + 1)
+    return (2 ** (bits - 1) - 1) // codec.top_level
+
+
+def check(name: str, codec: Codec, size: int) -> LevelCodec:
+    """The codec, which has levels.
+
+    Raises:
+        ValueError: it has none, or lanes would be too wide to be worth it.
+    """
+    if not isinstance(codec, LevelCodec):
+        raise ValueError(
+            f"{name}: expected a codec of evenly spaced levels around 0 for exchange='integer_sum', such "
+            f"as ternary, ecq or qsgd, got {codec!r}: its codes have no common unit in which they could "
+            f"be added; use exchange='two_shot', or None for this tensor in layers="
+        )
+    if size > most_ranks(codec):
+        raise ValueError(
+            f"{name}: expected at most {most_ranks(codec)} ranks for exchange='integer_sum' with "
+            f"{codec.top_level} levels, got {size}: sums of {bits_of(codec, size)} bits are no shorter "
+            f"than 16-bit floats; use fewer levels, exchange='two_shot' or fp16"
+        )
+    return codec
+
+
+def message_words(codec: LevelCodec, shape: tuple[int, ...], size: int) -> int:
+    """Words of 4 bytes that a rank adds to the sum: its levels, and one that counts the ranks."""
+    return codec.level_words(shape, bits_of(codec, size)) + 1

@@ -1,0 +1,86 @@
+"""NumPy arrays and CPU tensors as the native library's pointers, and as the oracle's arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.codecs import ErrorFeedback
+from hvd_compress.kernels.native import DTYPES, check_dtype, dtype_of, feedback_of
+
+
+def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> int:
+    """Where a contiguous array of that many elements begins.
+
+    Raises:
+        TypeError: of another dtype.
+        ValueError: of another size, order or device.
+    """
+    if dtype is not None:
+        check_dtype(what, array, dtype)
+    if size_of(array) != count:
+        raise ValueError(f"{what}: expected {count} elements, got {size_of(array)}")
+    if hasattr(array, "data_ptr"):
+        if array.device.type != "cpu":
+            raise ValueError(f"{what}: expected a CPU tensor, got one on {array.device}")
+        contiguous, pointer = array.is_contiguous(), array.data_ptr()
+    else:
+        contiguous, pointer = array.flags.c_contiguous, array.ctypes.data
+    if not contiguous:
+        raise ValueError(f"{what}: expected a contiguous array, got strides of another order")
+    return pointer
+
+
+def feedback_pointer(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any | None:
+    """``hvdc_feedback`` by reference; None without a residual.
+
+    Raises:
+        ValueError: a residual without feedback, or feedback without a residual.
+    """
+    if (residual is not None) != feedback.enabled:
+        raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+    if residual is None:
+        return None
+    pointer = pointer_to("residual", residual, count, "float32")
+    return ctypes.byref(feedback_of(feedback, pointer))
+
+
+def size_of(array: Any) -> int:
+    """How many elements an array or a tensor has."""
+    return array.numel() if hasattr(array, "data_ptr") else array.size
+
+
+def rows(what: str, array: Any) -> tuple[int, int]:
+    """Pointer to the first of equally long rows of bytes, and how far apart the rows begin."""
+    count, length = array.shape
+    if not count:
+        return 0, length
+    pointer_to(what, array[count - 1], length, "uint8")
+    stride = array.stride(0) if hasattr(array, "data_ptr") else array.strides[0]
+    return pointer_to(what, array[0], length, "uint8"), stride
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """An array or a tensor as an array, without a copy."""
+    return array.detach().numpy() if hasattr(array, "data_ptr") else array
+
+
+def readable(array: Any) -> np.ndarray:
+    """For the oracle: NumPy has no bfloat16, so that such tensors are widened into a copy."""
+    if not is_bfloat16(array):
+        return as_numpy(array)
+    return (bits_of(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def is_bfloat16(array: Any) -> bool:
+    """Whether it is a tensor of that type, which NumPy lacks."""
+    return dtype_of("array", array) == DTYPES["bfloat16"]
+
+
+def bits_of(tensor: Any) -> np.ndarray:
+    """A bfloat16 tensor's memory, shape=(n,), dtype uint16."""
+    pointer = pointer_to("array", tensor, size_of(tensor))
+    words = (ctypes.c_uint16 * size_of(tensor)).from_address(pointer) if pointer else ()
+    return np.asarray(words, np.uint16)

@@ -1,0 +1,75 @@
+"""The native library for CPUs: where it is, what functions it has, and how codecs are described to it."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+from hvd_compress.codecs import Codec
+from hvd_compress.kernels.native import (
+    F32,
+    FOLDER,
+    I32,
+    I64,
+    U64,
+    KernelError,
+    P,
+    Shape,
+    Signatures,
+    open_library,
+    spec_of,
+)
+
+ABI_VERSION = 2
+_LIBRARY = FOLDER / "libhvdc_cpu.so"
+
+_SIGNATURES: Signatures = {
+    "hvdc_abi_version": (ctypes.c_uint32, []),
+    "hvdc_isa": (ctypes.c_char_p, []),
+    "hvdc_set_isa": (I32, [ctypes.c_char_p]),
+    "hvdc_payload_bytes": (I64, [P]),
+    "hvdc_encode": (I32, [P, P, P, I32, P, P, I64, I32]),
+    "hvdc_decode_sum": (
+        I32,
+        [P, U64, P, I64, I64, I32, F32, P, I32, I32, I32, P],
+    ),
+    "hvdc_take_back": (I32, [P, U64, P, I32, P, P, I64, I32]),
+    "hvdc_level_words": (I64, [P, I32]),
+    "hvdc_level_norms": (I32, [P, P, I32, P, P, I64, I32]),
+    "hvdc_level_encode": (I32, [P, P, P, I32, P, P, I32, P, I64, I32]),
+    "hvdc_level_decode": (I32, [P, P, I32, P, I64, F32, P, I32, I32]),
+    "hvdc_level_take_back": (I32, [P, P, I32, P, P, I32, P, I64, I32]),
+    "hvdc_square_sum": (ctypes.c_double, [P, I64, I32]),
+}
+
+
+@lru_cache(maxsize=1)
+def load() -> ctypes.CDLL:
+    """Opens it once.
+
+    Raises:
+        KernelError: it was not built, or belongs to another version.
+    """
+    if not _LIBRARY.exists():
+        raise KernelError(
+            f"expected the native library {_LIBRARY.name} in hvd_compress/lib, found none: install the "
+            f"package with `pip install .` (needs a C++ compiler and cmake)"
+        )
+    return open_library(_LIBRARY, _SIGNATURES, ("hvdc_abi_version", ABI_VERSION))
+
+
+@lru_cache(maxsize=4096)
+def spec_pointer(codec: Codec, shape: Shape) -> Any | None:
+    """``hvdc_spec`` by pointer; None for a codec without native kernels.
+
+    Raises:
+        KernelError: the library has another idea of a payload's size.
+    """
+    spec = spec_of(codec, shape)
+    if spec is None:
+        return None
+    expected, got = codec.payload_bytes(shape), load().hvdc_payload_bytes(ctypes.byref(spec))
+    if expected != got:
+        raise KernelError(f"{codec!r}, shape {shape}: expected {expected} bytes, got {got}")
+    return ctypes.pointer(spec)
