@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -44,9 +46,80 @@ class Collectives:
         rows = message.new_empty((self.size, message.numel()))
         return rows, _gather(rows.view(-1), message, group=self._group, async_op=True)
 
+    def distribute(
+        self, message: torch.Tensor, sizes: Sequence[int]
+    ) -> tuple[torch.Tensor, dist.Work]:
+        """Starts an exchange of parts: each rank gets its part of every rank's message.
+
+        Args:
+            message: shape=(n,), the ranks' parts one after the other.
+            sizes: of the parts, the same on every rank, 0 where there is none.
+
+        Returns:
+            Where this rank's parts will be, in rank order, and what to wait for.
+        """
+        own = sizes[self.rank]
+        parts = message.new_empty(self.size * own)
+        work = dist.all_to_all_single(
+            parts,
+            message,
+            output_split_sizes=[own] * self.size,
+            input_split_sizes=list(sizes),
+            group=self._group,
+            async_op=True,
+        )
+        return parts, work
+
+    def another(self) -> Collectives:
+        """The same ranks in a process group of their own. Waits until all of them have come here.
+
+        Raises:
+            ExchangeError: on every rank, they could not find each other.
+        """
+        everybody = self.size == dist.get_world_size()
+        if not everybody:
+            self._check_group_counts()
+        group = dist.new_group(
+            dist.get_process_group_ranks(self._group or dist.group.WORLD),
+            backend=dist.get_backend_config(self._group),
+            use_local_synchronization=not everybody,  # Others than these ranks do not come here.
+            sort_ranks=False,
+        )
+        return Collectives(group)
+
+    def _check_group_counts(self) -> None:
+        # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
+        # other names, ranks would wait for each other until they time out.
+        rows, work = self.gather(torch.tensor([len(dist.distributed_c10d._world.pg_names)]))
+        work.wait()
+        counts = rows.view(-1).tolist()
+        if len(set(counts)) > 1:
+            raise ExchangeError(
+                f"expected ranks that belong to equally many process groups for exchange='two_shot' in a "
+                f"group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch names a new "
+                f"group by that number"
+            )
+
     def average(self, values: torch.Tensor) -> dist.Work:
         """Starts an average over the ranks, in place.
 
         Divides first, as PyTorch's hooks do: in half precision a sum might overflow.
         """
         return dist.all_reduce(values.div_(self.size), group=self._group, async_op=True)
+
+
+def when_over(work: dist.Work, over: Callable[[Exception | None], None]) -> None:
+    """Has ``over`` called when a collective is over, with what went wrong or with None.
+
+    By the process group's thread, or at once where it is over already.
+    """
+
+    def call(done: torch.futures.Future) -> None:
+        try:
+            done.value()
+        except Exception as error:
+            over(error)
+        else:
+            over(None)
+
+    work.get_future().add_done_callback(call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,27 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.base import check_choice
 from hvd_compress.ddp.agreement import Agreement
+from hvd_compress.ddp.cargo import Cargo, Gathered, Item, TwoShots
 from hvd_compress.ddp.collectives import Collectives
-from hvd_compress.ddp.parcel import Dense, Message, Parcel
+from hvd_compress.ddp.lane import Lane
+from hvd_compress.ddp.parcel import Dense, Parcel
 from hvd_compress.ddp.step import Step
-from hvd_compress.exchange import agreement
+from hvd_compress.exchange import agreement, two_shot
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
+from hvd_compress.torch_common.shots import owned_of, shards_of
+from hvd_compress.torch_common.slots import NamedParameters, Owned, Slot, slots_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
+
+
+TWO_SHOT = "two_shot"
+_EXCHANGES = (EXCHANGES[0], TWO_SHOT)
+"""Those of :data:`EXCHANGES` that there are for process groups."""
 
 
 class Compressor(GradientCoder):
@@ -39,6 +47,7 @@ class Compressor(GradientCoder):
             ``named_parameters()``.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
+        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
         threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
         exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
             are those of the module, without ``module.`` in front.
@@ -61,6 +70,7 @@ class Compressor(GradientCoder):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
+        exchange: str = EXCHANGES[0],
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -70,6 +80,7 @@ class Compressor(GradientCoder):
         grad_scaler: Any | None = None,
         threads: int | None = None,
     ) -> None:
+        check_choice("Compressor", "exchange", exchange, _EXCHANGES)
         if isinstance(model, DistributedDataParallel):
             if getattr(model, "skip_all_reduce_unused_params", False):
                 raise ValueError(
@@ -85,6 +96,7 @@ class Compressor(GradientCoder):
             feedback,
             rank=self._collectives.rank,
             size=self._collectives.size,
+            exchange=exchange,
             threshold=threshold,
             exclude=exclude,
             layers=layers,
@@ -94,6 +106,7 @@ class Compressor(GradientCoder):
             threads=threads,
         )
         self._choose_routes(list(self._slots))
+        self._lane: Lane | None = None
         self._step: Step | None = None
         self._agreed = False
         self._used: set[int] = set()
@@ -143,13 +156,29 @@ class Compressor(GradientCoder):
                 f"{slot.parameter.device}: exclude it by name to send it "
                 f"uncompressed"
             )
+        if route.exchange == TWO_SHOT:
+            two_shot.check(slot.name, route.codec, shards_of(slot, self._size))
+
+    def _owned_by(self, slot: Slot) -> Owned | None:
+        if slot.route.dense or self._exchange != TWO_SHOT:
+            return None
+        return owned_of(slot, self._rank, self._size)
+
+    def _prepare(self) -> None:
+        # Not before: with other settings, a rank would not come, and this one wait for it.
+        if self._exchange == TWO_SHOT and self._lane is None:
+            self._lane = Lane(self._collectives.another())
+
+    def _second_shots(self) -> Lane:
+        assert self._lane is not None
+        return self._lane
 
     def _begin(self, bucket: GradBucket) -> Step:
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line, bucket.buffer().device)
-        return Step(self._collectives, asked, self._write, self._recall)
+        return Step(self._collectives, asked, self._prepare, self._write, self._recall)
 
     def _end(self, step: Step) -> None:
         self._step = None
@@ -180,6 +209,7 @@ class Compressor(GradientCoder):
             # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
             if (goes_dense or not slot.route.feedback.enabled) and slot.index in self._used:
                 self._encoder.release_residual(slot, gradient)
+                self._encoder.release_owned(slot, gradient)
             if not gradient.numel():
                 continue
             if goes_dense:
@@ -188,7 +218,7 @@ class Compressor(GradientCoder):
             else:
                 encoded.append((slot, gradient))
         if encoded:
-            self._encode_all(encoded, parcel)
+            parcel.cargo = self._encode_all(encoded)
         for dtype, rows in dense.items():
             parcel.dense.append(self._gather_up(rows, dtype, buffer))
         self._used -= {self._slot_of(parameter).index for parameter in bucket.parameters()}
@@ -203,23 +233,29 @@ class Compressor(GradientCoder):
             )
         return slot
 
-    def _encode_all(self, encoded: list[tuple[Slot, torch.Tensor]], parcel: Parcel) -> None:
-        sizes = [slot.route.codec.payload_bytes(slot.shape) for slot, _ in encoded]
-        message = parcel.message = Message(sizes)
-        for index, ((slot, gradient), payload) in enumerate(
-            zip(encoded, message.payloads, strict=True)
-        ):
-            if slot.index in self._used:
-                message.set_used(index)
+    def _encode_all(self, encoded: list[tuple[Slot, torch.Tensor]]) -> Cargo:
+        items = []
+        for slot, gradient in encoded:
+            item = Item(slot, gradient, slot.index in self._used)
+            self._take_up_residuals(item)
+            if item.used:
                 original = slot.parameter.grad
                 if original is not None and _apart(original, gradient):
-                    parcel.originals[index] = original
+                    item.original = original
             elif slot.route.feedback.enabled:
-                parcel.before[index] = self._encoder.residual(slot, gradient.device).clone()
-            coded = self._encoder.encode(slot, gradient, payload)
-            coded.count(self.counters)
-            parcel.coded.append(coded)
-        self.counters.add_allgather(self._size, message.buffer.numel())
+                item.remember()
+            items.append(item)
+        if self._exchange == TWO_SHOT:
+            return TwoShots(items, self._collectives, self._encoder, self._second_shots)
+        return Gathered(items, self._collectives, self._encoder)
+
+    def _take_up_residuals(self, item: Item) -> None:
+        slot = item.slot
+        owned, enabled = self._owned_by(slot), slot.route.feedback.enabled
+        if enabled:
+            self._encoder.residual(slot, item.gradient.device)
+        if item.used or (owned is not None and (enabled or owned.replaces(slot.owned))):
+            self._encoder.own(slot, item.gradient, owned)
 
     def _gather_up(
         self, rows: list[torch.Tensor], dtype: torch.dtype, buffer: torch.Tensor
@@ -233,32 +269,30 @@ class Compressor(GradientCoder):
     def _write(self, parcel: Parcel) -> None:
         for dense in parcel.dense:
             dense.write()
-        if parcel.message is None:
+        cargo = parcel.cargo
+        if cargo is None:
             return
-        assert parcel.gathered is not None
         started = time.perf_counter()
-        payloads, used = parcel.message.split(parcel.gathered)
-        for index, coded in enumerate(parcel.coded):
-            if used[index]:
-                coded.decode(self._kernels, payloads[index], 1.0 / self._size)
-                if not coded.gradient.is_contiguous():
-                    coded.gradient.copy_(coded.flat.view(coded.slot.shape))
-            elif index in parcel.before:
-                # Used by no rank: DDP leaves its gradient as it is.
-                coded.slot.residual = parcel.before[index]
-        with self._counting:  # The process group may call back from several threads.
+        for index, (item, used) in enumerate(zip(cargo.items, cargo.used, strict=True)):
+            if used:
+                flat = cargo.write(index)
+                if not item.gradient.is_contiguous():
+                    item.gradient.copy_(flat.view(item.slot.shape))
+            elif item.before is not None:
+                item.put_back()  # Used by no rank: DDP leaves its gradient as it is.
+        with self._counting:  # The process groups may call back from several threads.
             self.counters.decode_seconds += time.perf_counter() - started
+            cargo.count(self.counters)
 
     @torch.no_grad()
     def _recall(self, parcel: Parcel) -> None:
-        for index, coded in enumerate(parcel.coded):
-            if index in parcel.before:
-                coded.slot.residual = parcel.before[index]
-            elif index in parcel.originals:
-                original = parcel.originals[index].reshape(-1)
-                dataclasses.replace(coded, flat=original).take_back(self._kernels)
-            else:
-                coded.take_back(self._kernels)
+        for index, item in enumerate(parcel.items):
+            if item.before is not None:
+                item.put_back()
+            elif item.slot.route.feedback.enabled:
+                assert parcel.cargo is not None
+                original = None if item.original is None else item.original.reshape(-1)
+                parcel.cargo.take_back(index, original)
 
 
 def _group_of(

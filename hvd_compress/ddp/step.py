@@ -5,11 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import torch
-import torch.distributed as dist
-
 from hvd_compress.ddp.agreement import Agreement
-from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.collectives import Collectives, when_over
 from hvd_compress.ddp.parcel import Parcel
 
 
@@ -25,6 +22,7 @@ class Step:
         collectives: the ranks.
         agreement: a comparison under way, or None; until it is settled, everything is held back, because
             ranks that differ would mix up each other's messages.
+        prepare: called once they agree, by every rank, before anything is sent; may wait for the others.
         write: writes a parcel's averages to its buffer.
         take_back: takes back a parcel's residuals.
 
@@ -36,11 +34,13 @@ class Step:
         self,
         collectives: Collectives,
         agreement: Agreement | None,
+        prepare: Callable[[], None],
         write: Callable[[Parcel], None],
         take_back: Callable[[Parcel], None],
     ) -> None:
         self._collectives = collectives
         self._agreement = agreement
+        self._prepare = prepare
         self._write = write
         self._take_back = take_back
         self._parcels: list[Parcel] = []
@@ -68,6 +68,7 @@ class Step:
         """
         if self._agreement is not None:
             self._agreement.settle()
+            self._prepare()
             for parcel in self._parcels:
                 self._send(parcel)
         self._count_off()
@@ -80,30 +81,30 @@ class Step:
             parcel.future.wait()
 
     def _send(self, parcel: Parcel) -> None:
-        works: list[dist.Work] = []
-        if parcel.message is not None:
-            parcel.gathered, work = self._collectives.gather(parcel.message.buffer)
-            works.append(work)
-        works.extend(self._collectives.average(dense.sent) for dense in parcel.dense)
-        parcel.waiting = len(works)
+        parcel.waiting = len(parcel.dense) + (parcel.cargo is not None)
         with self._lock:
             self._outstanding += 1
-        if not works:
+        if not parcel.waiting:
             self._arrived(parcel)
-        for work in works:
-            work.get_future().add_done_callback(lambda done: self._returned(parcel, done))
+        if parcel.cargo is not None:
+            parcel.cargo.send(lambda error: self._returned(parcel, error))
+        for dense in parcel.dense:
+            work = self._collectives.average(dense.sent)
+            when_over(work, lambda error: self._returned(parcel, error))
 
-    def _returned(self, parcel: Parcel, done: torch.futures.Future) -> None:
-        # Called by the process group's thread, or at once where the collective is over already.
+    def _returned(self, parcel: Parcel, error: Exception | None) -> None:
+        # Called by a process group's thread, or at once where a collective is over already.
+        if error is not None:
+            self._fail(error)
+            return
         try:
-            done.value()
             with self._lock:
                 parcel.waiting -= 1
                 complete = parcel.waiting == 0
             if complete:
                 self._arrived(parcel)
-        except Exception as error:
-            self._fail(error)
+        except Exception as problem:
+            self._fail(problem)
 
     def _arrived(self, parcel: Parcel) -> None:
         nonfinite = parcel.nonfinite

@@ -96,3 +96,19 @@ class Encoder:
             rest[owned.begin : owned.end] = owned.residual * factor
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))
             owned.residual = None
+
+    def own(self, slot: Slot, gradient: torch.Tensor, owned: Owned | None) -> None:
+        """Has ``slot.owned`` be the record of an exchange, with a residual where there is feedback.
+
+        Args:
+            slot: of the parameter.
+            gradient: gets what was added up for another exchange.
+            owned: an empty record of what this rank owns; None where the exchange has no owners.
+        """
+        if owned is None or owned.replaces(slot.owned):
+            self.release_owned(slot, gradient)
+            slot.owned = owned
+        if slot.owned is not None and slot.route.feedback.enabled:
+            self.residual(slot.owned, gradient.device)
+        else:
+            self.release_owned(slot, gradient)

@@ -45,18 +45,24 @@ class Piece:
             noise=noise,
         )
 
-    def take_back(self, kernels: Executors, when: torch.Tensor | None = None) -> None:
-        """Undoes what :meth:`encode` did to the residual; ``flat`` and ``payload`` have not changed.
+    def take_back(
+        self,
+        kernels: Executors,
+        when: torch.Tensor | None = None,
+        numbers: torch.Tensor | None = None,
+    ) -> None:
+        """Undoes what :meth:`encode` did to the residual; ``payload`` has not changed.
 
         Args:
             kernels: encoded it.
             when: a word on the numbers' device, shape=(1,), int32; nothing is undone where it holds 0.
+            numbers: those that were encoded, shape=(n,), where ``flat`` does not hold them any more.
         """
         if self.residual is not None:
             kernels.take_back(
                 self.route.codec,
                 self.shape,
-                self.flat,
+                self.flat if numbers is None else numbers,
                 self.residual,
                 self.payload,
                 feedback=self.route.feedback,

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import tells_of_a_failure
 from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -67,14 +65,7 @@ class Exchange(ABC):
 
     def _own(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Has ``slot.owned`` be this exchange's, with a residual where there is feedback."""
-        owned = self.owned(slot)
-        if owned is None or owned.replaces(slot.owned):
-            self.encoder.release_owned(slot, gradient)
-            slot.owned = owned
-        if slot.owned is not None and slot.route.feedback.enabled:
-            self.encoder.residual(slot.owned, gradient.device)
-        else:
-            self.encoder.release_owned(slot, gradient)
+        self.encoder.own(slot, gradient, self.owned(slot))
 
 
 class Relay(ABC):
@@ -173,11 +164,6 @@ class Transfer(ABC):
     @abstractmethod
     def alone(self) -> Transfer:
         """What to do in its place where some ranks do not take part: a plain sum among the others."""
-
-
-def is_failure(payload: torch.Tensor) -> bool:
-    """Whether zeros came in this payload's place, shape=(bytes,), because its sender had an error."""
-    return bool(len(payload)) and tells_of_a_failure(payload[:HEADER_BYTES].cpu().numpy().tobytes())
 
 
 class Uncompressed(Transfer, Relay):

@@ -17,9 +17,10 @@ from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed, is_failure
+from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece
+from hvd_compress.torch_common.shots import is_failure
 from hvd_compress.torch_common.slots import Owned, Slot
 
 
