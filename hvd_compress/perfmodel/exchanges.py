@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from hvd_compress.codecs import Codec
+from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.base import Shape
+from hvd_compress.codecs.packing import WORD_BITS
 from hvd_compress.exchange import token
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.hosts import check as check_hierarchical
+from hvd_compress.exchange.integer_sum import check as check_integer_sum
+from hvd_compress.exchange.integer_sum import message_words
 from hvd_compress.exchange.routing import check_gather
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.exchange.two_shot import check as check_two_shot
@@ -212,6 +215,21 @@ def hierarchical(message: Message) -> Sequence[Step]:
     )
 
 
+def integer_sum(message: Message) -> Sequence[Step]:
+    """A pass for the norms, their maximum, levels made with it, and the levels' sum."""
+    hosts, codec = message.hosts, message.codec
+    assert isinstance(codec, LevelCodec)
+    norms = codec.layout(message.shape).scales
+    words = message_words(codec, message.shape, hosts.size)
+    return (
+        Work(added=message.count),
+        _ring_sum(hosts, FLOAT_BYTES * norms, norms),
+        Work(encoded=message.count),
+        _ring_sum(hosts, WORD_BITS // 8 * words, words),
+        Work(decoded=message.count),
+    )
+
+
 def _check_allgather(name: str, message: Message) -> None:
     check_gather(name, message.payload_bytes, message.hosts.size)
 
@@ -223,6 +241,10 @@ def _check_two_shot(name: str, message: Message) -> None:
 def _check_hierarchical(name: str, message: Message) -> None:
     shards = Shards(message.count, message.hosts.local)
     check_hierarchical(name, message.codec, shards, message.hosts, message.element_bytes)
+
+
+def _check_integer_sum(name: str, message: Message) -> None:
+    check_integer_sum(name, message.codec, message.hosts.size)
 
 
 class Exchange(NamedTuple):
@@ -242,6 +264,7 @@ EXCHANGES: dict[str, Exchange] = {
     "allgather": Exchange(allgather, _check_allgather),
     "two_shot": Exchange(two_shot, _check_two_shot),
     "hierarchical": Exchange(hierarchical, _check_hierarchical),
+    "integer_sum": Exchange(integer_sum, _check_integer_sum),
 }
 """By the name that compressors call it; ``allreduce`` is Horovod's own."""
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.codecs import FP16, Codec, NoCompression, OneBit
+from hvd_compress.codecs import ECQ, FP16, Codec, LevelCodec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import OFF
 from hvd_compress.exchange import routing
 from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.integer_sum import message_words
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.perfmodel.cost import refusal, wire_bytes
@@ -90,6 +91,18 @@ def test_hierarchical(
         assert sent == 0
 
 
+@TRIES
+@given(COUNTS, st.sampled_from((Ternary(), ECQ())), HOSTS, LOCALS)
+def test_integer_sum(count: int, codec: LevelCodec, hosts: int, local: int) -> None:
+    """As ``IntegerSum`` counts it on each rank."""
+    cluster = Cluster(hosts, local, LINK)
+    counters = Counters()
+    counters.add_allreduce(cluster.ranks, 4 * codec.layout((count,)).scales)
+    counters.add_allreduce(cluster.ranks, 4 * message_words(codec, (count,), cluster.ranks))
+    sent = wire_bytes((count,), route_of(codec, "integer_sum"), cluster)
+    assert math.isclose(sent, counters.wire_bytes)
+
+
 def test_shapes_count_where_the_codec_looks_at_them() -> None:
     route = route_of(OneBit(group="column"), "allgather")
     cluster = Cluster(2, 1, LINK)
@@ -107,6 +120,7 @@ def test_every_exchange_has_its_model() -> None:
         ("allgather", OneBit(), 2**31, Cluster(16, 1, LINK), "bytes in one gather"),
         ("two_shot", OneBit(), 10**6, Cluster(2**16, 1, LINK), "65535 ranks"),
         ("two_shot", OneBit(group="row"), 10**6, Cluster(2, 1, LINK), "contiguous groups"),
+        ("integer_sum", ECQ(127), 10**6, Cluster(5, 1, LINK), "at most 4 ranks"),
         ("hierarchical", OneBit(), 2**30, Cluster(2, 4, LINK), "bytes in one message"),
     ),
 )
@@ -115,4 +129,5 @@ def test_refusals_are_those_of_the_exchanges(
 ) -> None:
     reason = refusal("conv", (count,), route_of(codec, exchange), cluster)
     assert reason and reason.startswith("conv: expected") and words in reason
-    assert refusal("conv", (5000,), route_of(OneBit(), exchange), Cluster(2, 2, LINK)) is None
+    taken = Ternary() if exchange == "integer_sum" else OneBit()
+    assert refusal("conv", (5000,), route_of(taken, exchange), Cluster(2, 2, LINK)) is None
