@@ -23,6 +23,12 @@ ALLOWED = {
         "hvd_compress.exchange",
         "hvd_compress.perfmodel",
     },
+    "planner": {
+        "hvd_compress.codecs",
+        "hvd_compress.exchange",
+        "hvd_compress.perfmodel",
+        "hvd_compress.planner",
+    },
     "torch_common": {
         "torch",
         "numpy",
@@ -37,6 +43,8 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.kernels",
         "hvd_compress.exchange",
+        "hvd_compress.perfmodel",
+        "hvd_compress.planner",
         "hvd_compress.torch_common",
         "hvd_compress.torch",
     },
@@ -119,6 +127,7 @@ def test_exchange_knows_no_codec_by_name() -> None:
         "hvd_compress.exchange.token",
         "hvd_compress.exchange.two_shot",
         "hvd_compress.perfmodel.cli",
+        "hvd_compress.planner.explain",
     ),
 )
 def test_importing_brings_no_framework(module: str) -> None:

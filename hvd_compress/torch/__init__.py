@@ -5,6 +5,7 @@ Pass one as ``compression=`` to ``hvd.DistributedOptimizer``; Horovod itself sta
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch.auto import Auto
 from hvd_compress.torch.compressor import Compressor
 from hvd_compress.torch.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.torch.schemes import (
@@ -25,6 +26,7 @@ __all__ = [
     "FP16",
     "QSGD",
     "AdaGrad",
+    "Auto",
     "Compression",
     "Compressor",
     "ErrorFeedback",

@@ -19,6 +19,11 @@ _MEETING = 10.0
 """Seconds that a rank with an error waits for the others."""
 
 
+def equal_hosts() -> bool:
+    """Whether every host has as many ranks as the others; the same answer on all of them."""
+    return bool(_basics.is_homogeneous())
+
+
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
 
@@ -42,6 +47,11 @@ class Collectives:
             )
         self.rank: int = self._process_set.rank() if self._process_set.included() else -1
         self.size: int = self._process_set.size()
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether these are all of the job's ranks."""
+        return self.size == hvd.size()
 
     def among(self, ranks: Sequence[int]) -> Collectives:
         """The same among some of the job's ranks, this one included.

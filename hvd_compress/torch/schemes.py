@@ -6,6 +6,7 @@ from typing import Any
 
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.codecs.schemes import Scheme, class_of
+from hvd_compress.torch.auto import Auto
 from hvd_compress.torch.compressor import Compressor
 from hvd_compress.torch_common.slots import NamedParameters
 
@@ -63,15 +64,17 @@ class NoCompression(_Scheme):
 
 
 class Compression:
-    """Compressors by name, for command-line flags."""
+    """Compressors by name, for command-line flags: those of :attr:`names`, and ``"auto"``."""
 
     names = tuple(SCHEMES)
 
     @staticmethod
     def by_name(name: str, named_parameters: NamedParameters, **options: Any) -> Compressor:
-        """Makes the compressor of that name; options are the class's keywords.
+        """Makes the compressor of that name, or :class:`Auto`; options are the class's keywords.
 
         Raises:
             ValueError: no such name.
         """
+        if name == "auto":
+            return Auto(named_parameters, **options)
         return class_of(name, _Scheme)(named_parameters, **options)

@@ -28,6 +28,11 @@ class Exchange(ABC):
         self.collectives = collectives
         self.encoder = encoder
 
+    @property
+    def usable(self) -> bool:
+        """Whether it makes sense among these ranks; the same on every one of them."""
+        return True
+
     @abstractmethod
     def check(self, slot: Slot, route: Route) -> None:
         """Raises ``ValueError`` where a parameter's gradients cannot go this way."""

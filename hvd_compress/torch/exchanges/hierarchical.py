@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import Collectives, equal_hosts
 from hvd_compress.torch.exchanges.base import Exchange, Relay, Transfer, Uncompressed
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.pieces import Piece
@@ -42,6 +43,12 @@ class Hierarchical(Exchange):
         self.hosts = Hosts(hvd.size(), hvd.local_size())
         self.within: Collectives | None = None
         self.between: Collectives | None = None
+
+    @property
+    def usable(self) -> bool:
+        """See :attr:`Exchange.usable`: equal hosts of several ranks, and process sets at any time."""
+        dynamic = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
+        return dynamic and equal_hosts() and 1 < self.hosts.local < self.hosts.size
 
     def check(self, slot: Slot, route: Route) -> None:
         """See :meth:`Exchange.check`."""

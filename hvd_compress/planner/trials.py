@@ -1,0 +1,177 @@
+"""Plans against each other, by the time of real steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hvd_compress.planner.plans import Candidate, Plan
+
+BUDGET = 8.0
+"""What trials, and the probes before them, may cost, in steps of the best plan; below 1% of 1,000."""
+
+RESERVE = 1.0
+"""What each plan without a codec may cost, whatever has been spent: nothing may be slower than these."""
+
+_SAMPLES = 4
+"""Timed steps of a plan in a round."""
+
+_LEAST_SAMPLES = 2
+"""Before a plan is stopped because it costs too much: one slow step may have met a busy moment."""
+
+_TOLERANCES = (0.25, 0.10)
+"""How much slower than the best a plan may be after each round and still be in the next."""
+
+_INDIFFERENCE = 0.01
+"""Plans so close to the fastest are as good; then gradients are changed as little as possible."""
+
+_CONTENDERS = 4
+"""Plans that are tried, beside those without a codec: those with the best predictions."""
+
+
+@dataclass(eq=False)
+class Trial:
+    """One plan's record.
+
+    Attributes:
+        candidate: the plan.
+        seconds: of its timed steps.
+    """
+
+    candidate: Candidate
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Of the timed steps; infinite without any."""
+        return statistics.median(self.seconds) if self.seconds else math.inf
+
+
+class Trials:
+    """Runs plans in turns, drops the slow ones, and keeps to a budget.
+
+    A prediction may be wrong, and the time of a step is what counts. In a round, each plan runs for a few
+    steps; the first is not timed, because names are negotiated anew after a change. Plans take turns, so
+    that what disturbs the machine for a while disturbs all.
+
+    Uncompressed plans are always among those that are tried, as far as the budget allows: where they are
+    predicted to take many times as long as the best plan, even a few steps would cost more than they can
+    tell, and a plan that turns out to be slow is stopped at once.
+
+    Args:
+        candidates: the best prediction first, at least one.
+        overhead: seconds that measurements have cost already.
+        budget: in steps of the best plan.
+    """
+
+    def __init__(
+        self, candidates: Sequence[Candidate], overhead: float = 0.0, budget: float = BUDGET
+    ) -> None:
+        self.trials = _contenders(candidates)
+        self._budget = budget
+        self._overhead = overhead
+        self._changes: list[float] = []
+        self._round = 0
+        self._queue: list[Trial] = []
+        self._current, self._settling, self._left = self.trials[0], True, _SAMPLES
+        self._start_round(self.trials[1:])
+
+    @property
+    def plan(self) -> Plan:
+        """What the next step has to be made with."""
+        return self._current.candidate.plan
+
+    @property
+    def done(self) -> bool:
+        """Whether the best is known, as far as it can be; then it is :attr:`plan`."""
+        return self._round < 0
+
+    @property
+    def best(self) -> Trial:
+        """The fastest so far; of plans that are as good, the one that changes gradients least."""
+        fastest = min(trial.median for trial in self.trials)
+        good = [t for t in self.trials if t.median <= (1 + _INDIFFERENCE) * fastest]
+        return min(good, key=lambda trial: (trial.candidate.loss, trial.median))
+
+    def predicted(self, trial: Trial) -> float:
+        """Seconds of a step: the exchange's, and those of everything else as the best plan's steps show."""
+        base = 0.0
+        if self.best.seconds:
+            base = max(0.0, self.best.median - self.best.candidate.seconds)
+        return base + trial.candidate.seconds
+
+    @property
+    def cost(self) -> float:
+        """Seconds that all this has taken beyond as many steps of the best plan.
+
+        A plan's timed steps count as its fastest one: a disturbance is not the plan's fault.
+        """
+        fastest, times = self._fastest(), [t.seconds for t in self.trials if t.seconds]
+        slower = sum(len(seconds) * max(0.0, min(seconds) - fastest) for seconds in times)
+        changes = sum(max(0.0, seconds - fastest) for seconds in self._changes)
+        return self._overhead + slower + (changes if fastest else 0.0)
+
+    def record(self, seconds: float) -> None:
+        """Takes the time of a step that was made with :attr:`plan`, as all ranks agree on it."""
+        assert not self.done
+        if self._settling:
+            self._changes.append(seconds)
+            self._settling = False
+            return
+        self._current.seconds.append(seconds)
+        self._left -= 1
+        enough = len(self._current.seconds) >= _LEAST_SAMPLES
+        if self._left == 0 or (enough and not self._affords(self._current, 1)):
+            self._next()
+
+    def _next(self) -> None:
+        while True:
+            while self._queue:
+                trial = self._queue.pop(0)
+                least = 1 if trial.seconds else 1 + _LEAST_SAMPLES
+                if trial is self._current or self._affords(trial, least):
+                    self._enter(trial, settling=trial is not self._current)
+                    return
+            if not self._start_round(self._survivors()):
+                self._current, self._round = self.best, -1
+                return
+
+    def _start_round(self, trials: list[Trial]) -> bool:
+        self._round += 1
+        self._queue = list(trials)
+        return self._round == 1 or (self._round <= 1 + len(_TOLERANCES) and len(trials) > 1)
+
+    def _survivors(self) -> list[Trial]:
+        fastest = self._fastest()
+        tolerance = _TOLERANCES[min(self._round, len(_TOLERANCES)) - 1]
+        return [t for t in self.trials if t.median <= (1 + tolerance) * fastest]
+
+    def _enter(self, trial: Trial, settling: bool) -> None:
+        self._current, self._settling, self._left = trial, settling, _SAMPLES
+
+    def _affords(self, trial: Trial, steps: int) -> bool:
+        fastest = self._fastest()
+        if not fastest:
+            return True  # The first plan is measured whatever it takes.
+        left = self._budget * fastest - self.cost
+        expected = min(trial.seconds, default=0.0)
+        if not trial.seconds:
+            expected = self.predicted(trial)
+            if trial.candidate.loss < 2:
+                left = max(left, RESERVE * fastest)
+        return expected <= fastest or steps * (expected - fastest) <= left
+
+    def _fastest(self) -> float:
+        """Seconds of the fastest plan's steps; 0 before there is one."""
+        return min((t.median for t in self.trials if t.seconds), default=0.0)
+
+
+def _contenders(candidates: Sequence[Candidate]) -> list[Trial]:
+    """The best prediction, the plans without a codec, then the next best."""
+    plain = [c for c in candidates if c.loss < 2]
+    others = [c for c in candidates if c.loss == 2][:_CONTENDERS]
+    first = candidates[0]
+    order = [first, *(c for c in [*plain, *others] if c is not first)]
+    return [Trial(candidate) for candidate in order]

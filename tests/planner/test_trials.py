@@ -1,0 +1,132 @@
+"""Which plan wins, what is tried, and what it costs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_compress.exchange.routing import DENSE
+from hvd_compress.planner.plans import Candidate, Price
+from hvd_compress.planner.trials import BUDGET, RESERVE, Trials
+from tests.planner.cases import BYTES, GATHERED, HALVES, SHOTS
+
+NONE, FP16, INT8, ONEBIT, TWO_SHOT = ((route,) for route in (DENSE, HALVES, BYTES, GATHERED, SHOTS))
+PLANS = (NONE, FP16, INT8, ONEBIT, TWO_SHOT)
+LONGEST = 500
+"""Steps within which trials must be over."""
+
+seconds = st.floats(0.001, 10)
+
+
+def _candidates(predicted):
+    made = [
+        Candidate(str(plan), plan, Price(), at) for plan, at in zip(PLANS, predicted, strict=True)
+    ]
+    return sorted(made, key=lambda candidate: candidate.seconds)
+
+
+def _run(trials, step_seconds):
+    """Makes steps until the trials are over; every plan that was run, in order."""
+    ran = []
+    while not trials.done:
+        ran.append(trials.plan)
+        assert len(ran) < LONGEST
+        trials.record(step_seconds(trials.plan, len(ran)))
+    return ran
+
+
+@settings(deadline=None)
+@given(st.tuples(*[seconds] * 5), st.floats(0.001, 10))
+def test_with_true_predictions_the_winner_is_the_best_of_all(predicted, base):
+    true = {plan: base + at for plan, at in zip(PLANS, predicted, strict=True)}
+    trials = Trials(_candidates(predicted))
+    ran = _run(trials, lambda plan, _: true[plan])
+
+    assert true[trials.plan] <= 1.01 * min(true.values())
+    fastest = min(true.values())
+    assert sum(true[plan] - fastest for plan in ran) <= (BUDGET + 2 * RESERVE) * fastest
+
+
+@settings(deadline=None)
+@given(st.tuples(*[seconds] * 5), st.tuples(*[seconds] * 5))
+def test_whatever_was_predicted_the_winner_is_the_best_of_those_tried(predicted, actual):
+    true = dict(zip(PLANS, actual, strict=True))
+    trials = Trials(_candidates(predicted))
+    ran = _run(trials, lambda plan, _: true[plan])
+
+    tried = {trial.candidate.plan for trial in trials.trials if trial.seconds}
+    assert tried <= set(ran)
+    assert true[trials.plan] <= 1.01 * min(true[plan] for plan in tried)
+
+
+@settings(deadline=None)
+@given(st.tuples(*[seconds] * 5), st.tuples(*[seconds] * 5), st.integers(0, 2**32 - 1))
+def test_the_same_times_make_the_same_decisions(predicted, actual, noise):
+    def step_seconds(plan, step):
+        return dict(zip(PLANS, actual, strict=True))[plan] * (1 + (noise * step % 101) / 500)
+
+    one, other = (Trials(_candidates(predicted)) for _ in range(2))
+    assert _run(one, step_seconds) == _run(other, step_seconds)
+    assert one.plan == other.plan
+
+
+def test_plans_without_a_codec_are_always_tried_if_they_may_be_close():
+    """Predictions are wrong here, and measurements have used up the budget."""
+    trials = Trials(_candidates((0.12, 0.11, 0.05, 0.1, 0.2)), overhead=1e6)
+    true = {NONE: 1.0, FP16: 1.2, INT8: 2.0, ONEBIT: 2.0, TWO_SHOT: 2.0}
+    ran = _run(trials, lambda plan, _: true[plan])
+
+    assert ran[0] == INT8 and {NONE, FP16} <= set(ran)
+    assert trials.plan == NONE
+
+
+def test_hopeless_plans_are_not_tried():
+    trials = Trials(_candidates((34.0, 17.0, 5.0, 0.5, 0.4)))
+    true = {NONE: 35.0, FP16: 18.0, INT8: 6.0, ONEBIT: 1.5, TWO_SHOT: 1.4}
+    ran = _run(trials, lambda plan, _: true[plan])
+
+    assert set(ran) == {ONEBIT, TWO_SHOT} and trials.plan == TWO_SHOT
+
+
+def test_a_plan_that_turns_out_slow_is_stopped():
+    trials = Trials(_candidates((0.12, 0.11, 0.13, 0.1, 0.2)))
+    ran = _run(trials, lambda plan, _: 50.0 if plan == FP16 else 1.0)
+    assert ran.count(FP16) == 3, "one step to change, two to be sure"
+
+
+def test_one_disturbance_decides_nothing():
+    trials = Trials(_candidates((0.1, 0.2, 0.3, 0.4, 0.5)))
+
+    def step_seconds(plan, step):
+        return 30.0 if step == 3 else 1.0 if plan == NONE else 1.5
+
+    _run(trials, step_seconds)
+    assert trials.plan == NONE
+
+
+def test_of_equals_the_one_that_changes_gradients_least_wins():
+    for slower, winner in ((1.005, NONE), (1.02, FP16), (1.2, FP16)):
+        true = {NONE: slower, FP16: 1.001, INT8: 1.0, ONEBIT: 1.0, TWO_SHOT: 1.0}
+        trials = Trials(_candidates((0.1, 0.1, 0.1, 0.1, 0.1)))
+        _run(trials, lambda plan, _, true=true: true[plan])
+        assert trials.plan == winner
+
+
+def test_changes_of_plan_are_not_timed():
+    trials = Trials(_candidates((0.1, 0.1, 0.1, 0.1, 0.1)))
+    before = None
+
+    def step_seconds(plan, _):
+        nonlocal before
+        changed, before = plan != before, plan
+        return 1.4 if changed else 1.0
+
+    _run(trials, step_seconds)
+    assert all(set(trial.seconds) == {1.0} for trial in trials.trials)
+    assert trials.cost > 0
+
+
+def test_a_single_plan_is_over_after_one_round():
+    trials = Trials(_candidates((0.1,) * 5)[:1])
+    assert len(_run(trials, lambda *_: 1.0)) < 10
+    assert trials.plan == NONE and trials.cost == 0
