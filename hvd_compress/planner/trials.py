@@ -27,7 +27,7 @@ _TOLERANCES = (0.25, 0.10)
 _INDIFFERENCE = 0.01
 """Plans so close to the fastest are as good; then gradients are changed as little as possible."""
 
-_CONTENDERS = 4
+_CONTENDERS = 3
 """Plans that are tried, beside those without a codec: those with the best predictions."""
 
 
