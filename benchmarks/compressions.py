@@ -12,6 +12,9 @@ TERNARY = "ternary"
 LOCAL = "local"
 """No exchange at all: every rank trains alone, which shows how much an exchange costs at least."""
 
+_LISTS = ("exclude", "codecs", "exchanges")
+"""Settings whose values are several, separated by ``|``."""
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -19,7 +22,7 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: what ``Compression.by_name`` of a frontend knows, or :data:`LOCAL`.
+        name: what ``Compression.by_name`` of a frontend knows, ``auto`` included, or :data:`LOCAL`.
         options: its further keywords.
     """
 
@@ -53,7 +56,7 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Reads one ``key=value``; patterns in ``exclude`` are separated by ``|``.
+    """Reads one ``key=value``; what is in a list, such as patterns in ``exclude``, is separated by ``|``.
 
     Raises:
         ValueError: there is no ``=``.
@@ -61,7 +64,7 @@ def option(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise ValueError(f"expected key=value, got {text!r}")
-    if key == "exclude":
+    if key in _LISTS:
         return key, tuple(value.split("|")) if value else ()
     return key, _value(value)
 

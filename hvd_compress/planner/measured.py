@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange.routing import Route
-from hvd_compress.perfmodel.cost import Cluster, CodecSpeed, Collective, Link
+from hvd_compress.perfmodel.exchanges import Collective
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 
 Coding = tuple[Codec, ErrorFeedback]
 """What has a speed: a codec, with or without a residual to read and write."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from hvd_compress.perfmodel.cost import CodecSpeed
+from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Coding, Measured, Probe, best
 from hvd_compress.planner.plans import Plan, Tensor, propose, smallest
 from hvd_compress.planner.trials import Trials

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hvd_compress.exchange.bundling import LIMIT
 from hvd_compress.exchange.routing import DENSE, Route
 from hvd_compress.perfmodel import cost
+from hvd_compress.perfmodel.exchanges import Work, together
 from hvd_compress.planner.measured import KINDS, Measured, kind
 
 Plan = tuple[Route, ...]
@@ -93,13 +94,13 @@ def price(tensor: Tensor, route: Route, measured: Measured) -> Price:
     ranks = measured.cluster(KINDS[0])
     total = Price()
     for step in cost.steps_of(tensor.shape, route, ranks, element_bytes=tensor.element_bytes):
-        if isinstance(step, cost.Work):
+        if isinstance(step, Work):
             seconds = step.encoded * speed.encode + step.decoded * speed.decode
             total += Price(codec=seconds + step.added * speed.add)
         elif step.rounds:
             cluster = measured.cluster(kind(step, route))
             shared = (1 - part) * cluster.start
-            total += Price(wire=step.seconds(cluster, speed) - shared, sent=step.sent)
+            total += Price(wire=together([(step, speed)], cluster) - shared, sent=step.sent)
     return total
 
 

@@ -22,8 +22,8 @@ from hvd_compress.codecs.base import check_choice
 from hvd_compress.codecs.registry import OFF, scheme_of
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, DENSE, EXCHANGES, Route
-from hvd_compress.perfmodel import cost
-from hvd_compress.perfmodel.cost import CodecSpeed
+from hvd_compress.perfmodel import exchanges as model
+from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.explain import explain
 from hvd_compress.planner.measured import KINDS, Probe
 from hvd_compress.planner.planner import Need, Planner, Report
@@ -329,7 +329,7 @@ def _routes(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
             routes.append(one)
         else:
             # Where no model can say what an exchange costs, it cannot be planned with.
-            known = (exchange for exchange in exchanges if exchange in cost.EXCHANGES)
+            known = (exchange for exchange in exchanges if exchange in model.EXCHANGES)
             routes += [dataclasses.replace(one, exchange=exchange) for exchange in known]
     return sorted(dict.fromkeys(routes), key=lambda route: not route.dense)
 

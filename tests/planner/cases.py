@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import FP16, ErrorFeedback, Int8, OneBit
 from hvd_compress.exchange.routing import DENSE, Route
-from hvd_compress.perfmodel.cost import CodecSpeed
+from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Measured, Probe
 from hvd_compress.planner.plans import Tensor
 

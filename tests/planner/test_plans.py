@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hvd_compress.codecs import Int8
 from hvd_compress.exchange.routing import DENSE, Route
 from hvd_compress.perfmodel import cost
-from hvd_compress.perfmodel.cost import CodecSpeed
+from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import HALF, KINDS, Measured, Probe, best
 from hvd_compress.planner.plans import Tensor, label, price, propose, smallest, uniform
 from tests.planner.cases import (

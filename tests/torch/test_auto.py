@@ -201,16 +201,16 @@ def test_nothing_is_measured_while_warming_up() -> None:
 
 @on_ranks(2)
 def test_tensors_without_a_choice_go_as_they_are() -> None:
-    shapes = {"double": (4000,), "excluded": (5000,), "small": (10,)}
+    shapes = {"wide": (4000,), "excluded": (5000,), "small": (10,)}
     model = Probe(shapes)
-    model.double = torch.nn.Parameter(torch.zeros(4000, dtype=torch.float64))
+    model.wide = torch.nn.Parameter(torch.zeros(4000, dtype=torch.float64))
+    plain = copy.deepcopy(model)
     compressor = hvdc.Auto(model, exclude=["excluded"])
     optimizer = distributed(model, compressor)
-    plain = copy.deepcopy(model)
     reference = distributed(plain, hvd.Compression.none)
     for step in range(3):
         gradients = two_valued(shapes, hvd.rank(), step)
-        gradients["double"] = gradients["double"].double()
+        gradients["wide"] = gradients["wide"].double()
         assert_same_bits(
             exchange(model, optimizer, gradients), exchange(plain, reference, gradients)
         )
