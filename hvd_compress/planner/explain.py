@@ -31,8 +31,10 @@ def describe(plan: Plan, tensors: Sequence[Tensor]) -> str:
 
 def _headline(planner: Planner) -> str:
     plan = describe(planner.plan, planner.tensors)
-    state = "decided" if planner.settled else "not decided yet"
-    return f"step {planner.step}, {state}: {plan}\n{planner.reason}"
+    number, state = planner.plans, "decided"
+    if not planner.settled:
+        number, state = planner.plans + 1, "not decided yet"
+    return f"step {planner.step}, plan {number}, {state}: {plan}\n{planner.reason}"
 
 
 def _measurements(measured: Measured) -> str:

@@ -21,11 +21,12 @@ more once they have taken as long as so many steps. Where they take long, the ne
 disturbances count for little."""
 
 _WATCHING = 1e-3
-"""Part of the time that looks at the network may take."""
+"""Part of the time that looks at steps may take, and another that looks at the links may take."""
 
-_SHORTEST, _LONGEST = 32, 1024
+_SHORTEST, _LONG, _LONGEST = 32, 128, 1024
 _AGAIN = 4
-"""Steps from one look to the next: at least, at most, and after one that found a change."""
+"""Steps from one look to the next: at least; at most, where only steps are looked at, and where links are;
+and after one that found a change."""
 
 _QUIET = 64
 """Steps without a second look at a plan after it was made, doubled with each plan up to 1,024."""
@@ -38,9 +39,9 @@ class Need(Enum):
     SECONDS = 1
     """How long the step took."""
     LINK = 2
-    """The links, too."""
+    """How fast an allreduce is, too."""
     ALL = 3
-    """The links and the codecs, too."""
+    """How fast all kinds of collectives and the codecs are, too."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,9 @@ class Planner:
         self.watch: Watch | None = None
         self._probes: list[Report] = []
         self._probing = True
-        self._next_look = 0
+        self._next_look = self._next_probe = 0
         self._planned_at = 0
+        self._small = 0.0
 
     @property
     def settled(self) -> bool:
@@ -101,7 +103,9 @@ class Planner:
         if self._probing:
             return Need.NOTHING if self.step == 1 else Need.ALL
         if self.settled:
-            return Need.LINK if self.step >= self._next_look else Need.NOTHING
+            if self.step >= self._next_probe:
+                return Need.LINK
+            return Need.SECONDS if self.step >= self._next_look else Need.NOTHING
         return Need.SECONDS
 
     def take(self, report: Report) -> None:
@@ -116,7 +120,7 @@ class Planner:
     def postpone(self) -> None:
         """Called in place of :meth:`take` where not all ranks took part in the step."""
         if self.settled:
-            self._next_look = self.step + _SHORTEST
+            self._next_look = self._next_probe = self.step + _SHORTEST
 
     def state(self) -> dict[str, Any]:
         """What a later job needs to go on with the plan."""
@@ -142,7 +146,7 @@ class Planner:
         self.plan, self._probing, self.trials = plan, False, None
         self.reason = "goes on with the plan of a saved state"
         self.watch = Watch(state["bandwidth"])
-        self._next_look = self.step + _AGAIN
+        self._next_look = self._next_probe = self.step + _AGAIN
         return True
 
     def _take_probe(self, report: Report) -> None:
@@ -170,21 +174,35 @@ class Planner:
             assert self.measured is not None
             self.plans += 1
             self.reason = "its steps were the fastest, or as fast as any"
-            self.watch = Watch(self.measured.probe.bandwidth(KINDS[0]))
-            self._planned_at, self._next_look = self.step, self.step + _SHORTEST
+            self.watch = Watch(self.measured.probe.bandwidth(KINDS[0]), self.trials.best.median)
+            self._planned_at = self.step
+            self._next_look = self._next_probe = self.step + _SHORTEST
 
     def _look(self, report: Report) -> None:
-        assert self.watch is not None and report.probe is not None
-        changed = self.watch.changed(report.probe.bandwidth(KINDS[0]), report.seconds)
+        assert self.watch is not None
+        probe = report.probe
+        bandwidth = None if probe is None else probe.bandwidth(KINDS[0])
+        changed = self.watch.changed(report.seconds, bandwidth)
         quiet = min(_QUIET << self.plans, _LONGEST) if self.plans > 1 else 0
         if changed and self.step >= self._planned_at + quiet:
             self.reason = f"is measured anew: {self.watch.reason}"
             self.watch, self._probing = None, True
-        elif self.watch.suspicious and not changed:
-            self._next_look = self.step + _AGAIN
-        else:
-            period = math.ceil(report.overhead / max(_WATCHING * report.seconds, 1e-9))
-            self._next_look = self.step + min(max(period, _SHORTEST), _LONGEST)
+            return
+        if probe is not None:
+            self._next_probe = self.step + _period(report.overhead, report.seconds, _LONGEST)
+            self._small = probe.small
+        self._next_look = self.step + _period(self._small, report.seconds, _LONG)
+        if self.watch.suspicious and not changed:
+            again = self.step + _AGAIN
+            if self.watch.suspects_links:
+                self._next_probe = again
+            else:
+                self._next_look = again
+
+
+def _period(cost: float, step: float, longest: int) -> int:
+    """Steps from one look to the next, so that looks take no more of the time than they may."""
+    return min(max(math.ceil(cost / max(_WATCHING * step, 1e-9)), _SHORTEST), longest)
 
 
 def _fastest(bursts: Sequence[Mapping[Coding, CodecSpeed]]) -> dict[Coding, CodecSpeed]:

@@ -24,7 +24,7 @@ _LEAST_SAMPLES = 2
 _TOLERANCES = (0.25, 0.10)
 """How much slower than the best a plan may be after each round and still be in the next."""
 
-_INDIFFERENCE = 0.01
+_INDIFFERENCE = 0.02
 """Plans so close to the fastest are as good; then gradients are changed as little as possible."""
 
 _CONTENDERS = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+BANDWIDTH = "bandwidth"
+
 _BANDWIDTH = 1.6
 _STEP = 1.4
 """By which factor a bandwidth, or a step's time, has to change before it counts."""
@@ -29,12 +31,23 @@ class Watch:
         """Whether the last look found a change, so that the next one should come soon."""
         return self._times > 0
 
-    def changed(self, bandwidth: float, seconds: float) -> bool:
-        """Takes a look; whether something has changed for good. :attr:`reason` says what."""
+    @property
+    def suspects_links(self) -> bool:
+        """Whether it was a change of bandwidth, which only a measurement of the links can confirm."""
+        return self.reason.startswith(BANDWIDTH)
+
+    def changed(self, seconds: float, bandwidth: float | None = None) -> bool:
+        """Takes a look; whether something has changed for good. :attr:`reason` says what.
+
+        Args:
+            seconds: of a step.
+            bandwidth: bytes a second; None where it was not measured.
+        """
         self.seconds = seconds if self.seconds is None else self.seconds
-        direction = _direction("bandwidth", bandwidth / self.bandwidth, _BANDWIDTH) or _direction(
-            "a step's time", seconds / self.seconds, _STEP
-        )
+        direction = _direction("a step's time", seconds / self.seconds, _STEP)
+        if bandwidth is not None:
+            changed = _direction(BANDWIDTH, bandwidth / self.bandwidth, _BANDWIDTH)
+            direction = changed or direction
         self._times = (
             self._times + 1 if direction and direction == self._direction else bool(direction)
         )

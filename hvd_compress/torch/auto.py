@@ -264,7 +264,8 @@ class Auto(Compressor):
                 self._collectives, self._kernels, self._codings, largest, lambda: self.counters
             )
         started = time.perf_counter()
-        numbers = self._prober.link()
+        kinds = KINDS if need is Need.ALL else KINDS[:1]
+        numbers = self._prober.links(kinds)
         if need is Need.ALL:
             numbers += [number for speed in self._prober.speeds() for number in speed]
         numbers.append(time.perf_counter() - started)
@@ -273,8 +274,8 @@ class Auto(Compressor):
             return None
         *slowest, overhead = measured.amax(0).tolist()
         small, *rest = slowest
-        probe = Probe(self._prober.sent, small, dict(zip(KINDS, rest, strict=False)))
-        coding = rest[len(KINDS) :]
+        probe = Probe(self._prober.sent, small, dict(zip(kinds, rest, strict=False)))
+        coding = rest[len(kinds) :]
         pairs = zip(coding[::2], coding[1::2], strict=True)
         speeds = dict(
             zip(

@@ -11,7 +11,7 @@ import torch
 from hvd_compress.codecs import NoiseKey
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.kernels.interface import Kernels
-from hvd_compress.planner.measured import HALF, KINDS, Coding
+from hvd_compress.planner.measured import HALF, Coding
 from hvd_compress.torch.collectives import Collectives
 
 _BYTES = 2**19
@@ -56,7 +56,7 @@ class Prober:
         # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others.
         part = 16 * -(-min(_BYTES, 4 * largest) // (32 * (size - 1)))
         self.sent = 2 * part * (size - 1)
-        """Bytes that each rank sends in each large collective of :meth:`link`."""
+        """Bytes that each rank sends in each large collective of :meth:`links`."""
         whole = size * part
         self._messages = {
             "allreduce": torch.zeros(whole // 4),
@@ -67,16 +67,19 @@ class Prober:
         }
         self._small = torch.zeros(4)
 
-    def link(self) -> list[float]:
-        """Seconds of a small allreduce, and of a large collective of each of :data:`KINDS`, in that order.
+    def links(self, kinds: Sequence[str]) -> list[float]:
+        """Seconds of a small allreduce, and of a large collective of each kind, in that order.
 
         Waits for all ranks. They meet in a sum, which is not timed, so that nobody's delay counts.
+
+        Args:
+            kinds: some of :data:`~hvd_compress.planner.measured.KINDS`, the same on every rank.
         """
         self._wait(self._collectives.sum(self._small, "meeting before probe"))
         size, counters = self._collectives.size, self._counters()
         counters.add_allreduce(size, 8 * self._small.numel())
         times = [self._timed(lambda: self._collectives.sum(self._small, "probe"))]
-        for kind in KINDS:
+        for kind in kinds:
             times.append(self._timed(functools.partial(self._start, kind)))
             counters.message_bytes += self._messages[kind].nbytes
             counters.wire_bytes += self.sent

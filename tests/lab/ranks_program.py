@@ -22,10 +22,7 @@ def rates() -> None:
     hvd.init()
     seconds = {}
     for rate in ("100mbit", "400mbit", "none"):
-        hvd.barrier()
-        if hvd.rank() == 1:
-            change = [sys.executable, "-m", "benchmarks.lab.change_rate", rate]
-            subprocess.run(change, check=True)
+        _change_rate(rate)
         times = []
         for _ in range(3):
             x = torch.full((ELEMENTS,), float(hvd.rank() + 1))
@@ -65,6 +62,40 @@ def death() -> None:
             hvd.allreduce_async(torch.ones(ELEMENTS), name="last")
             os.kill(os.getpid(), signal.SIGKILL)
         hvd.allreduce(torch.ones(ELEMENTS), name="x")
+
+
+def plans() -> None:
+    """What is planned at a low rate, and at a lower one."""
+    import hvd_compress.torch as hvdc
+
+    hvd.init()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(500, 250, bias=False)
+    compressor = hvdc.Auto(model, codecs=("int8",))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        named_parameters=model.named_parameters(),
+        compression=compressor,
+    )
+    x, found = torch.ones(4, 500), []
+    for number, rate in enumerate(("100mbit", "20mbit"), start=1):
+        _change_rate(rate)
+        for _ in range(200):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+            if f"plan {number}, decided" in compressor.explain():
+                break
+        found.append(compressor.explain())
+    _report({"found": found})
+
+
+def _change_rate(rate: str) -> None:
+    hvd.barrier()
+    if hvd.rank() == 1:
+        change = [sys.executable, "-m", "benchmarks.lab.change_rate", rate]
+        subprocess.run(change, check=True)
+    hvd.barrier()
 
 
 def _report(found: dict[str, object]) -> None:

@@ -67,6 +67,19 @@ def test_rates_limit_a_real_allreduce():
         assert seconds["none"] < seconds["400mbit"]
 
 
+def test_plans_follow_the_rate():
+    done = machine.run("--rate", "100mbit", "--", *PROGRAM, "plans", timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    one, other = (report["found"] for report in _reports(done.stdout))
+    assert one == other, "the ranks differ"
+    for number, text in enumerate(one, start=1):
+        # Uncompressed, four times as much is sent.
+        assert f"plan {number}, decided: int8" in text
+    rates = [float(re.search(r"(\d+) by allreduce,", text)[1]) for text in one]
+    assert 50 < rates[0] < 200 and rates[1] < rates[0] / 2
+
+
 def test_ranks_have_hosts_slots_and_process_sets():
     done = machine.run("--slots", "2", "--rate", "1gbit", "--", *PROGRAM, "groups")
 

@@ -42,7 +42,7 @@ def test_with_true_predictions_the_winner_is_the_best_of_all(predicted, base):
     trials = Trials(_candidates(predicted))
     ran = _run(trials, lambda plan, _: true[plan])
 
-    assert true[trials.plan] <= 1.01 * min(true.values())
+    assert true[trials.plan] <= 1.02 * min(true.values())
     fastest = min(true.values())
     assert sum(true[plan] - fastest for plan in ran) <= (BUDGET + 2 * RESERVE) * fastest
 
@@ -56,7 +56,7 @@ def test_whatever_was_predicted_the_winner_is_the_best_of_those_tried(predicted,
 
     tried = {trial.candidate.plan for trial in trials.trials if trial.seconds}
     assert tried <= set(ran)
-    assert true[trials.plan] <= 1.01 * min(true[plan] for plan in tried)
+    assert true[trials.plan] <= 1.02 * min(true[plan] for plan in tried)
 
 
 @settings(deadline=None)
@@ -105,7 +105,7 @@ def test_one_disturbance_decides_nothing():
 
 
 def test_of_equals_the_one_that_changes_gradients_least_wins():
-    for slower, winner in ((1.005, NONE), (1.02, FP16), (1.2, FP16)):
+    for slower, winner in ((1.015, NONE), (1.03, FP16), (1.2, FP16)):
         true = {NONE: slower, FP16: 1.001, INT8: 1.0, ONEBIT: 1.0, TWO_SHOT: 1.0}
         trials = Trials(_candidates((0.1, 0.1, 0.1, 0.1, 0.1)))
         _run(trials, lambda plan, _, true=true: true[plan])
