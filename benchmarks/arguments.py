@@ -46,6 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=_positive, default=1, help="how many seeds")
     add("--test-at-end", action="store_true", help="instead of after every epoch")
     add("--quiet", action="store_true", help="do not print the table")
+    add("--explain", action="store_true", help="print why auto chose what it chose")
     add("--resume", action="store_true", help="keep the runs that OUT holds already")
     return parser.parse_args(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import sys
 
 import numpy as np
@@ -16,6 +17,8 @@ from benchmarks.models import MODELS
 def main(command_line: list[str] | None = None) -> int:
     """Makes every run that is asked for; the exit status tells whether the ranks agree."""
     args = arguments.parse(command_line)
+    if args.explain:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = arguments.settings(args)
     model = MODELS[args.model]
     chosen = [

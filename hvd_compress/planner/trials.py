@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hvd_compress.planner.plans import Candidate, Plan
 
-BUDGET = 8.0
+BUDGET = 6.0
 """What trials, and the probes before them, may cost, in steps of the best plan; below 1% of 1,000."""
 
 RESERVE = 1.0
@@ -38,10 +38,17 @@ class Trial:
     Attributes:
         candidate: the plan.
         seconds: of its timed steps.
+        changes: of steps right after a change to it.
     """
 
     candidate: Candidate
     seconds: list[float] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """How many have been made."""
+        return len(self.seconds) + len(self.changes)
 
     @property
     def median(self) -> float:
@@ -72,7 +79,6 @@ class Trials:
         self.trials = _contenders(candidates)
         self._budget = budget
         self._overhead = overhead
-        self._changes: list[float] = []
         self._round = 0
         self._queue: list[Trial] = []
         self._current, self._settling, self._left = self.trials[0], True, _SAMPLES
@@ -106,18 +112,20 @@ class Trials:
     def cost(self) -> float:
         """Seconds that all this has taken beyond as many steps of the best plan.
 
-        A plan's timed steps count as its fastest one: a disturbance is not the plan's fault.
+        A plan's steps count as its fastest one, and what a change takes beyond that as in the middle of
+        all changes: a disturbance is not the plan's fault.
         """
-        fastest, times = self._fastest(), [t.seconds for t in self.trials if t.seconds]
-        slower = sum(len(seconds) * max(0.0, min(seconds) - fastest) for seconds in times)
-        changes = sum(max(0.0, seconds - fastest) for seconds in self._changes)
-        return self._overhead + slower + (changes if fastest else 0.0)
+        fastest, ran = self._fastest(), [trial for trial in self.trials if trial.seconds]
+        slower = sum(trial.steps * max(0.0, min(trial.seconds) - fastest) for trial in ran)
+        changes = [one - min(trial.seconds) for trial in ran for one in trial.changes]
+        change = max(0.0, statistics.median(changes)) if changes else 0.0
+        return self._overhead + slower + len(changes) * change
 
     def record(self, seconds: float) -> None:
         """Takes the time of a step that was made with :attr:`plan`, as all ranks agree on it."""
         assert not self.done
         if self._settling:
-            self._changes.append(seconds)
+            self._current.changes.append(seconds)
             self._settling = False
             return
         self._current.seconds.append(seconds)

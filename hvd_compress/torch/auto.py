@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ from hvd_compress.torch_common.slots import NamedParameters, Slot
 
 DEFAULT_CODECS = ("fp16", "int8", "onebit")
 """A cast, eight bits, and one bit whose error is sent later."""
+
+_log = logging.getLogger(__name__)
 
 _PATIENCE = 60.0
 """Seconds for ranks that have ended the same step."""
@@ -242,7 +245,10 @@ class Auto(Compressor):
             if report is None:
                 self._planner.postpone()
             else:
+                settled = self._planner.settled
                 self._planner.take(report)
+                if self._planner.settled and not settled and self._collectives.rank == 0:
+                    _log.info("%s", self.explain())
                 if self._planner.plan != self._routes_now():
                     self._apply(self._planner.plan)
         self._mark = time.perf_counter()

@@ -62,13 +62,13 @@ class _Ledger:
             assert torch.allclose(self.sent[name], self.due[name], atol=1e-3), name
 
 
-def _every_change_of_route_keeps_every_gradient() -> None:
+def _every_change_of_route_keeps_every_gradient(ways: int) -> None:
     model, compressor, optimizer = _start(codecs=EXACT)
     ledger = _Ledger()
     choices = [tensor.choices for tensor in compressor._tensors]
-    assert [len(routes) for routes in choices] == [5, 5, 5, 1]
+    assert [len(routes) for routes in choices] == [ways, ways, ways, 1]
     # Every tensor takes another way in every step, all of them in the end, and each its own.
-    orders = (0, 1, 2, 3, 4, 2, 0, 3, 1, 4, 0)
+    orders = (*range(ways), 2, 0, 3, 1, 4, 0)
     for step, turn in enumerate(orders):
         plan = [routes[(turn + i) % len(routes)] for i, routes in enumerate(choices)]
         compressor._apply(tuple(plan))
@@ -104,12 +104,18 @@ def _ranks_agree_on_every_plan() -> None:
 
 @on_ranks(2)
 def test_changes_of_route_on_two_ranks() -> None:
-    _every_change_of_route_keeps_every_gradient()
+    _every_change_of_route_keeps_every_gradient(ways=5)
 
 
 @on_ranks(3)
 def test_changes_of_route_on_three_ranks() -> None:
-    _every_change_of_route_keeps_every_gradient()
+    _every_change_of_route_keeps_every_gradient(ways=5)
+
+
+@on_ranks(4, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_changes_of_route_on_two_hosts() -> None:
+    """Where process sets can be made at any time, the hierarchical exchange is among the choices."""
+    _every_change_of_route_keeps_every_gradient(ways=7)
 
 
 @on_ranks(2)
@@ -180,9 +186,7 @@ def test_a_plan_is_saved_and_gone_on_with() -> None:
 @on_ranks(2)
 def test_states_of_another_number_of_ranks() -> None:
     model, compressor, optimizer = _start(codecs=EXACT)
-    ledger = _Ledger()
-    for step in range(4):
-        ledger.step(model, optimizer, step)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))  # With the fewest bytes.
     states = hvd.allgather_object(compressor.state_dict(), name="states")
     _, later, _ = _start(codecs=EXACT)
     later.load_resized(states)
