@@ -264,33 +264,31 @@ class Auto(Compressor):
         seconds, window = shared[:, 0].max().item(), shared[:, 1].min().item()
         if need is Need.SECONDS:
             return Report(seconds, window)
-        if self._prober is None:
-            largest = max(tensor.count for tensor in self._tensors if len(tensor.choices) > 1)
-            self._prober = Prober(
-                self._collectives, self._kernels, self._codings, largest, lambda: self.counters
-            )
-        started = time.perf_counter()
         kinds = KINDS if need is Need.ALL else KINDS[:1]
-        numbers = self._prober.links(kinds)
-        if need is Need.ALL:
-            numbers += [number for speed in self._prober.speeds() for number in speed]
+        codings = self._codings if need is Need.ALL else []
+        prober = self._prober = self._prober or self._make_prober()
+        started = time.perf_counter()
+        numbers = prober.links(kinds)
+        for encode, decode in prober.speeds(codings):
+            numbers += [encode, decode]
         numbers.append(time.perf_counter() - started)
         measured = self._share(numbers, f"probe of {len(numbers)}")
         if measured is None:
             return None
-        *slowest, overhead = measured.amax(0).tolist()
-        small, *rest = slowest
-        probe = Probe(self._prober.sent, small, dict(zip(kinds, rest, strict=False)))
-        coding = rest[len(kinds) :]
-        pairs = zip(coding[::2], coding[1::2], strict=True)
-        speeds = dict(
-            zip(
-                self._codings,
-                (CodecSpeed(encode, decode) for encode, decode in pairs),
-                strict=False,
-            )
+        small, *slowest, overhead = measured.amax(0).tolist()
+        links, coding = slowest[: len(kinds)], slowest[len(kinds) :]
+        probe = Probe(prober.sent, small, dict(zip(kinds, links, strict=True)))
+        speeds = map(CodecSpeed, coding[::2], coding[1::2])
+        return Report(seconds, window, probe, dict(zip(codings, speeds, strict=True)), overhead)
+
+    def _make_prober(self) -> Prober:
+        pairs = zip(self._planned, self._tensors, strict=True)
+        slots = [slot for slot, tensor in pairs if len(tensor.choices) > 1]
+        largest = max(slots, key=lambda slot: slot.count)
+        device = largest.parameter.device
+        return Prober(
+            self._collectives, self._kernels, largest.count, device, lambda: self.counters
         )
-        return Report(seconds, window, probe, speeds, overhead)
 
     def _share(self, numbers: Sequence[float], what: str) -> torch.Tensor | None:
         """All ranks' numbers, shape=(ranks, n), float64; None if a rank has joined.

@@ -34,8 +34,8 @@ class Prober:
     Args:
         collectives: the ranks, more than one.
         kernels: encode and decode.
-        codings: whose speed is of interest.
         largest: elements of the largest gradient: probes are no larger than what will be sent.
+        device: that gradients are on.
         counters: count what the probes send.
     """
 
@@ -43,14 +43,14 @@ class Prober:
         self,
         collectives: Collectives,
         kernels: Kernels,
-        codings: Sequence[Coding],
         largest: int,
+        device: torch.device,
         counters: Callable[[], Counters],
     ) -> None:
         self._collectives = collectives
         self._kernels = kernels
-        self._codings = codings
         self._counters = counters
+        self._device = device
         self._elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
         size = collectives.size
         # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others.
@@ -58,14 +58,15 @@ class Prober:
         self.sent = 2 * part * (size - 1)
         """Bytes that each rank sends in each large collective of :meth:`links`."""
         whole = size * part
-        self._messages = {
+        messages = {
             "allreduce": torch.zeros(whole // 4),
             # Zeros would be added faster than gradients.
             HALF: _normal(whole // 2).half(),
             "allgather": torch.zeros(2 * part, dtype=torch.uint8),
             "alltoall": torch.zeros(2 * whole, dtype=torch.uint8),
         }
-        self._small = torch.zeros(4)
+        self._messages = {kind: message.to(device) for kind, message in messages.items()}
+        self._small = torch.zeros(4, device=device)
 
     def links(self, kinds: Sequence[str]) -> list[float]:
         """Seconds of a small allreduce, and of a large collective of each kind, in that order.
@@ -85,17 +86,17 @@ class Prober:
             counters.wire_bytes += self.sent
         return times
 
-    def speeds(self) -> list[tuple[float, float]]:
+    def speeds(self, codings: Sequence[Coding]) -> list[tuple[float, float]]:
         """Seconds an element to encode and to decode, for each codec."""
-        gradient = _normal(self._elements)
-        return [self._speed(coding, gradient) for coding in self._codings]
+        gradient = _normal(self._elements).to(self._device)
+        return [self._speed(coding, gradient) for coding in codings]
 
     def _speed(self, coding: Coding, gradient: torch.Tensor) -> tuple[float, float]:
         codec, feedback = coding
         shape: tuple[int, ...] = (len(gradient),)
         if codec.shaped and len(gradient) % _COLUMNS == 0:
             shape = (len(gradient) // _COLUMNS, _COLUMNS)
-        payload = torch.empty(codec.payload_bytes(shape), dtype=torch.uint8)
+        payload = torch.empty(codec.payload_bytes(shape), dtype=torch.uint8, device=self._device)
         residual = torch.zeros_like(gradient) if feedback.enabled else None
         out = torch.empty_like(gradient)
 
@@ -113,7 +114,7 @@ class Prober:
         def decode() -> None:
             self._kernels.decode_sum(codec, shape, payload[None], out, step=0)
 
-        encoding, decoding = _fastest(encode), _fastest(decode)
+        encoding, decoding = self._fastest(encode), self._fastest(decode)
         return encoding / len(gradient), decoding / len(gradient)
 
     def _start(self, kind: str) -> int:
@@ -128,7 +129,23 @@ class Prober:
     def _timed(self, start: Callable[[], int]) -> float:
         started = time.perf_counter()
         self._wait(start())
+        self._settle()
         return time.perf_counter() - started
+
+    def _fastest(self, work: Callable[[], None]) -> float:
+        seconds = []
+        for _ in range(_REPEATS):
+            self._settle()
+            started = time.perf_counter()
+            work()
+            self._settle()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    def _settle(self) -> None:
+        """Waits for what a device does behind the host's back."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _wait(self, handle: int) -> None:
         while not self._collectives.done(handle):
@@ -139,12 +156,3 @@ class Prober:
 def _normal(count: int) -> torch.Tensor:
     """Random numbers that leave the generator of the training alone."""
     return torch.randn(count, generator=torch.Generator().manual_seed(0))
-
-
-def _fastest(work: Callable[[], None]) -> float:
-    seconds = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
