@@ -177,9 +177,9 @@ class Trials:
 
 
 def _contenders(candidates: Sequence[Candidate]) -> list[Trial]:
-    """The best prediction, the plans without a codec, then the next best."""
-    plain = [c for c in candidates if c.loss < 2]
-    others = [c for c in candidates if c.loss == 2][:_CONTENDERS]
-    first = candidates[0]
-    order = [first, *(c for c in [*plain, *others] if c is not first)]
-    return [Trial(candidate) for candidate in order]
+    """Those without a codec, and the best of the others, in the order of their predictions.
+
+    So those that may be best are tried while there is a budget, and who is far behind takes what is left.
+    """
+    codecs = [candidate for candidate in candidates if candidate.loss == 2][:_CONTENDERS]
+    return [Trial(one) for one in candidates if one.loss < 2 or one in codecs]

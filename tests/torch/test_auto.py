@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -28,7 +29,7 @@ SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "small": (50,)}
 EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
-PLANNED = 100
+MOST = 100
 """Steps within which there is a plan: four for probes, and three rounds of five with six plans at most."""
 
 
@@ -41,6 +42,15 @@ def _start(**options: Any) -> tuple[Probe, hvdc.Auto, Any]:
 def _everywhere(text: str) -> set[str]:
     """What the ranks say."""
     return set(hvd.allgather_object(text, name="what ranks say"))
+
+
+def _until_planned(compressor: hvdc.Auto, step: Callable[[int], object]) -> int:
+    """Makes steps until there is a plan; how many. Later ones might measure anew on a busy machine."""
+    for number in range(MOST):
+        step(number)
+        if compressor._planner.settled:
+            return number + 1
+    raise AssertionError(compressor.explain())
 
 
 class _Ledger:
@@ -86,12 +96,14 @@ def _ranks_agree_on_every_plan() -> None:
     model, compressor, optimizer = _start(codecs=EXACT)
     ledger = _Ledger()
     plans = []
-    for step in range(PLANNED):
-        ledger.step(model, optimizer, step)
+
+    def one_step(number: int) -> None:
+        ledger.step(model, optimizer, number)
         plans.append(str(compressor.routes()))
+
+    steps = _until_planned(compressor, one_step)
     assert len(_everywhere("\n".join(plans))) == 1
     assert len(set(plans)) > 1, "several plans were tried"
-    assert compressor._planner.settled
     text = compressor.explain()
     assert _everywhere(text) == {text}
     assert "decided" in text and "none" in text and "onebit" in text
@@ -99,7 +111,7 @@ def _ranks_agree_on_every_plan() -> None:
     assert_identical_on_all_ranks(model)
 
     compressor._apply((DENSE,) * len(SHAPES))
-    ledger.step(model, optimizer, PLANNED, scale=0.0)
+    ledger.step(model, optimizer, steps, scale=0.0)
     ledger.assert_balanced()
 
 
@@ -150,20 +162,24 @@ def test_planning_is_rare_once_there_is_a_plan() -> None:
     planner = compressor._planner
     ask = planner.need
     planner.need = lambda: needs.append(ask()) or needs[-1]  # type: ignore[method-assign]
-    for step in range(PLANNED):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
-    assert planner.settled
+
+    def one_step(number: int) -> None:
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), number))
+
+    steps = _until_planned(compressor, one_step)
     assert needs[0] is Need.NOTHING
-    assert 1 <= needs.count(Need.ALL) <= 3
-    decided = len(needs) - 1 - needs[::-1].index(Need.SECONDS)
-    assert all(need is Need.NOTHING for need in needs[decided + 1 : decided + 30])
+    assert 1 <= needs.count(Need.ALL) <= 3 and needs[-1] is Need.SECONDS
+    for number in range(steps, steps + 30):
+        one_step(number)
+    assert needs[steps:] == [Need.NOTHING] * 30
 
 
 @on_ranks(2)
 def test_a_plan_is_saved_and_gone_on_with() -> None:
     model, compressor, optimizer = _start()
-    for step in range(PLANNED):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    steps = _until_planned(
+        compressor, lambda step: exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    )
     state = copy.deepcopy(compressor.state_dict())
 
     other, later, again = _start()
@@ -171,7 +187,7 @@ def test_a_plan_is_saved_and_gone_on_with() -> None:
     later.load_state_dict(state)
     assert later._planner.settled and later.routes() == compressor.routes()
     assert "goes on with the plan" in later.explain()
-    gradients = targets(SHAPES, hvd.rank(), PLANNED)
+    gradients = targets(SHAPES, hvd.rank(), steps)
     assert_same_bits(exchange(other, again, gradients), exchange(model, optimizer, gradients))
 
     fixed = hvdc.OneBit(Probe(SHAPES), threshold=100)
