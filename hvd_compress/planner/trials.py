@@ -18,8 +18,8 @@ RESERVE = 1.0
 _SAMPLES = 4
 """Timed steps of a plan in a round."""
 
-_LEAST_SAMPLES = 2
-"""Before a plan is stopped because it costs too much: one slow step may have met a busy moment."""
+_LEAST = 2
+"""Steps before a plan is stopped because it costs too much: one slow step may have met a busy moment."""
 
 _TOLERANCES = (0.25, 0.10)
 """How much slower than the best a plan may be after each round and still be in the next."""
@@ -130,7 +130,7 @@ class Trials:
             return
         self._current.seconds.append(seconds)
         self._left -= 1
-        enough = len(self._current.seconds) >= _LEAST_SAMPLES
+        enough = self._current.steps >= _LEAST
         if self._left == 0 or (enough and not self._affords(self._current, 1)):
             self._next()
 
@@ -138,7 +138,7 @@ class Trials:
         while True:
             while self._queue:
                 trial = self._queue.pop(0)
-                least = 1 if trial.seconds else 1 + _LEAST_SAMPLES
+                least = 1 if trial.seconds else 1 + _LEAST
                 if trial is self._current or self._affords(trial, least):
                     self._enter(trial, settling=trial is not self._current)
                     return
@@ -164,7 +164,7 @@ class Trials:
         if not fastest:
             return True  # The first plan is measured whatever it takes.
         left = self._budget * fastest - self.cost
-        expected = min(trial.seconds, default=0.0)
+        expected = min([*trial.seconds, *trial.changes], default=0.0)
         if not trial.seconds:
             expected = self.predicted(trial)
             if trial.candidate.loss < 2:
