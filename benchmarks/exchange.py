@@ -21,7 +21,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import machine
-from benchmarks.exchange_cases import EXCHANGES, FLOAT_BYTES, Clock, Exchange, Work, exchange
+from benchmarks.exchanges import EXCHANGES, exchange
+from benchmarks.exchanges.base import FLOAT_BYTES, Clock, Exchange, Work
 from benchmarks.results import Seconds
 from benchmarks.tables import Table, si_bytes
 from hvd_compress.torch.collectives import Collectives

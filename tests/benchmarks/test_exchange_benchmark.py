@@ -7,15 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import exchange, exchange_cases, launch
-from hvd_compress.codecs import OneBit
+from benchmarks import exchange, exchanges, launch
+from benchmarks.exchanges.allgather import AllGather
+from hvd_compress.codecs import ErrorFeedback, OneBit
 from tests.ranks import on_ranks
 
 
 def test_traffic_and_bandwidths():
-    dense = exchange_cases.exchange("allreduce:none")
-    half = exchange_cases.exchange("allreduce:fp16")
-    onebit = exchange_cases.exchange("allgather:onebit:group=512")
+    dense = exchanges.exchange("allreduce:none")
+    half = exchanges.exchange("allreduce:fp16")
+    onebit = exchanges.exchange("allgather:onebit:group=512")
 
     # A ring of four sends 2 * 3/4 of the message, a gather three payloads.
     assert dense.wire_bytes(1000, 4) == 6000 and half.wire_bytes(1000, 4) == 3000
@@ -25,15 +26,19 @@ def test_traffic_and_bandwidths():
     assert onebit.bus_bandwidth(1000, 4, 2.0) == onebit.wire_bytes(1000, 4) / 2
     assert all(case.wire_bytes(1000, 1) == 0 for case in (dense, half, onebit))
 
+    # Three of four parts go to their owners, and each rank's average to three others.
+    parts = exchanges.exchange("two_shot:onebit:group=512")
+    assert parts.wire_bytes(4096, 4) == 2 * 3 * OneBit(512).payload_bytes((1024,))
+
     # Sums of four ranks' -1, 0 and 1 take four bits, eight lanes a word; two buckets.
-    levels = exchange_cases.exchange("integer_sum:ternary:bucket=512")
+    levels = exchanges.exchange("integer_sum:ternary:bucket=512")
     assert levels.wire_bytes(1000, 4) == 2 * 3 / 4 * 4 * (2 + 64 + 61)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("none", np.float32), ("fp16", np.float16)])
 def test_a_sum_may_be_as_wrong_as_its_type_and_no_more(kind, dtype):
     gradients = [np.random.default_rng(r).standard_normal(10_000, np.float32) for r in range(4)]
-    total, bound = exchange_cases.exchange(f"allreduce:{kind}").answer(gradients)
+    total, bound = exchanges.exchange(f"allreduce:{kind}").answer(gradients)
 
     rounded = [gradient.astype(dtype) for gradient in gradients]
     ring = (((rounded[0] + rounded[1]) + rounded[2]) + rounded[3]).astype(np.float64)
@@ -52,7 +57,7 @@ def test_two_ranks_measure(tmp_path, capfd):
     out = tmp_path / "exchange.json"
     sizes = ["--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--repeats", "2"]
     kinds = ["allreduce:none", "allreduce:fp16", "allgather:onebit", "allgather:ecq:levels=3"]
-    kinds += ["integer_sum:ternary"]
+    kinds += ["two_shot:onebit", "two_shot:ternary", "integer_sum:ternary"]
 
     launch.horovodrun(2, "benchmarks.exchange", ["--json", str(out), *sizes, "--exchange", *kinds])
 
@@ -68,7 +73,7 @@ def test_two_ranks_measure(tmp_path, capfd):
         assert set(row["parts"]) == {"encode", "transfer", "decode"}
         assert 0 < row["parts"]["transfer"] < 60
     exact = [row["error"] == 0 for row in found["rows"] if "allreduce" not in row["exchange"]]
-    assert exact == [True] * 6, "the oracle's bits"
+    assert exact == [True] * 10, "the oracle's bits"
     printed = capfd.readouterr().out
     assert "allgather:ecq:levels=3" in printed and " NO" not in printed
 
@@ -80,6 +85,7 @@ def test_two_ranks_measure(tmp_path, capfd):
         (["--exchange", "carrier:onebit"], "got 'carrier:onebit'"),
         (["--exchange", "allreduce:onebit"], "allreduce: expected one of none, fp16"),
         (["--exchange", "allgather:gzip"], "allgather: expected one of onebit"),
+        (["--exchange", "two_shot:gzip"], "two_shot: expected one of onebit"),
         (["--exchange", "allgather:onebit:group=7"], "OneBit.group"),
         (["--exchange", "integer_sum:onebit"], "integer_sum: expected one of ternary, ecq, qsgd"),
         (["--exchange", "allgather:onebit:colour=red"], "colour"),
@@ -95,11 +101,11 @@ def test_wrong_arguments(arguments, message, tmp_path, capsys):
     assert raised.value.code == 2 and message in capsys.readouterr().err
 
 
-class _Spoilt(exchange_cases.AllGather):
+class _Spoilt(AllGather):
     """Adds to one element of the sum, on some ranks."""
 
     def __init__(self, ranks):
-        super().__init__("onebit", OneBit())
+        super().__init__(OneBit(), ErrorFeedback())
         self._ranks = ranks
 
     def prepare(self, collectives, threads, elements):
@@ -118,7 +124,7 @@ def test_wrong_sums_are_seen():
     from hvd_compress.torch.collectives import Collectives
 
     cases = {
-        "right": exchange_cases.exchange("allgather:onebit"),
+        "right": exchanges.exchange("allgather:onebit"),
         "one rank": _Spoilt({1}),
         "all ranks": _Spoilt({0, 1}),
     }

@@ -1,0 +1,65 @@
+"""Horovod's own allreduce."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from benchmarks.compressions import Compression
+from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
+from hvd_compress.torch.collectives import Collectives
+
+
+class AllReduce(Exchange):
+    """Horovod's allreduce of float32, or of float16 by its own ``Compression.fp16``.
+
+    A ring sends each of the K parts of a message 2 (K - 1) times: K - 1 times to be added up, and
+    K - 1 times to be handed out.
+    """
+
+    parts = ("encode", "transfer", "decode")
+    _KINDS: ClassVar[dict[str, tuple[Any, type[np.floating[Any]]]]] = {
+        "none": (hvd.Compression.none, np.float32),
+        "fp16": (hvd.Compression.fp16, np.float16),
+    }
+
+    def __init__(self, kind: str) -> None:
+        self.config = {"compression": kind}
+        self._horovod, self._dtype = self._KINDS[kind]
+
+    @classmethod
+    def of(cls, compression: Compression) -> Exchange:
+        """See :meth:`Exchange.of`."""
+        if compression.name not in cls._KINDS or compression.options:
+            raise ValueError(f"expected one of {', '.join(cls._KINDS)}, got {compression.text!r}")
+        return cls(compression.name)
+
+    def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
+        """See :meth:`Exchange.prepare`."""
+        name = f"allreduce.{self.config['compression']}.{elements}"
+
+        def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:
+            message, ctx = self._horovod.compress(gradient)
+            clock.lap("encode")
+            total = collectives.wait(collectives.sum(message, name))
+            clock.lap("transfer")
+            result = self._horovod.decompress(total, ctx)
+            clock.lap("decode")
+            return result
+
+        return work
+
+    def wire_bytes(self, elements: int, ranks: int) -> float:
+        """See :meth:`Exchange.wire_bytes`."""
+        return 2 * (ranks - 1) / ranks * np.dtype(self._dtype).itemsize * elements
+
+    def answer(self, gradients: list[np.ndarray]) -> Answer:
+        """See :meth:`Exchange.answer`: each rank's gradient is rounded once, and each partial sum."""
+        total = np.asarray(np.sum(gradients, axis=0, dtype=np.float64))
+        magnitude = np.asarray(np.sum(np.abs(gradients), axis=0, dtype=np.float64))
+        number = np.finfo(self._dtype)
+        rounding = float(number.eps) / 2 * magnitude + float(number.smallest_subnormal) / 2
+        return total, 2 * len(gradients) * rounding
