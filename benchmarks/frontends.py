@@ -27,7 +27,8 @@ from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
-from hvd_compress.tensorflow.native import operations, spec_bytes
+from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
@@ -64,7 +65,7 @@ class GraphSide:
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
         self._ops.hvdc_expect(self._ledger, graph=1, count=len(gradients))
-        self._route, self._threads = route, threads
+        self._coder = Coder(self._ops, self._ledger, 0, 0, threads)
         self._gradients = [tf.constant(gradient) for gradient in gradients]
         self._slots = [
             GraphSlot(i, tf.float32, gradient.shape, route)
@@ -83,38 +84,9 @@ class GraphSide:
             return tf.identity(token)
 
     def _one(self, slot: GraphSlot, gradient: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-        attributes = {
-            "label": slot.label,
-            "spec": spec_bytes(self._route.codec),
-            "tensor": slot.index,
-            "threads": self._threads,
-            "alpha": self._route.feedback.alpha,
-            "beta": self._route.feedback.beta,
-        }
-        payload, step = self._ops.hvdc_encode(
-            gradient,
-            token,
-            slot.residual.handle,
-            slot.exchanges.handle,
-            self._ledger,
-            seed=0,
-            rank=0,
-            ranks=1,
-            warmup=0,
-            **attributes,
-        )
-        return self._ops.hvdc_decode(
-            payload,
-            tf.constant(True),
-            token,
-            gradient,
-            payload,
-            step,
-            self._ledger,
-            ranks=1,
-            scale=1.0,
-            **attributes,
-        )
+        payload, step = self._coder.encode(slot, gradient, token, streams=[0], ranks=1)
+        encoded = Encoded(slot, gradient, step, tf.constant(True), payload)
+        return self._coder.decode(encoded, token, ranks=1, scale=1.0, sum_scale=1.0)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,19 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_choice, check_number
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, check_gather
-from hvd_compress.tensorflow.graphs import Exchange, Traced, graph_of, traced_under
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.exchanges.allgather import Allgather
+from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
+from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
-from hvd_compress.tensorflow.native import operations, spec_bytes
+from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Inheritance, Owner, inheritance
 from hvd_compress.tensorflow.step import Step
@@ -27,22 +32,14 @@ from hvd_compress.tensorflow.step import Step
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know: large, so that the gradient is encoded."""
 
+_EXCHANGES: dict[str, type[Exchange]] = {"allgather": Allgather, "two_shot": TwoShot}
+
 _instances = 0
 
 
 @dataclass(eq=False)
 class _Dense:
     dtype: tf.DType
-
-
-@dataclass(eq=False)
-class _Encoded:
-    slot: Slot
-    gradient: tf.Tensor
-    payload: tf.Tensor
-    step: tf.Tensor
-    message: tf.Tensor
-    gathered: tf.Tensor
 
 
 class Compressor(tf.Module, HorovodCompressor):
@@ -53,6 +50,7 @@ class Compressor(tf.Module, HorovodCompressor):
     Args:
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
+        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
@@ -74,6 +72,7 @@ class Compressor(tf.Module, HorovodCompressor):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
+        exchange: str = EXCHANGES[0],
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -88,39 +87,34 @@ class Compressor(tf.Module, HorovodCompressor):
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
             check_number("Compressor", "threads", threads, 1, 1024, integer=True)
+        check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, tuple(_EXCHANGES))
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
         super().__init__(name="hvd_compress")
-        self._process_set = hvd.global_process_set if process_set is None else process_set
-        if self._process_set.process_set_id is None:
+        process_set = hvd.global_process_set if process_set is None else process_set
+        if process_set.process_set_id is None:
             raise ExchangeError(
                 "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
                 "hvd.add_process_set() first"
             )
-        self._prefix = f"hvd_compress.{_instances}" if name is None else name
+        prefix = f"hvd_compress.{_instances}" if name is None else name
         _instances += 1
-        self._included = bool(self._process_set.included())
-        self._rank = self._process_set.rank() if self._included else -1
-        self._size = self._process_set.size()
-        self._router = Router(Route(codec, feedback), threshold, exclude, layers)
+        self._collectives = Collectives(process_set, prefix)
+        self._size = self._collectives.size
+        self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         self._warmup_steps = warmup_steps
         self._seed = seed
-        self._threads = threads
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
-        self._step = Step(
-            self._ops,
-            self._ledger,
-            self._rank,
-            self._size,
-            self._process_set,
-            self._prefix,
-            self._configuration,
-        )
-        self._exchanges = 0
+        coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads)
+        self._exchange = _EXCHANGES[exchange](self._collectives, coder)
+        self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
+        self._graphs = 0
         self._offset = Counters()
         self.slots: list[Slot] = []
-        self.owner = Owner(self._rank, self._size, seed, self._step.forget_agreement)
+        self.owner = Owner(
+            self._collectives.rank, self._size, seed, exchange, self._step.forget_agreement
+        )
         self._inheritance = Inheritance()
 
     def __hash__(self) -> int:
@@ -138,10 +132,10 @@ class Compressor(tf.Module, HorovodCompressor):
         traced = traced_under(graph, self)
         slot = self._slot(traced.position, tensor)
         traced.position += 1
-        exchange = self._exchange(traced, graph)
+        beginning = self._beginning(traced, graph)
         if slot.route.dense:
-            return self._start_dense(slot, tensor, exchange)
-        return self._start_encoded(slot, tensor, exchange)
+            return self._start_dense(slot, tensor, beginning)
+        return self._start_encoded(slot, tensor, beginning)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -152,19 +146,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         if isinstance(ctx, _Dense):
             return tf.cast(self._ops.hvdc_arrived(tensor, self._ledger), ctx.dtype)
-        slot = ctx.slot
-        return self._ops.hvdc_decode(
-            message=ctx.message,
-            gathered=ctx.gathered,
-            reduced=tensor,
-            gradient=ctx.gradient,
-            payload=ctx.payload,
-            step=ctx.step,
-            ledger=self._ledger,
-            ranks=self._size,
-            scale=self._scale(tensor.op, slot),
-            **self._attributes(slot),
-        )
+        return self._exchange.decode(ctx, tensor, self._scale(tensor.op, ctx.slot))
 
     @property
     def counters(self) -> Counters:
@@ -182,11 +164,11 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together."""
-        norms = [tf.norm(slot.residual) for slot in self.slots]
+        norms = [tf.norm(kept) for slot in self.slots for kept in (slot.residual, slot.owned)]
         return float(tf.norm(norms)) if norms else 0.0
 
     def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
-        """Continues where a job with another number of ranks left off.
+        """Continues where a job with another number of ranks, or with another exchange, left off.
 
         What was not sent keeps its part in the ranks' average, on other ranks
         (:mod:`hvd_compress.exchange.resize`).
@@ -196,17 +178,17 @@ class Compressor(tf.Module, HorovodCompressor):
             name: the compressor's in them: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
 
         Raises:
-            ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps;
-                nothing is changed then.
+            ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps or
+                exchanges; nothing is changed then.
         """
-        inherited = inheritance(checkpoints, name, self._rank, self._size, self._seed)
+        inherited = inheritance(checkpoints, name, self.owner, self._exchange.has_owners)
         self._inheritance = inherited
         for slot in self.slots:
             inherited.give(slot)
         self._step.forget_agreement()
 
     def _counted(self) -> Counters:
-        steps, tensors, elements, plain, payloads, dense, encode, decode = (
+        steps, tensors, elements, plain, gathered, distributed, kept, dense, encode, decode = (
             self._ops.hvdc_counters(self._ledger).numpy().tolist()
         )
         counters = Counters(
@@ -216,7 +198,8 @@ class Compressor(tf.Module, HorovodCompressor):
             encode_seconds=encode,
             decode_seconds=decode,
         )
-        counters.add_allgather(self._size, int(payloads))
+        counters.add_allgather(self._size, int(gathered))
+        counters.add_alltoall(int(distributed), int(kept))
         counters.add_allreduce(self._size, int(dense) + 4 * int(tensors))
         return counters
 
@@ -224,19 +207,16 @@ class Compressor(tf.Module, HorovodCompressor):
         if position < len(self.slots):
             self.slots[position].check(gradient)
             return self.slots[position]
-        shape = gradient.shape.as_list() if gradient.shape.rank is not None else [None]
-        known = None not in shape
-        size = tuple(shape) if known else (_UNKNOWN_SIZE,)
-        label = f"gradient.{position}"
-        route = self._router.choose(label, size, gradient.dtype.name)
-        if not route.dense and known:
-            check_gather(label, route.codec.payload_bytes(size), self._size)
+        size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
+        route = self._router.choose(f"gradient.{position}", tuple(size), gradient.dtype.name)
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ExchangeError(
                     "expected TensorFlow 2's eager execution, got a graph of TensorFlow 1"
                 )
             slot = Slot(position, gradient.dtype, gradient.shape, route)
+            if not route.dense:
+                self._exchange.check(slot)
             self.slots.append(slot)
             self._inheritance.give(slot)
             self._step.forget_agreement()
@@ -254,25 +234,26 @@ class Compressor(tf.Module, HorovodCompressor):
             "gradient of": tensors,
         }
 
-    def _exchange(self, traced: Traced, graph: Any) -> Exchange:
-        if graph not in traced.exchanges:
-            self._exchanges += 1
+    def _beginning(self, traced: Traced, graph: Any) -> Beginning:
+        if graph not in traced.beginnings:
+            self._graphs += 1
             with graph.as_default():
-                traced.exchanges[graph] = self._begin(self._exchanges)
-        exchange = traced.exchanges[graph]
-        exchange.gradients += 1
+                traced.beginnings[graph] = self._begin(self._graphs)
+        beginning = traced.beginnings[graph]
+        beginning.gradients += 1
         with tf.init_scope():
-            self._ops.hvdc_expect(self._ledger, graph=exchange.graph, count=exchange.gradients)
-        return exchange
+            self._ops.hvdc_expect(self._ledger, graph=beginning.graph, count=beginning.gradients)
+        return beginning
 
-    def _begin(self, graph: int) -> Exchange:
-        if not self._included or (self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")):
+    def _begin(self, graph: int) -> Beginning:
+        alone = self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")
+        if not self._collectives.included or alone:
             # The branch in which compress is called does not run on this rank.
-            return Exchange(tf.ones([1]), tf.constant(True), graph)
-        return Exchange(*self._step.begin(graph), graph)
+            return Beginning(tf.ones([1]), tf.constant(True), graph)
+        return Beginning(*self._step.begin(graph), graph)
 
     def _start_dense(
-        self, slot: Slot, gradient: tf.Tensor, exchange: Exchange
+        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
     ) -> tuple[tf.Tensor, _Dense]:
         sent = gradient
         wanted = slot.route.dense_dtype
@@ -281,63 +262,30 @@ class Compressor(tf.Module, HorovodCompressor):
         elif gradient.dtype == tf.bfloat16:
             sent = tf.cast(gradient, tf.float32)  # Horovod has no bfloat16.
         sent = self._ops.hvdc_dense(
-            sent, exchange.begun, self._ledger, uncompressed_item_bytes=gradient.dtype.size
+            sent, beginning.begun, self._ledger, uncompressed_item_bytes=gradient.dtype.size
         )
         return sent, _Dense(gradient.dtype)
 
     def _start_encoded(
-        self, slot: Slot, gradient: tf.Tensor, exchange: Exchange
-    ) -> tuple[tf.Tensor, _Encoded]:
-        payload, step = self._ops.hvdc_encode(
-            gradient,
-            exchange.begun,
-            slot.residual.handle,
-            slot.exchanges.handle,
-            self._ledger,
-            seed=self._seed,
-            rank=max(0, self._rank),
-            ranks=self._size,
-            warmup=self._warmup_steps,
-            **self._attributes(slot),
-        )
-        gathered = exchange.everybody
+        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
+    ) -> tuple[tf.Tensor, Encoded]:
+        message, step = self._exchange.encode(slot, gradient, beginning.begun)
+        gathered = beginning.everybody
         if self._warmup_steps:
             gathered = tf.logical_and(gathered, step >= 0)
-        message = tf.cond(
-            gathered, lambda: self._gather(slot, payload), lambda: self._sum(slot, gradient)
+        arrived = tf.cond(
+            gathered,
+            lambda: self._exchange.send(slot, message, step),
+            lambda: self._sum(slot, gradient),
         )
-        message.set_shape([None])
-        token = tf.identity(exchange.begun)
-        return token, _Encoded(slot, gradient, payload, step, message, gathered)
-
-    def _gather(self, slot: Slot, payload: tf.Tensor) -> tf.Tensor:
-        return hvd.allgather(
-            payload,
-            name=self._called(slot.label),
-            process_set=self._process_set,
-            ignore_name_scope=True,
-        )
+        arrived.set_shape([None])
+        token = tf.identity(beginning.begun)
+        return token, Encoded(slot, gradient, step, gathered, arrived)
 
     def _sum(self, slot: Slot, gradient: tf.Tensor) -> tf.Tensor:
-        total = hvd.allreduce(
-            tf.reshape(tf.cast(gradient, tf.float32), [-1]),
-            op=hvd.Sum,
-            name=self._called(f"{slot.label}.dense"),
-            process_set=self._process_set,
-            ignore_name_scope=True,
-        )
+        flat = tf.reshape(tf.cast(gradient, tf.float32), [-1])
+        total = self._collectives.sum(flat, f"{slot.label}.dense")
         return tf.reshape(tf.bitcast(total, tf.uint8), [-1])
-
-    def _attributes(self, slot: Slot) -> dict[str, Any]:
-        threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
-        return {
-            "label": slot.label,
-            "spec": spec_bytes(slot.route.codec),
-            "tensor": slot.index,
-            "threads": threads or len(os.sched_getaffinity(0)),
-            "alpha": slot.route.feedback.alpha,
-            "beta": slot.route.feedback.beta,
-        }
 
     def _scale(self, reduction: Any, slot: Slot) -> float:
         """The factor on the sum of the gradients that Horovod's reduction of the token stands for."""
@@ -353,13 +301,11 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"{slot.label}: expected op=Average or op=Sum, got another: compressed gradients cannot be "
                 f"reduced with Min, Max, Product or Adasum"
             )
-        if process_set != self._process_set.process_set_id:
+        expected = self._collectives.process_set.process_set_id
+        if process_set != expected:
             raise ExchangeError(
-                f"{slot.label}: expected the compressor's process set "
-                f"{self._process_set.process_set_id}, got {process_set}: pass the same process_set to both"
+                f"{slot.label}: expected the compressor's process set {expected}, got "
+                f"{process_set}: pass the same process_set to both"
             )
         factors = reduction.get_attr("prescale_factor") * reduction.get_attr("postscale_factor")
         return factors / self._size if operation == hvd.Average else factors
-
-    def _called(self, what: str) -> str:
-        return f"{self._prefix}.{what}"

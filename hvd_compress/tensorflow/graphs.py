@@ -15,8 +15,8 @@ _TRACED = "_hvd_compress_traced"
 
 
 @dataclass(eq=False)
-class Exchange:
-    """What the gradients of one graph share.
+class Beginning:
+    """How a step begins in one graph: what its gradients share.
 
     Attributes:
         begun: what all messages of a step depend on, and the token that is reduced in their place.
@@ -37,11 +37,11 @@ class Traced:
 
     Attributes:
         position: of the next gradient.
-        exchanges: by the graph that holds Horovod's branches.
+        beginnings: by the graph that holds Horovod's branches.
     """
 
     position: int = 0
-    exchanges: dict[Any, Exchange] = field(default_factory=dict)
+    beginnings: dict[Any, Beginning] = field(default_factory=dict)
 
 
 def graph_of(gradient: tf.Tensor) -> Any:

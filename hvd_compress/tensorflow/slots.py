@@ -20,8 +20,11 @@ class Slot(tf.Module):
         index: its position: its id in the noise.
         label: what its collectives are called by.
         kind: dtype and shape as first traced; unknown dimensions as None.
+        shape: as first traced; None where a dimension was unknown.
         route: how it travels.
         residual: what has been computed but not yet sent, shape=(n,), float32; empty before the first step.
+        owned: the same for the average of the part that this rank owns, shape=(n_owned,), float32; empty
+            where the exchange has no owners.
         exchanges: how many times it has been exchanged, shape=(), int64.
     """
 
@@ -31,18 +34,22 @@ class Slot(tf.Module):
         self.label = f"gradient.{index}"
         self.kind = _kind(dtype, shape)
         self._dtype = dtype
-        self._shape = tuple(shape.as_list()) if shape.rank is not None else None
+        self._compatible = shape
+        self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
         # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
         # refuses those of a second trace.
-        self.residual = ResourceVariable(
-            tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name="residual"
+        self.residual, self.owned = (
+            ResourceVariable(
+                tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name=name
+            )
+            for name in ("residual", "owned")
         )
         self.exchanges = ResourceVariable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
 
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
-        same = gradient.dtype == self._dtype and gradient.shape.is_compatible_with(self._shape)
+        same = gradient.dtype == self._dtype and gradient.shape.is_compatible_with(self._compatible)
         if not same:
             raise ExchangeError(
                 f"{self.label}: expected {self.kind} as before, got "

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.exchange import resize
+from hvd_compress.exchange.shards import Shards
 from hvd_compress.tensorflow.slots import Slot
 
-_VERSION = 1
+_VERSION = 2
 _OWNER = "owner"
 _SLOTS = "slots"
 
@@ -25,11 +26,21 @@ class Owner(tf.train.experimental.PythonState):
         rank: this rank in the compressor's process set.
         size: ranks in it.
         seed: of the noise.
+        exchange: how gradients travel: residuals may be kept in another way.
         restored: called when the checkpoint is this rank's.
     """
 
-    def __init__(self, rank: int, size: int, seed: int, restored: Callable[[], None]) -> None:
-        self._expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
+    def __init__(
+        self, rank: int, size: int, seed: int, exchange: str, restored: Callable[[], None]
+    ) -> None:
+        self.rank, self.size, self.seed = rank, size, seed
+        self._expected = {
+            "version": _VERSION,
+            "rank": rank,
+            "size": size,
+            "seed": seed,
+            "exchange": exchange,
+        }
         self._restored = restored
 
     def serialize(self) -> str:
@@ -40,17 +51,26 @@ class Owner(tf.train.experimental.PythonState):
         """Compares what a checkpoint says.
 
         Raises:
-            ValueError: another rank, number of ranks or seed.
+            ValueError: another rank, number of ranks, seed or exchange.
         """
         got = json.loads(string_value)
         for name, want in self._expected.items():
             if got.get(name) != want:
                 raise ValueError(
                     f"restore: expected a compressor's checkpoint of {name} {want}, got {got.get(name)}; "
-                    f"each rank saves and restores one of its own; another number of ranks needs those "
-                    f"of all: load_resized()"
+                    f"each rank saves and restores one of its own; another number of ranks or another "
+                    f"exchange needs those of all: load_resized()"
                 )
         self._restored()
+
+
+@dataclass
+class Kept:
+    """A gradient's state, as checkpoints hold it; see :class:`hvd_compress.tensorflow.slots.Slot`."""
+
+    residual: np.ndarray
+    owned: np.ndarray
+    exchanges: int
 
 
 @dataclass
@@ -58,35 +78,36 @@ class Inheritance:
     """What gradients that have not been traced yet will start with.
 
     Attributes:
-        slots: residual and number of exchanges by a gradient's position.
+        slots: their state by a gradient's position.
     """
 
-    slots: dict[int, tuple[np.ndarray, int]] = field(default_factory=dict)
+    slots: dict[int, Kept] = field(default_factory=dict)
 
     def give(self, slot: Slot) -> None:
         """Hands over a slot's part, if there is one, once."""
         if slot.index in self.slots:
-            residual, exchanges = self.slots.pop(slot.index)
-            slot.residual.assign(residual)
-            slot.exchanges.assign(exchanges)
+            kept = self.slots.pop(slot.index)
+            slot.residual.assign(kept.residual)
+            slot.owned.assign(kept.owned)
+            slot.exchanges.assign(kept.exchanges)
 
 
 def inheritance(
-    checkpoints: Sequence[str], name: str, rank: int, size: int, seed: int
+    checkpoints: Sequence[str], name: str, heir: Owner, has_owners: bool
 ) -> Inheritance:
-    """One rank's part of what all ranks of a job of another size had not sent.
+    """One rank's part of what all ranks of a job of another size or exchange had not sent.
 
     By the rule of :mod:`hvd_compress.exchange.resize`.
 
     Args:
         checkpoints: their paths, one of each rank, in any order.
         name: the compressor's in the checkpoint: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
-        rank: this rank.
-        size: ranks now.
-        seed: of the noise.
+        heir: this rank, and how many there are now.
+        has_owners: whether ranks keep residuals of averages now, too.
 
     Raises:
-        ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps.
+        ValueError: not one checkpoint of each rank, another seed or version, or checkpoints of different
+            steps or exchanges.
     """
     states = sorted((_read(path, name) for path in checkpoints), key=lambda state: state["rank"])
     ranks = [state["rank"] for state in states]
@@ -95,24 +116,40 @@ def inheritance(
         raise ValueError(
             f"load_resized: expected one checkpoint of each rank, got those of ranks {ranks} of {sizes}"
         )
-    if any(state["seed"] != seed for state in states):
+    if any(state["seed"] != heir.seed for state in states):
         raise ValueError(
-            f"load_resized: expected seed {seed}, got {sorted({s['seed'] for s in states})}"
+            f"load_resized: expected seed {heir.seed}, got {sorted({s['seed'] for s in states})}"
         )
-    counts = [{i: n for i, (_, n) in state["slots"].items()} for state in states]
+    exchanges = [state["exchange"] for state in states]
+    if len(set(exchanges)) > 1:
+        raise ValueError(f"load_resized: expected checkpoints of one exchange, got {exchanges}")
+    counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
-    heirs, factor = resize.heirs(len(states), size, rank)
-    slots = {}
-    for index, exchanges in counts[0].items():
-        residuals = [state["slots"][index][0] for state in states]
-        count = max(map(len, residuals))
-        residual = np.zeros(count, np.float32)
-        for heir in heirs:
-            if len(residuals[heir]):
-                residual += np.float32(factor) * residuals[heir]
-        slots[index] = (residual, exchanges)
-    return Inheritance(slots)
+    return Inheritance(
+        {
+            index: _inherited(index, [state["slots"][index] for state in states], heir, has_owners)
+            for index in counts[0]
+        }
+    )
+
+
+def _inherited(index: int, old: Sequence[Kept], heir: Owner, has_owners: bool) -> Kept:
+    count = max(len(kept.residual) for kept in old)
+    residual = np.zeros(count, np.float32)
+    heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
+    for kept in (old[rank] for rank in heirs):
+        if len(kept.residual):
+            residual += np.float32(factor) * kept.residual
+    averages = np.zeros(count, np.float32)
+    shards = Shards(count, len(old), index)
+    for rank, kept in enumerate(old):
+        if len(kept.owned):
+            averages[slice(*shards.of(rank))] = kept.owned
+    if has_owners:
+        begin, end = Shards(count, heir.size, index).of(heir.rank)
+        return Kept(residual, averages[begin:end], old[0].exchanges)
+    return Kept(residual + averages, np.zeros(0, np.float32), old[0].exchanges)
 
 
 def _read(path: str, name: str) -> dict[str, Any]:
@@ -124,12 +161,20 @@ def _read(path: str, name: str) -> dict[str, Any]:
             f"load_resized: expected a compressor called {name!r} in {path}, got none: pass the name that "
             f"tf.train.Checkpoint was given"
         )
-    slots: dict[int, tuple[np.ndarray, int]] = {}
+    state = json.loads(reader.get_tensor(key))
+    if state["version"] != _VERSION:
+        raise ValueError(
+            f"load_resized: expected checkpoints of version {_VERSION}, got {state['version']} in {path}"
+        )
+    slots: dict[int, Kept] = {}
     while reader.has_tensor(_variable(f"{prefix}{_SLOTS}/{len(slots)}/residual")):
         at = f"{prefix}{_SLOTS}/{len(slots)}"
-        residual = reader.get_tensor(_variable(f"{at}/residual"))
-        slots[len(slots)] = (residual, int(reader.get_tensor(_variable(f"{at}/exchanges"))))
-    return {**json.loads(reader.get_tensor(key)), "slots": slots}
+        residual, owned, exchanges = (
+            reader.get_tensor(_variable(f"{at}/{what}"))
+            for what in ("residual", "owned", "exchanges")
+        )
+        slots[len(slots)] = Kept(residual, owned, int(exchanges))
+    return {**state, "slots": slots}
 
 
 def _variable(path: str) -> str:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from hvd_compress.exchange import agreement, token
+from hvd_compress.tensorflow.collectives import Collectives
 
 _FAILURE = "error in an earlier step"
 
@@ -25,10 +25,7 @@ class Step:
     Args:
         operations: the module of operations.
         ledger: the compressor's.
-        rank: this rank in the process set.
-        size: ranks in it.
-        process_set: the ranks.
-        prefix: what the collectives' names begin with.
+        collectives: the ranks.
         configuration: what has to be the same on every rank.
     """
 
@@ -36,18 +33,12 @@ class Step:
         self,
         operations: Any,
         ledger: tf.Tensor,
-        rank: int,
-        size: int,
-        process_set: Any,
-        prefix: str,
+        collectives: Collectives,
         configuration: Callable[[], dict[str, Any]],
     ) -> None:
         self._ops = operations
         self._ledger = ledger
-        self._rank = rank
-        self._size = size
-        self._process_set = process_set
-        self._prefix = prefix
+        self._collectives = collectives
         self._configuration = configuration
 
     def begin(self, graph: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -60,14 +51,11 @@ class Step:
             The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
         """
         begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
-        roll_call = hvd.allreduce(
-            tf.concat([begun * tf.constant(token.make(self._rank)), standing], 0),
-            op=hvd.Sum,
-            name=f"{self._prefix}.roll_call",
-            process_set=self._process_set,
-            ignore_name_scope=True,
+        ranks = self._collectives
+        roll_call = ranks.sum(
+            tf.concat([begun * tf.constant(token.make(ranks.rank)), standing], 0), "roll_call"
         )
-        wanted = np.array(token.of_everybody(self._size), np.float32)
+        wanted = np.array(token.of_everybody(ranks.size), np.float32)
         present, rest = tf.split(roll_call, [len(wanted), 2])
         everybody = tf.reduce_all(tf.abs(present - wanted) <= token.TOLERANCE * wanted)
         to_be_settled = tf.reduce_any(rest > 0.5)
@@ -87,12 +75,7 @@ class Step:
             self._line, [self._ops.hvdc_earlier_failure(self._ledger)], tf.uint8
         )
         line.set_shape([None])
-        gathered = hvd.allgather(
-            line,
-            name=f"{self._prefix}.configuration",
-            process_set=self._process_set,
-            ignore_name_scope=True,
-        )
+        gathered = self._collectives.gather(line, "configuration")
         same = tf.numpy_function(_check, [gathered], tf.bool)
         with tf.control_dependencies([same]):
             agreed = self._ops.hvdc_agree(self._ledger, agreed=True)

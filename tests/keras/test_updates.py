@@ -16,7 +16,14 @@ import hvd_compress.keras as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from tests.keras.probes import compiled, fit, same_everywhere
 from tests.ranks import on_ranks
-from tests.tensorflow.probes import SHAPES, THRESHOLD, Simulation, assert_same, targets
+from tests.tensorflow.probes import (
+    SHAPES,
+    THRESHOLD,
+    Simulation,
+    TwoShotSimulation,
+    assert_same,
+    targets,
+)
 
 SGD = keras.optimizers.SGD
 
@@ -44,15 +51,16 @@ def _everybodys(step: int) -> list[list[np.ndarray]]:
 
 @on_ranks(2, launcher="tensorflow")
 def test_updates_are_the_oracles() -> None:
-    settings: list[tuple[dict[str, Any], float]] = [
-        ({}, 0.5),
-        ({"op": hvd.Sum}, 1.0),
-        ({"gradient_predivide_factor": 2.0}, 0.5),
+    settings: list[tuple[dict[str, Any], float, str, type[Simulation]]] = [
+        ({}, 0.5, "allgather", Simulation),
+        ({"op": hvd.Sum}, 1.0, "allgather", Simulation),
+        ({"gradient_predivide_factor": 2.0}, 0.5, "allgather", Simulation),
+        ({}, 0.5, "two_shot", TwoShotSimulation),
     ]
-    for options, scale in settings:
-        compressor = hvdc.OneBit(threshold=THRESHOLD)
+    for options, scale, exchange, simulated in settings:
+        compressor = hvdc.OneBit(threshold=THRESHOLD, exchange=exchange)
         update = _updates(hvdc.DistributedOptimizer(SGD(1.0), compressor, **options))
-        simulation = Simulation(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
+        simulation = simulated(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
         for step in range(3):
             everybodys = _everybodys(step)
             assert_same(update(everybodys[hvd.rank()]), simulation.sum(everybodys, scale))

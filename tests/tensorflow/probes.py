@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.kernels.oracle import OracleKernels
+from hvd_compress.tensorflow import Compressor
 
 SHAPES = ((40, 70), (10,), (3000,), (8, 3, 5, 5))
 THRESHOLD = 100
@@ -59,27 +60,111 @@ class Simulation:
         )
 
     def _sum_one(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
-        shape = SHAPES[index]
-        if math.prod(shape) < THRESHOLD:
+        if math.prod(SHAPES[index]) < THRESHOLD:
             return np.float32(scale) * np.sum(gradients, axis=0)
-        payloads = np.empty((len(gradients), self._codec.payload_bytes(shape)), np.uint8)
-        for rank, gradient in enumerate(gradients):
-            self._kernels.encode(
-                self._codec,
-                shape,
-                gradient.reshape(-1),
-                payloads[rank],
-                feedback=self._feedback,
-                residual=self.residuals[rank][index] if self._feedback.enabled else None,
-                noise=NoiseKey(self._seed, rank, index, self._step),
-            )
+        return self._exchange(index, gradients, scale)
+
+    def _exchange(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
+        shape = SHAPES[index]
+        payloads = [
+            self._encode(gradient, shape, self.residuals[rank][index], index, rank)
+            for rank, gradient in enumerate(gradients)
+        ]
+        return self._decode(payloads, shape, scale)
+
+    def _encode(
+        self,
+        numbers: np.ndarray,
+        shape: tuple[int, ...],
+        residual: np.ndarray,
+        index: int,
+        stream: int,
+    ) -> np.ndarray:
+        payload = np.empty(self._codec.payload_bytes(shape), np.uint8)
+        self._kernels.encode(
+            self._codec,
+            shape,
+            numbers.reshape(-1),
+            payload,
+            feedback=self._feedback,
+            residual=residual if self._feedback.enabled else None,
+            noise=NoiseKey(self._seed, stream, index, self._step),
+        )
+        return payload
+
+    def _decode(
+        self, payloads: Sequence[np.ndarray], shape: tuple[int, ...], scale: float
+    ) -> np.ndarray:
         out = np.empty(math.prod(shape), np.float32)
-        self._kernels.decode_sum(self._codec, shape, payloads, out, step=self._step, scale=scale)
+        self._kernels.decode_sum(
+            self._codec, shape, np.stack(payloads), out, step=self._step, scale=scale
+        )
         return out.reshape(shape)
 
     def _end(self) -> list[np.ndarray]:
         self._step += 1
         return []
+
+
+class TwoShotSimulation(Simulation):
+    """The same for the two-shot exchange, written down from ``docs/exchanges.md``."""
+
+    def __init__(self, codec: Codec, feedback: ErrorFeedback, size: int, seed: int) -> None:
+        super().__init__(codec, feedback, size, seed)
+        self.size = size
+        self.owned = [np.zeros(math.prod(shape), np.float32) for shape in SHAPES]
+
+    def part(self, index: int, rank: int) -> slice:
+        """The elements of a gradient that a rank owns."""
+        count, grain = math.prod(SHAPES[index]), 1024
+        part, grains = (rank - index) % self.size, math.ceil(count / grain)
+        begin, end = (p * grains // self.size * grain for p in (part, part + 1))
+        return slice(min(begin, count), min(end, count))
+
+    def _exchange(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
+        flats = [gradient.reshape(-1) for gradient in gradients]
+        out = np.empty_like(flats[0])
+        for owner in range(self.size):
+            part = self.part(index, owner)
+            shape = (part.stop - part.start,)
+            if shape == (0,):
+                continue
+            payloads = [
+                self._encode(
+                    flat[part],
+                    shape,
+                    self.residuals[rank][index][part],
+                    index,
+                    rank * self.size + owner,
+                )
+                for rank, flat in enumerate(flats)
+            ]
+            average = self._decode(payloads, shape, 1 / self.size)
+            again = self._encode(
+                average, shape, self.owned[index][part], index, self.size**2 + owner
+            )
+            out[part] = self._decode([again], shape, scale * self.size)
+        return out.reshape(SHAPES[index])
+
+
+def assert_residuals(compressor: Compressor, simulation: Simulation) -> None:
+    """Those of this rank, bit for bit; owners' too, where there are any."""
+    for slot in compressor.slots:
+        if slot.route.dense:
+            continue
+        expected = simulation.residuals[hvd.rank()][slot.index]
+        assert np.array_equal(slot.residual.numpy(), expected), slot.label
+        owned = np.zeros(0, np.float32)
+        if isinstance(simulation, TwoShotSimulation):
+            owned = simulation.owned[slot.index][simulation.part(slot.index, hvd.rank())]
+        assert np.array_equal(slot.owned.numpy(), owned), slot.label
+
+
+def kept_by(compressor: Compressor) -> list[np.ndarray]:
+    """Copies of all residuals of this rank."""
+    return [
+        kept.numpy().copy() for slot in compressor.slots for kept in (slot.residual, slot.owned)
+    ]
 
 
 def assert_same(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:

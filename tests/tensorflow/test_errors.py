@@ -30,16 +30,17 @@ class _Altered(hvdc.OneBit):
 
     def __init__(self, where: str, **options: Any) -> None:
         super().__init__(**options)
-        self._where = where
         self.flip = tf.Variable(0, dtype=tf.uint8)
+        gather = self._collectives.gather
 
-    def _gather(self, slot: Any, payload: tf.Tensor) -> tf.Tensor:
-        if slot.index == 0 and self._where == "before":
-            payload = self._flipped(payload)
-        message = super()._gather(slot, payload)
-        if slot.index == 0 and self._where == "after":
-            message = self._flipped(message)
-        return message
+        def altered(message: tf.Tensor, name: str) -> tf.Tensor:
+            if name != "gradient.0":
+                return gather(message, name)
+            if where == "before":
+                return gather(self._flipped(message), name)
+            return self._flipped(gather(message, name))
+
+        self._collectives.gather = altered
 
     def _flipped(self, message: tf.Tensor) -> tf.Tensor:
         changed = tf.bitwise.bitwise_xor(message[100], self.flip)

@@ -14,6 +14,7 @@ from tests.tensorflow.probes import (
     SHAPES,
     THRESHOLD,
     Simulation,
+    TwoShotSimulation,
     assert_same,
     exchange_with,
     targets,
@@ -209,21 +210,24 @@ def test_retracing_goes_on_with_the_same_state() -> None:
 def test_gradients_do_not_wait_for_each_other() -> None:
     """TensorFlow would have each wait for those traced before it."""
     variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
-    compressor = hvdc.OneBit(threshold=THRESHOLD)
 
-    @tf.function
-    def gradients() -> list[tf.Tensor]:
+    def gradients(compressor: hvdc.Compressor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
         return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables)
 
-    operations = gradients.get_concrete_function().graph.get_operations()
-    branches = [
-        op for op in operations if op.type == "If" and len(op.outputs) and "/cond/" not in op.name
-    ]
-    assert len(branches) == len(SHAPES)
-    for branch in branches:
-        assert not set(branch.control_inputs) & set(branches), branch.name
+    for name in ("allgather", "two_shot"):
+        compressor = hvdc.OneBit(threshold=THRESHOLD, exchange=name)
+        traced = tf.function(gradients).get_concrete_function(compressor)
+        operations = traced.graph.get_operations()
+        branches = [
+            op
+            for op in operations
+            if op.type == "If" and len(op.outputs) and "/cond/" not in op.name
+        ]
+        assert len(branches) == len(SHAPES)
+        for branch in branches:
+            assert not set(branch.control_inputs) & set(branches), branch.name
 
 
 @on_ranks(2, launcher="tensorflow")
@@ -249,17 +253,18 @@ def test_what_xla_would_compile_fails_when_traced() -> None:
 def test_some_of_the_ranks() -> None:
     members = hvd.add_process_set([0, 2])
     hvd.add_process_set([1])
-    compressor = hvdc.OneBit(threshold=THRESHOLD, process_set=members)
-    exchange = exchange_with(compressor, graph=True, process_set=members)
-    simulation = Simulation(OneBit(), ErrorFeedback(), 2, seed=0)
-    for step in range(3):
-        mine = targets(hvd.rank(), step)
-        got = exchange(mine)
-        if hvd.rank() == 1:
-            assert_same(got, mine)
-        else:
-            assert_same(got, simulation.sum([targets(r, step) for r in (0, 2)], 0.5))
-    assert compressor.counters.steps == (0 if hvd.rank() == 1 else 3)
+    for name, simulated in (("allgather", Simulation), ("two_shot", TwoShotSimulation)):
+        compressor = hvdc.OneBit(threshold=THRESHOLD, process_set=members, exchange=name)
+        exchange = exchange_with(compressor, graph=True, process_set=members)
+        simulation = simulated(OneBit(), ErrorFeedback(), 2, seed=0)
+        for step in range(3):
+            mine = targets(hvd.rank(), step)
+            got = exchange(mine)
+            if hvd.rank() == 1:
+                assert_same(got, mine)
+            else:
+                assert_same(got, simulation.sum([targets(r, step) for r in (0, 2)], 0.5))
+        assert compressor.counters.steps == (0 if hvd.rank() == 1 else 3)
     for theirs, ours in ((members, None), (hvd.global_process_set, members)):
         options = {"process_set": theirs}
         exchange = exchange_with(hvdc.OneBit(process_set=ours), graph=True, **options)

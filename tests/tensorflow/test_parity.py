@@ -2,57 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
 from hvd_compress.exchange.routing import Route
-from hvd_compress.tensorflow.native import operations, spec_bytes
+from hvd_compress.exchange.shards import Shards
+from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
+from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
+from hvd_compress.torch_common.shots import Shots, owned_of
 from hvd_compress.torch_common.slots import Slot
 from tests.codecs.rows import ROWS, Row
 
 SHAPE = (37, 5, 29)
+"""Six grains, the last one short."""
 SEED, RANK, RANKS, INDEX, STEPS = 11, 3, 5, 2, 3
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def _gradients(dtype: str) -> list[tuple[torch.Tensor, tf.Tensor]]:
+    """The same numbers for both, one pair a step."""
+    generator = np.random.default_rng(5)
+    pairs = []
+    for _ in range(STEPS):
+        numbers = generator.standard_normal(SHAPE).astype(np.float32)
+        numbers.reshape(-1)[:3] = (0.0, -0.0, 1e-40)
+        pairs.append((torch.from_numpy(numbers).to(DTYPES[dtype]), tf.cast(numbers, dtype)))
+    return pairs
+
+
+def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
+    ours = GraphSlot(INDEX, tf.as_dtype(dtype), tf.TensorShape(SHAPE), route)
+    return Slot("parameter", INDEX, torch.zeros(SHAPE), route), ours
+
+
+def _coder() -> Coder:
+    ops = operations()
+    return Coder(ops, ops.hvdc_ledger(), SEED, 0, 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_payloads_and_residuals(row: Row, dtype: str) -> None:
-    route = Route(row.codec, row.feedback)
-    slot = Slot("parameter", INDEX, torch.zeros(SHAPE), route)
+    slot, ours = _slots(Route(row.codec, row.feedback), dtype)
     encoder = Encoder(Executors(1), SEED, RANK, None)
-    ours = GraphSlot(INDEX, tf.as_dtype(dtype), tf.TensorShape(SHAPE), route)
-    ops = operations()
-    ledger = ops.hvdc_ledger()
-    generator = np.random.default_rng(5)
-    for step in range(STEPS):
-        numbers = generator.standard_normal(SHAPE).astype(np.float32)
-        numbers.reshape(-1)[:3] = (0.0, -0.0, 1e-40)
-        gradient = torch.from_numpy(numbers).to(DTYPES[dtype])
+    coder = _coder()
+    for step, (gradient, same) in enumerate(_gradients(dtype)):
         expected = torch.empty(row.codec.payload_bytes(SHAPE), dtype=torch.uint8)
         encoder.encode(slot, gradient, expected)
-        payload, position = ops.hvdc_encode(
-            tf.cast(numbers, dtype),
-            tf.ones([1]),
-            ours.residual.handle,
-            ours.exchanges.handle,
-            ledger,
-            label="gradient",
-            spec=spec_bytes(row.codec),
-            tensor=INDEX,
-            threads=2,
-            alpha=row.feedback.alpha,
-            beta=row.feedback.beta,
-            seed=SEED,
-            rank=RANK,
-            ranks=RANKS,
-            warmup=0,
-        )
+        payload, position = coder.encode(ours, same, tf.ones([1]), streams=[RANK], ranks=RANKS)
         assert int(position) == step
         assert payload.numpy().tobytes() == expected.numpy().tobytes()
         assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
+
+
+class _Loopback:
+    """A rank to which all others send what it would send them."""
+
+    rank, size = RANK, RANKS
+
+    def distribute(self, message: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        """Its own part, once for each rank."""
+        return tf.tile(tf.split(message, sizes)[self.rank], [self.size])
+
+    def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
+        """Its own message, once."""
+        return message
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.codec.shaped], ids=str)
+def test_two_shots(row: Row, dtype: str) -> None:
+    route = Route(row.codec, row.feedback, "two_shot")
+    slot, ours = _slots(route, dtype)
+    encoder = Encoder(Executors(1), SEED, RANK, None)
+    exchange = TwoShot(_Loopback(), _coder())  # type: ignore[arg-type]
+    assert Shards(slot.count, RANKS, INDEX).length(RANK)
+    for gradient, same in _gradients(dtype):
+        encoder.own(slot, gradient, owned_of(slot, RANK, RANKS))
+        encoder.residual(slot, gradient.device)
+        shots = Shots(encoder, RANKS, slot, gradient)
+        message, step = exchange.encode(ours, same, tf.ones([1]))
+        assert message.numpy().tobytes() == shots.message.numpy().tobytes()
+        part = shots.message.split(shots.sizes)[RANK]
+        expected = shots.average(part.repeat(RANKS, 1))
+        assert exchange.send(ours, message, step).numpy().tobytes() == expected.numpy().tobytes()
+        assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
+        assert ours.owned.numpy().tobytes() == slot.owned.residual.numpy().tobytes()

@@ -1,9 +1,9 @@
-// Decodes and adds all ranks' payloads, or takes the sum that went uncompressed.
+// Decodes and adds all ranks' payloads, or the averages of parts, or takes the sum that went
+// uncompressed.
 #include <chrono>
-#include <cstring>
+#include <vector>
 
-#include "codec/layout.h"
-#include "codec_op.h"
+#include "coder.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -13,14 +13,15 @@ namespace {
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // message: the ranks' payloads one after the other or, where `gathered` is false, the float32 sum
-// of their gradients. payload: this rank's, as encoded from gradient. reduced: the token, which
-// tells that Horovod has finished, too.
+// of their gradients. begins, lengths: the pieces of which each owner sent one payload, its
+// average; none where each rank sent one of the whole gradient. scale: on the sum of the payloads
+// of a piece; sum_scale: on the uncompressed sum. reduced: the token, which tells that Horovod has
+// finished, too.
 REGISTER_OP("HvdcDecode")
     .Input("message: uint8")
     .Input("gathered: bool")
     .Input("reduced: float")
     .Input("gradient: T")
-    .Input("payload: uint8")
     .Input("step: int64")
     .Input("ledger: resource")
     .Output("sum: T")
@@ -32,24 +33,30 @@ REGISTER_OP("HvdcDecode")
     .Attr("alpha: float")
     .Attr("beta: float")
     .Attr("ranks: int")
+    .Attr("begins: list(int)")
+    .Attr("lengths: list(int)")
     .Attr("scale: float")
+    .Attr("sum_scale: float")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->input(3));
       return absl::OkStatus();
     });
 
-class DecodeOp : public CodecOp<AsyncOpKernel> {
+class DecodeOp : public AsyncOpKernel {
  public:
-  explicit DecodeOp(OpKernelConstruction* context) : CodecOp(context) {
+  explicit DecodeOp(OpKernelConstruction* context) : AsyncOpKernel(context), coder_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+    OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(context, context->GetAttr("sum_scale", &sum_scale_));
   }
 
   // Asynchronous because of its errors, which wait for the step's other gradients.
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK_ASYNC(context, Lookup(context, 6, &ledger), done);
+    OP_REQUIRES_OK_ASYNC(context, Lookup(context, 5, &ledger), done);
     const absl::Status status = Result(context, ledger.get());
     if (status.ok()) {
       ledger->Arrived();
@@ -90,58 +97,20 @@ class DecodeOp : public CodecOp<AsyncOpKernel> {
 
   absl::Status Decode(OpKernelContext* context, const Tensor& message, Tensor* sum,
                       bool* nonfinite) const {
-    const hvdc_spec spec = SpecFor(sum->shape());
-    const int64_t size = context->input(4).NumElements();
-    if (message.NumElements() != ranks_ * size) {
-      return errors::DataLoss(label_, ": expected ", ranks_, " times ", size, " bytes, got ",
-                              message.NumElements());
+    const int64_t step = context->input(4).scalar<int64_t>()();
+    if (lengths_.empty()) {
+      return coder_.Decode({coder_.Whole(sum->shape())}, Source::kRanks, ranks_, scale_, step,
+                           message, sum, nonfinite);
     }
-    const int64_t step = context->input(5).scalar<int64_t>()();
-    const auto* payloads = message.flat<uint8_t>().data();
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (size > 0 && IsFailure(payloads + rank * size)) {
-        return errors::DataLoss(
-            label_, ": expected rank ", rank,
-            "'s payload, got none: encoding failed there, with an error of its own");
-      }
-    }
-    int32_t bad = -1;
-    const int status = hvdc_decode_sum(&spec, step, payloads, size, size, ranks_, scale_,
-                                       sum->data(), DtypeOf(sum->dtype()), 0, threads_, &bad);
-    if (status != HVDC_OK) return Failure(status, bad, step);
-    for (int rank = 0; rank < ranks_; ++rank) {
-      hvdc::Header header;
-      std::memcpy(&header, payloads + rank * size, sizeof(header));
-      *nonfinite = *nonfinite || (header.flags & hvdc::kFlagNonfinite);
-    }
-    return absl::OkStatus();
-  }
-
-  // Whether zeros came in a payload's place, as in hvd_compress/exchange/shards.py.
-  static bool IsFailure(const uint8_t* payload) {
-    const hvdc::Header none{};
-    return std::memcmp(payload, &none, sizeof(none)) == 0;
-  }
-
-  absl::Status Failure(int status, int32_t rank, int64_t step) const {
-    switch (status) {
-      case HVDC_BAD_HEADER:
-        return errors::DataLoss(label_, ": expected rank ", rank,
-                                "'s payload to be of the same codec, shape and step ", step,
-                                ", got another header");
-      case HVDC_BAD_CHECKSUM:
-        return errors::DataLoss(label_, ": expected rank ", rank,
-                                "'s payload as it was sent, got another checksum");
-      default:
-        return errors::Internal(label_, ": decoding failed with status ", status);
-    }
+    return coder_.Decode(coder_.Parts(begins_, lengths_), Source::kOwners, 1, scale_, step, message,
+                         sum, nonfinite);
   }
 
   absl::Status Scale(const Tensor& message, Tensor* sum) const {
     const int64_t count = sum->NumElements();
     if (message.NumElements() != count * static_cast<int64_t>(sizeof(float))) {
-      return errors::DataLoss(label_, ": expected a sum of ", count, " float32 numbers, got ",
-                              message.NumElements(), " bytes");
+      return errors::DataLoss(coder_.label(), ": expected a sum of ", count,
+                              " float32 numbers, got ", message.NumElements(), " bytes");
     }
     const auto* values = reinterpret_cast<const float*>(message.flat<uint8_t>().data());
     switch (sum->dtype()) {
@@ -157,13 +126,15 @@ class DecodeOp : public CodecOp<AsyncOpKernel> {
   template <typename Flat>
   absl::Status ScaleInto(const float* values, Flat out) const {
     for (int64_t i = 0; i < out.size(); ++i) {
-      out(i) = static_cast<typename Flat::Scalar>(values[i] * scale_);
+      out(i) = static_cast<typename Flat::Scalar>(values[i] * sum_scale_);
     }
     return absl::OkStatus();
   }
 
+  Coder coder_;
+  std::vector<int64_t> begins_, lengths_;
   int ranks_;
-  float scale_;
+  float scale_, sum_scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcDecode").Device(DEVICE_CPU), DecodeOp);
 

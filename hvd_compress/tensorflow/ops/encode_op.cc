@@ -1,8 +1,10 @@
 // Encodes one gradient together with its residual, which it updates in place.
 #include <chrono>
+#include <numeric>
 #include <utility>
+#include <vector>
 
-#include "codec_op.h"
+#include "coder.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -11,17 +13,19 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
+// begins, lengths: the pieces of the gradient for each owner, encoded one after the other into the
+// message; none for the whole gradient as one payload. streams: the rank in each one's noise key.
 // residual: a float32 variable, empty until the first step. exchanges: an int64 variable, how often
-// the gradient has been exchanged; the first `warmup` times nothing is encoded and the payload is
-// empty. step: the position in the noise, stamped on the payload. It does not fail, because the
-// other ranks wait for a payload: they get zeros in its place, and the decoding operation fails.
+// the gradient has been exchanged; the first `warmup` times nothing is encoded and the message is
+// empty. step: the position in the noise, stamped on the payloads. It does not fail, because the
+// other ranks wait for a message: they get zeros in its place, and the decoding operation fails.
 REGISTER_OP("HvdcEncode")
     .Input("gradient: T")
     .Input("token: float")
     .Input("residual: resource")
     .Input("exchanges: resource")
     .Input("ledger: resource")
-    .Output("payload: uint8")
+    .Output("message: uint8")
     .Output("step: int64")
     .Attr("T: {float, half, bfloat16}")
     .Attr("label: string")
@@ -31,7 +35,9 @@ REGISTER_OP("HvdcEncode")
     .Attr("alpha: float")
     .Attr("beta: float")
     .Attr("seed: int")
-    .Attr("rank: int")
+    .Attr("begins: list(int)")
+    .Attr("lengths: list(int)")
+    .Attr("streams: list(int)")
     .Attr("ranks: int")
     .Attr("warmup: int")
     .SetIsStateful()
@@ -41,11 +47,13 @@ REGISTER_OP("HvdcEncode")
       return absl::OkStatus();
     });
 
-class EncodeOp : public CodecOp<OpKernel> {
+class EncodeOp : public OpKernel {
  public:
-  explicit EncodeOp(OpKernelConstruction* context) : CodecOp(context) {
+  explicit EncodeOp(OpKernelConstruction* context) : OpKernel(context), coder_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
-    OP_REQUIRES_OK(context, context->GetAttr("rank", &rank_));
+    OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+    OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
+    OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
     OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
   }
@@ -62,30 +70,36 @@ class EncodeOp : public CodecOp<OpKernel> {
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
     position->scalar<int64_t>()() = step;
     ledger->Count(kUncompressedBytes, static_cast<double>(gradient.TotalBytes()));
-    Tensor* payload;
+    Tensor* message;
     if (step < 0) {
-      OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({0}), &payload));
+      OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({0}), &message));
       return;
     }
-    const hvdc_spec spec = SpecFor(gradient.shape());
-    const absl::StatusOr<int64_t> size = PayloadBytes(spec, gradient.shape());
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size.value_or(0)}), &payload));
+    const bool whole = lengths_.empty();
+    std::vector<Piece> pieces = whole ? std::vector<Piece>{coder_.Whole(gradient.shape())}
+                                      : coder_.Parts(begins_, lengths_);
+    absl::Status status = whole ? CheckGather(pieces[0], gradient.shape()) : CheckParts(gradient);
+    // Parts have a size of their own: the other ranks wait for so many bytes.
+    const int64_t size = status.ok() || !whole ? MessageBytes(pieces, 1) : 0;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &message));
     const auto started = std::chrono::steady_clock::now();
-    const absl::Status status =
-        size.ok() ? Encode(context, spec, step, gradient, payload, residual.get()) : size.status();
+    if (status.ok()) {
+      status =
+          coder_.Encode(context, pieces, streams_, seed_, step, gradient, message, residual.get());
+    }
     if (!status.ok()) {
       ledger->Fail(std::string(status.message()));
-      payload->flat<uint8_t>().setZero();
+      message->flat<uint8_t>().setZero();
       return;
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
     ledger->Count(kTensors, 1);
     ledger->Count(kElements, static_cast<double>(gradient.NumElements()));
-    ledger->Count(kPayloadBytes, static_cast<double>(*size));
-    if (feedback()) {
-      ledger->Encoded(tensor_, Sent{gradient, *payload, std::move(residual), spec, alpha_, beta_,
-                                    step, threads_});
+    if (whole) ledger->Count(kGatheredBytes, static_cast<double>(size));
+    if (coder_.feedback()) {
+      ledger->Encoded(
+          coder_.ToTakeBack(std::move(pieces), step, gradient, *message, std::move(residual)));
     }
   }
 
@@ -99,54 +113,27 @@ class EncodeOp : public CodecOp<OpKernel> {
     return before;
   }
 
-  absl::StatusOr<int64_t> PayloadBytes(const hvdc_spec& spec, const TensorShape& shape) const {
-    const int64_t size = hvdc_payload_bytes(&spec);
-    if (size >= 0 && size * ranks_ < (int64_t{1} << 31)) return size;
-    return errors::InvalidArgument(label_, ", shape ", shape.DebugString(),
+  // Where tracing did not know the shape, it could not check this.
+  absl::Status CheckGather(const Piece& piece, const TensorShape& shape) const {
+    if (piece.bytes >= 0 && piece.bytes * ranks_ < (int64_t{1} << 31)) return absl::OkStatus();
+    return errors::InvalidArgument(coder_.label(), ", shape ", shape.DebugString(),
                                    ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
-                                   " ranks times ", size);
+                                   " ranks times ", piece.bytes);
   }
 
-  absl::Status Encode(OpKernelContext* context, const hvdc_spec& spec, int64_t step,
-                      const Tensor& gradient, Tensor* payload, Var* residual) const {
-    const hvdc_noise noise{static_cast<uint32_t>(seed_), static_cast<uint32_t>(rank_),
-                           static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
-    hvdc_feedback feedback{alpha_, beta_, nullptr};
-    mutex_lock lock(*residual->mu());
-    if (this->feedback()) {
-      TF_RETURN_IF_ERROR(Prepare(context, gradient.NumElements(), residual));
-      feedback.residual = residual->tensor()->flat<float>().data();
-    }
-    const int status = hvdc_encode(&spec, &noise, gradient.data(), DtypeOf(gradient.dtype()),
-                                   feedback.residual ? &feedback : nullptr, payload->data(),
-                                   payload->NumElements(), threads_);
-    if (status == HVDC_OK) return absl::OkStatus();
-    return errors::Internal(label_, ": encoding failed with status ", status);
+  // Parts were cut while tracing, from the shape as it was first known.
+  absl::Status CheckParts(const Tensor& gradient) const {
+    const int64_t count = std::accumulate(lengths_.begin(), lengths_.end(), int64_t{0});
+    if (gradient.NumElements() == count) return absl::OkStatus();
+    return errors::InvalidArgument(coder_.label(), ": expected a gradient of ", count,
+                                   " elements as when it was first traced, got ",
+                                   gradient.NumElements());
   }
 
-  // Makes the residual one float32 an element that nobody else reads, zeros at first.
-  absl::Status Prepare(OpKernelContext* context, int64_t count, Var* residual) const {
-    Tensor* held = residual->tensor();
-    const bool fresh = held->NumElements() == 0;
-    if (!fresh && held->NumElements() != count) {
-      return errors::InvalidArgument(label_, ": expected a gradient of ", held->NumElements(),
-                                     " elements as in the steps before, got ", count,
-                                     ": make a compressor for each model");
-    }
-    if (!fresh && held->RefCountIsOne()) return absl::OkStatus();
-    Tensor own;
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &own));
-    if (fresh) {
-      own.flat<float>().setZero();
-    } else {
-      own.flat<float>() = held->flat<float>();
-    }
-    *held = own;
-    return absl::OkStatus();
-  }
-
+  Coder coder_;
+  std::vector<int64_t> begins_, lengths_, streams_;
   int64_t seed_, warmup_;
-  int rank_, ranks_;
+  int ranks_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEncode").Device(DEVICE_CPU), EncodeOp);
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -31,9 +32,9 @@ void Ledger::Agree(bool agreed) {
   agreed_ = agreed;
 }
 
-void Ledger::Encoded(int tensor, Sent sent) {
+void Ledger::Encoded(Sent sent) {
   mutex_lock lock(mutex_);
-  sent_.insert_or_assign(tensor, std::move(sent));
+  sent_.push_back(std::move(sent));
 }
 
 void Ledger::Fail(const std::string& message) {
@@ -55,7 +56,7 @@ absl::Status Ledger::Decoded(bool drop) {
   mutex_lock lock(mutex_);
   dropped_ = dropped_ || drop;
   if (!dropped_) return absl::OkStatus();
-  for (auto& [tensor, sent] : sent_) {
+  for (Sent& sent : sent_) {
     TF_RETURN_IF_ERROR(Undo(sent));
   }
   return absl::OkStatus();
@@ -117,13 +118,19 @@ std::array<double, kCounters> Ledger::counters() {
 absl::Status Ledger::Undo(Sent& sent) {
   if (sent.undone) return absl::OkStatus();
   mutex_lock lock(*sent.residual->mu());
-  const hvdc_feedback feedback{sent.alpha, sent.beta,
-                               sent.residual->tensor()->flat<float>().data()};
-  const int status =
-      hvdc_take_back(&sent.spec, sent.step, sent.gradient.data(), DtypeOf(sent.gradient.dtype()),
-                     &feedback, sent.payload.data(), sent.payload.NumElements(), sent.threads);
-  if (status != HVDC_OK) {
-    return tensorflow::errors::Internal("taking a residual back failed with status ", status);
+  const auto* gradient = static_cast<const char*>(sent.gradient.data());
+  const auto* message = sent.message.flat<uint8_t>().data();
+  float* residual = sent.residual->tensor()->flat<float>().data();
+  const tensorflow::DataType dtype = sent.gradient.dtype();
+  for (const Piece& piece : sent.pieces) {
+    if (piece.bytes == 0) continue;
+    const hvdc_feedback feedback{sent.alpha, sent.beta, residual + piece.begin};
+    const int status = hvdc_take_back(
+        &piece.spec, sent.step, gradient + piece.begin * tensorflow::DataTypeSize(dtype),
+        DtypeOf(dtype), &feedback, message + piece.offset, piece.bytes, sent.threads);
+    if (status != HVDC_OK) {
+      return tensorflow::errors::Internal("taking a residual back failed with status ", status);
+    }
   }
   sent.undone = true;
   return absl::OkStatus();

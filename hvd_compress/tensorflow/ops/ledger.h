@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "hvdc.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -18,12 +19,20 @@
 
 namespace hvd_compress {
 
-// One encoded gradient, with everything that takes its residual back. The tensors are references:
+// Numbers that are encoded as a tensor of their own: a gradient, or a range of one.
+struct Piece {
+  hvdc_spec spec;
+  int64_t begin;   // elements of the gradient before it
+  int64_t offset;  // bytes of the message before its payload, where there is one of each piece
+  int64_t bytes;   // of its payload
+};
+
+// Encoded numbers, with everything that takes their residual back. The tensors are references:
 // they keep the gradient's memory alive until the step is over, and copy nothing.
 struct Sent {
-  tensorflow::Tensor gradient, payload;
+  tensorflow::Tensor gradient, message;
   tensorflow::core::RefCountPtr<tensorflow::Var> residual;
-  hvdc_spec spec;
+  std::vector<Piece> pieces;
   float alpha, beta;
   int64_t step;
   int threads;
@@ -36,7 +45,9 @@ enum Counter {
   kTensors,
   kElements,
   kUncompressedBytes,
-  kPayloadBytes,
+  kGatheredBytes,
+  kDistributedBytes,
+  kKeptBytes,
   kDenseBytes,
   kEncodeSeconds,
   kDecodeSeconds,
@@ -66,8 +77,8 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
 
-  // Notes a gradient whose residual has been updated.
-  void Encoded(int tensor, Sent sent);
+  // Notes numbers whose residual has been updated.
+  void Encoded(Sent sent);
 
   // Notes an error of this step. The first one counts: others may follow from it.
   void Fail(const std::string& message);
@@ -99,8 +110,8 @@ class Ledger : public tensorflow::ResourceBase {
   void EndHeld(int64_t number);
 
   tensorflow::mutex mutex_;
-  std::map<int64_t, int64_t> counts_;              // by graph
-  std::map<int, Sent> sent_;                       // by tensor
+  std::map<int64_t, int64_t> counts_;  // by graph
+  std::vector<Sent> sent_;
   std::map<int64_t, std::function<void()>> held_;  // operations that have failed, by number
   int64_t expected_ = 0, arrived_ = 0, holds_ = 0;
   bool dropped_ = false, agreed_ = false;

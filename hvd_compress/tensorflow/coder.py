@@ -1,0 +1,184 @@
+"""The operations that encode and decode, with a gradient's attributes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_compress.tensorflow.native import spec_bytes
+from hvd_compress.tensorflow.slots import Slot
+
+Parts = Sequence[tuple[int, int]]
+"""The range [begin, end) of elements of each owner."""
+
+
+@dataclass(eq=False)
+class Encoded:
+    """A gradient on its way.
+
+    Attributes:
+        slot: whose gradient.
+        gradient: as it was given.
+        step: its position in the noise, shape=(), int64.
+        gathered: whether messages were exchanged, shape=(), bool.
+        arrived: what came back, shape=(bytes,), uint8: payloads or, where not ``gathered``, the float32
+            sum of the ranks' gradients.
+    """
+
+    slot: Slot
+    gradient: tf.Tensor
+    step: tf.Tensor
+    gathered: tf.Tensor
+    arrived: tf.Tensor
+
+
+class Coder:
+    """What one rank encodes and decodes with.
+
+    Args:
+        operations: the module of operations.
+        ledger: the compressor's.
+        seed: of the noise.
+        warmup_steps: so many exchanges of a gradient at the start are not encoded.
+        threads: kernel threads; None is TensorFlow's number for one operation.
+    """
+
+    def __init__(
+        self, operations: Any, ledger: tf.Tensor, seed: int, warmup_steps: int, threads: int | None
+    ) -> None:
+        self._ops = operations
+        self._ledger = ledger
+        self._seed = seed
+        self._warmup_steps = warmup_steps
+        self._threads = threads
+
+    def encode(
+        self,
+        slot: Slot,
+        gradient: tf.Tensor,
+        begun: tf.Tensor,
+        *,
+        streams: Sequence[int],
+        ranks: int,
+        parts: Parts = (),
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """A gradient's payload, or those of its parts; moves the residual on.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape.
+            begun: what the step's messages depend on.
+            streams: the rank in the noise key of each payload.
+            ranks: how many send theirs.
+            parts: what is encoded as a tensor of its own; nothing for the whole gradient.
+
+        Returns:
+            The payloads, shape=(bytes,), uint8, and the position in the noise, shape=(), int64.
+        """
+        return self._ops.hvdc_encode(
+            gradient,
+            begun,
+            slot.residual.handle,
+            slot.exchanges.handle,
+            self._ledger,
+            seed=self._seed,
+            streams=streams,
+            ranks=ranks,
+            warmup=self._warmup_steps,
+            **_cut(parts),
+            **self._attributes(slot),
+        )
+
+    def average(
+        self,
+        slot: Slot,
+        payloads: tf.Tensor,
+        step: tf.Tensor,
+        *,
+        length: int,
+        stream: int,
+        ranks: int,
+        distributed: int,
+    ) -> tf.Tensor:
+        """The owner's work: the payload of the average of what all ranks sent.
+
+        Args:
+            slot: whose gradient.
+            payloads: all ranks' payloads of this rank's part, one after the other, shape=(bytes,), uint8.
+            step: the position in the noise.
+            length: elements of the part.
+            stream: the rank in the noise key of the average.
+            ranks: how many there are.
+            distributed: bytes that this rank has sent to all owners, to be counted.
+
+        Returns:
+            shape=(bytes,), uint8.
+        """
+        return self._ops.hvdc_average(
+            payloads,
+            step,
+            slot.owned.handle,
+            self._ledger,
+            seed=self._seed,
+            length=length,
+            stream=stream,
+            ranks=ranks,
+            distributed=distributed,
+            **self._attributes(slot),
+        )
+
+    def decode(
+        self,
+        encoded: Encoded,
+        reduced: tf.Tensor,
+        *,
+        ranks: int,
+        scale: float,
+        sum_scale: float,
+        parts: Parts = (),
+    ) -> tf.Tensor:
+        """The result, in the shape and dtype of the gradient.
+
+        Args:
+            encoded: what came back, and of what.
+            reduced: the token, when Horovod has reduced it.
+            ranks: how many sent a payload of the whole gradient.
+            scale: the factor on the sum of payloads.
+            sum_scale: the factor on the sum that went uncompressed.
+            parts: where one payload of each part came instead.
+        """
+        return self._ops.hvdc_decode(
+            message=encoded.arrived,
+            gathered=encoded.gathered,
+            reduced=reduced,
+            gradient=encoded.gradient,
+            step=encoded.step,
+            ledger=self._ledger,
+            ranks=ranks,
+            scale=scale,
+            sum_scale=sum_scale,
+            **_cut(parts),
+            **self._attributes(encoded.slot),
+        )
+
+    def _attributes(self, slot: Slot) -> dict[str, Any]:
+        threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
+        return {
+            "label": slot.label,
+            "spec": spec_bytes(slot.route.codec),
+            "tensor": slot.index,
+            "threads": threads or len(os.sched_getaffinity(0)),
+            "alpha": slot.route.feedback.alpha,
+            "beta": slot.route.feedback.beta,
+        }
+
+
+def _cut(parts: Parts) -> dict[str, list[int]]:
+    return {
+        "begins": [begin for begin, _ in parts],
+        "lengths": [end - begin for begin, end in parts],
+    }

@@ -1,0 +1,57 @@
+"""Horovod's collectives among a compressor's ranks, in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+
+class Collectives:
+    """Named collectives in one process set.
+
+    Args:
+        process_set: the ranks, registered.
+        prefix: what the collectives' names begin with.
+
+    Attributes:
+        process_set: the ranks.
+        included: whether this process is one of them.
+        rank: this process among them, -1 if it is none.
+        size: how many there are.
+    """
+
+    def __init__(self, process_set: Any, prefix: str) -> None:
+        self.process_set = process_set
+        self.included = bool(process_set.included())
+        self.rank = process_set.rank() if self.included else -1
+        self.size = process_set.size()
+        self._prefix = prefix
+
+    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum of all ranks' values, of one shape and dtype on all ranks."""
+        return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
+
+    def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
+        """All ranks' messages, shape=(bytes,), one after the other in the order of ranks."""
+        return hvd.allgather(message, **self._called(name))
+
+    def distribute(self, message: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        """What all ranks have for this one, one after the other in the order of ranks.
+
+        Args:
+            message: what this rank has for each, one after the other, shape=(sum(sizes),).
+            sizes: bytes for each rank.
+            name: the collective's.
+        """
+        received, _ = hvd.alltoall(message, tf.constant(sizes, tf.int32), **self._called(name))
+        return received
+
+    def _called(self, name: str) -> dict[str, Any]:
+        return {
+            "name": f"{self._prefix}.{name}",
+            "process_set": self.process_set,
+            "ignore_name_scope": True,
+        }

@@ -1,0 +1,63 @@
+"""What every exchange does for a gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import tensorflow as tf
+
+from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.slots import Slot
+
+
+class Exchange(ABC):
+    """Traces a gradient's way to the other ranks and back.
+
+    Args:
+        collectives: the ranks.
+        coder: what this rank encodes and decodes with.
+
+    Attributes:
+        has_owners: whether ranks own parts, and keep residuals for their averages.
+    """
+
+    has_owners: ClassVar[bool] = False
+
+    def __init__(self, collectives: Collectives, coder: Coder) -> None:
+        self.collectives = collectives
+        self.coder = coder
+
+    @abstractmethod
+    def check(self, slot: Slot) -> None:
+        """Raises ``ValueError`` where a gradient cannot take this exchange."""
+
+    @abstractmethod
+    def encode(
+        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encodes a gradient, once its step has begun.
+
+        Returns:
+            This rank's message, shape=(bytes,), uint8, empty while the gradient warms up; and the position
+            in the noise, shape=(), int64, negative then.
+        """
+
+    @abstractmethod
+    def send(self, slot: Slot, message: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Sends the message, in a step in which all ranks take part.
+
+        Returns:
+            What comes back, shape=(bytes,), uint8.
+        """
+
+    @abstractmethod
+    def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
+        """Makes the result of what came back.
+
+        Args:
+            encoded: what came back, and of what.
+            reduced: the token, when Horovod has reduced it.
+            scale: the factor on the sum of the ranks' gradients.
+        """

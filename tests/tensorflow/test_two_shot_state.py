@@ -1,0 +1,124 @@
+"""Two shots: dropped steps, checkpoints, and another number of ranks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import ECQ
+from hvd_compress.exchange.shards import Shards
+from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.state import Owner
+from tests.ranks import on_ranks
+from tests.tensorflow.probes import (
+    SHAPES,
+    THRESHOLD,
+    assert_same,
+    exchange_with,
+    kept_by,
+    targets,
+)
+
+
+def _start() -> hvdc.Compressor:
+    return hvdc.Compressor(
+        ECQ(), hvdc.ErrorFeedback(0.01, 1.0), threshold=THRESHOLD, exchange="two_shot"
+    )
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_dropped_step_leaves_owners_residuals_alone() -> None:
+    """An Inf of one rank, and an average that overflows although no gradient does."""
+    for index, ranks, number in ((0, (1,), np.inf), (3, (0,), np.nan), (2, (0, 1), 3e38)):
+        compressor = hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot")
+        exchange = exchange_with(compressor, graph=True)
+        exchange(targets(hvd.rank(), 0))
+        before = kept_by(compressor)
+        assert any(slot.owned.numpy().any() for slot in compressor.slots)
+        gradients = targets(hvd.rank(), 1)
+        if hvd.rank() in ranks:
+            # A whole group: what it would be encoded as is its mean.
+            gradients[index].reshape(-1)[: 512 if np.isfinite(number) else 1] = number
+        got = exchange(gradients)
+        assert not np.isfinite(got[index]).all()
+        assert np.isfinite(got[2 if index != 2 else 0]).all()
+        for left, right in zip(kept_by(compressor), before, strict=True):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+        assert np.isfinite(exchange(targets(hvd.rank(), 2))[index]).all()
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+    first = _start()
+    exchange = exchange_with(first, graph=True)
+    for step in range(2):
+        exchange(targets(hvd.rank(), step))
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(compressor=first).write(os.path.join(folder, "state"))
+        resumed = _start()
+        tf.train.Checkpoint(compressor=resumed).read(path)
+        again = exchange_with(resumed, graph=True)
+        for step in range(2, 4):
+            gradients = targets(hvd.rank(), step)
+            assert_same(again(gradients), exchange(gradients))
+        assert_same(kept_by(resumed), kept_by(first))
+        other = hvdc.OneBit(threshold=THRESHOLD)
+        with pytest.raises(ValueError, match=r"exchange allgather, got two_shot.*load_resized"):
+            tf.train.Checkpoint(compressor=other).read(path)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_another_number_of_ranks_loses_no_mass() -> None:
+    """What three ranks and three owners had not sent, on two: in two shots, and by an allgather."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0)
+    count = 2800
+    generator = np.random.default_rng(1)
+    residuals = generator.standard_normal((3, count)).astype(np.float32)
+    averages = generator.standard_normal(count).astype(np.float32)
+    paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
+    if hvd.rank() == 0:
+        for rank, path in enumerate(paths):
+            old = hvdc.OneBit(threshold=0, name=f"old.{rank}", exchange="two_shot")
+            old.owner = Owner(rank, 3, 0, "two_shot", lambda: None)
+            route = old._router.choose("g", (count,), "float32")
+            slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
+            slot.residual.assign(residuals[rank])
+            slot.owned.assign(averages[slice(*Shards(count, 3, 0).of(rank))])
+            slot.exchanges.assign(7)
+            old.slots.append(slot)
+            tf.train.Checkpoint(compressor=old).write(path)
+        old.owner = Owner(0, 3, 0, "allgather", lambda: None)
+        tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
+    hvd.allreduce(tf.zeros(1), name="written")
+    with pytest.raises(ValueError, match="checkpoints of one exchange"):
+        hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])
+    unsent = residuals.mean(axis=0) + averages
+    for name in ("two_shot", "allgather"):
+        compressor = hvdc.OneBit(threshold=0, name=f"new.{name}", exchange=name)
+        compressor.load_resized(paths[::-1])
+        variable = tf.Variable(tf.zeros(SHAPES[0]))
+
+        @tf.function
+        def exchange(
+            gradient: tf.Tensor,
+            variable: tf.Variable = variable,
+            compressor: hvdc.Compressor = compressor,
+        ) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * gradient)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            return tape.gradient(loss, [variable])[0]
+
+        sent = exchange(tf.zeros(SHAPES[0])).numpy().reshape(-1)
+        slot = compressor.slots[0]
+        assert int(slot.exchanges) == 8
+        left = hvd.allreduce(slot.residual.numpy(), name=f"left.{name}").numpy()
+        if name == "two_shot":
+            left += hvd.allgather(slot.owned.numpy(), name="left.by_owners").numpy()
+        np.testing.assert_allclose(sent + left, unsent, atol=1e-5)
