@@ -56,7 +56,7 @@ class Step:
 
     Args:
         collectives: the ranks.
-        configuration: called once before the first step; compared between the ranks.
+        configuration: called before the first step, and until the ranks agree; compared between them.
         executors: the kernels.
         prepare: called once they agree, by every rank; may wait for the others.
         flush: called when nothing more will be sent in a step; starts what has waited for more.
@@ -75,6 +75,7 @@ class Step:
         self._executors = executors
         self._prepare = prepare
         self._flush = flush
+        self._settings = b""
         self._agreement: int | None = None
         self._agreed = False
         self._calling: int | None = None
@@ -94,22 +95,18 @@ class Step:
 
     def begin(self) -> None:
         """Called with every gradient, encoded or not, before it is sent."""
-        if self._agreed or self._agreement is not None:
-            return
-        line = agreement.serialize(self._configuration())
-        message = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-        self._agreement = self._collectives.gather(message, "configuration")
-        self._visit_end_of_backward()
+        if not self._agreed and self.roll_call is None and self._calling is None:
+            # As it is before the step's first gradient is encoded.
+            self._settings = agreement.serialize(self._configuration())
+            self._call_roll()
 
     def add(self, sent: Sent) -> None:
         """Sends one gradient, now or as soon as all ranks are known to take part."""
         self._pending.append(sent)
         self._held.append(sent)
         if self.roll_call is None and self._calling is None:
-            values = torch.tensor(token.make(self._collectives.rank))
-            self._calling = self._collectives.sum(values, "roll call")
-            self._visit_end_of_backward()
-        else:
+            self._call_roll()
+        elif self._agreed:
             self._release(0.0)
 
     def settle(self, name: str) -> None:
@@ -123,7 +120,7 @@ class Step:
         Raises:
             ExchangeError: ranks differ, or some of the compressor's ranks never come.
         """
-        if not (self._agree(_PATIENCE) and self._release(_PATIENCE)):
+        if not self._release(_PATIENCE):
             raise ExchangeError(
                 f"{name}: expected all {self._collectives.size} ranks of the compressor's process set, got "
                 f"only those of the optimizer: pass the same process_set to both"
@@ -182,9 +179,15 @@ class Step:
         unread = self._executors.flags(payloads) if payloads else None
         return unread is None and any(map(any_nonfinite, payloads)), unread
 
+    def _call_roll(self) -> None:
+        values = torch.tensor(token.make(self._collectives.rank))
+        self._calling = self._collectives.sum(values, "roll call")
+        self._visit_end_of_backward()
+
     def _agree(self, patience: float) -> bool:
-        if self._agreed or self._agreement is None:
-            return True
+        if self._agreement is None:
+            message = torch.frombuffer(bytearray(self._settings), dtype=torch.uint8)
+            self._agreement = self._collectives.gather(message, "configuration")
         if not self._collectives.done(self._agreement, patience):
             return False
         gathered = self._collectives.wait(self._agreement)
@@ -198,13 +201,14 @@ class Step:
         return True
 
     def _release(self, patience: float) -> bool:
-        if not self._agreed:
-            return False
         if self._calling is not None:
             if not self._collectives.done(self._calling, patience):
                 return False
             self.roll_call = self._collectives.wait(self._calling).tolist()
             self._calling = None
+        # A gather, like those that follow: a rank that has joined could take no part in it.
+        if not self._agreed and self._complete() and not self._agree(patience):
+            return False
         held, self._held = self._held, []
         for sent in held:
             if not self._complete():
@@ -223,5 +227,4 @@ class Step:
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
 
     def _at_end_of_backward(self) -> None:
-        if self._agree(_PATIENCE_IN_BACKWARD):
-            self._release(_PATIENCE_IN_BACKWARD)
+        self._release(_PATIENCE_IN_BACKWARD)

@@ -96,6 +96,8 @@ def test_fuzzer(tmp_path: Path) -> None:
         "-DHVDC_SANITIZE=address,undefined",
     )
     limits = [f"-max_total_time={SECONDS}", "-max_len=4096", "-timeout=20"]
+    # What libFuzzer takes for its memory begins with that of the process that starts it.
+    limits += ["-rss_limit_mb=0", "-malloc_limit_mb=512"]
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     output = run(

@@ -199,15 +199,23 @@ def test_an_altered_payload() -> None:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
 
 
-def _joins(first_to_leave: int) -> None:
-    """Ranks run out of data at different times; the others go on as with plain Horovod."""
+def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None) -> None:
+    """Ranks run out of data at different times; the others go on as with plain Horovod.
+
+    Args:
+        first_to_leave: this rank joins.
+        after: its steps.
+        changed_after: steps after which all ranks change the codec, and have to agree anew.
+    """
     model, plain = Probe(SHAPES), Probe(SHAPES)
     compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
     ours = distributed(model, compressor)
     stock = distributed(plain, hvd.Compression.none)
     for m, o in ((plain, stock), (model, ours)):
-        for step in range(2 if hvd.rank() == first_to_leave else 4):
+        for step in range(after if hvd.rank() == first_to_leave else 4):
             exchange(m, o, two_valued(SHAPES, hvd.rank(), step))
+            if m is model and step + 1 == changed_after:
+                compressor.set_codec(OneBit(512))
         hvd.join()
     parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
     if hvd.rank() != first_to_leave:
@@ -224,6 +232,16 @@ def test_join_on_two_ranks() -> None:
 @on_ranks(3)
 def test_join_of_the_middle_rank() -> None:
     _joins(first_to_leave=1)
+
+
+@on_ranks(3)
+def test_join_before_ranks_have_agreed_again() -> None:
+    _joins(first_to_leave=1, changed_after=2)
+
+
+@on_ranks(2)
+def test_join_before_the_first_step() -> None:
+    _joins(first_to_leave=1, after=0)
 
 
 @on_ranks(1)
