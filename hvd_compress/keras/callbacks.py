@@ -34,11 +34,13 @@ class BroadcastVariables(keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts, if there are variables already."""
         self._done = False
         if self.model.built:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts what the first batch has made."""
         if not self._done:
             self._broadcast()
 
@@ -85,9 +87,11 @@ class CompareWeights(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Counts anew."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Compares after each of the first updates; raises ``ExchangeError`` on every rank."""
         # Counted here and not by the optimizer, whose count may differ where the weights do.
         self._batches += 1
         if self._batches <= self._steps * _batches_an_update(self.model.optimizer):
