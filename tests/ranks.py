@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 TIMEOUT = 180
-_ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 
 
 def on_ranks(
@@ -87,7 +87,7 @@ def _printed_by(command: list[str], environment: dict[str, str] | None) -> str:
     try:
         done = subprocess.run(
             command,
-            cwd=_ROOT,
+            cwd=ROOT,
             env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

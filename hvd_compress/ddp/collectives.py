@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
+from hvd_compress.ddp.leaving import hold
 from hvd_compress.exchange.errors import ExchangeError
 
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -114,12 +116,15 @@ def when_over(work: dist.Work, over: Callable[[Exception | None], None]) -> None
     By the process group's thread, or at once where it is over already.
     """
 
-    def call(done: torch.futures.Future) -> None:
-        try:
-            done.value()
-        except Exception as error:
-            over(error)
-        else:
-            over(None)
-
+    call = functools.partial(_tell, over)
+    hold(work, call)
     work.get_future().add_done_callback(call)
+
+
+def _tell(over: Callable[[Exception | None], None], done: torch.futures.Future) -> None:
+    try:
+        done.value()
+    except Exception as error:
+        over(error)
+    else:
+        over(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 from typing import Any
 
 import pytest
@@ -256,12 +255,13 @@ def test_an_owner_that_fails() -> None:
         error = (ArithmeticError, "on purpose")
         decode = compressor._kernels.decode_sum
 
-        def failing(codec: Codec, shape: tuple[int, ...], *rest: Any, **named: Any) -> None:
-            if threading.current_thread() is not threading.main_thread() and shape == (
-                Shards(40 * 170, 2, 0).length(1),
-            ):
+        def failing(
+            codec: Codec, shape: tuple[int, ...], payloads: Any, *rest: Any, **named: Any
+        ) -> None:
+            owned = (Shards(40 * 170, 2, 0).length(1),)
+            if shape == owned and len(payloads) == dist.get_world_size():  # As an owner.
                 raise ArithmeticError("on purpose")
-            decode(codec, shape, *rest, **named)
+            decode(codec, shape, payloads, *rest, **named)
 
         compressor._kernels.decode_sum = failing  # type: ignore[method-assign]
     with pytest.raises(error[0], match=error[1]):
