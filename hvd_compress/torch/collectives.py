@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import horovod.torch as hvd
 import torch
@@ -17,6 +18,36 @@ from hvd_compress.exchange.errors import ExchangeError
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _MEETING = 10.0
 """Seconds that a rank with an error waits for the others."""
+
+_LONG = 2**19
+"""Bytes from which on two ranks gather by a sum: a socket's buffers take shorter messages at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A collective under way.
+
+    Attributes:
+        number: Horovod's.
+        own: where it is a sum in a gather's place, this rank's message, shape=(n,), int32.
+        rank: this rank, of two, in such a sum.
+    """
+
+    number: int
+    own: torch.Tensor | None = None
+    rank: int = 0
+
+    def result(self) -> torch.Tensor:
+        """What Horovod has for it, once it is over."""
+        result = hvd.synchronize(self.number)
+        if isinstance(result, tuple):
+            result = result[0]
+        if self.own is None:
+            return result
+        rows = torch.empty((2, len(self.own)), dtype=self.own.dtype)
+        rows[self.rank] = self.own
+        torch.sub(result, self.own, out=rows[1 - self.rank])
+        return rows.view(-1).view(torch.uint8)
 
 
 def equal_hosts() -> bool:
@@ -78,11 +109,24 @@ class Collectives:
                 ) from None
         return Collectives(chosen, self._prefix)
 
-    def gather(self, message: torch.Tensor, name: str) -> int:
+    def gather(self, message: torch.Tensor, name: str) -> Handle:
         """Starts a gather of a 1-dimensional uint8 tensor, lengths differing where they may."""
-        return hvd.allgather_async(message, f"{self._prefix}.{name}", self._process_set)
+        return Handle(hvd.allgather_async(message, f"{self._prefix}.{name}", self._process_set))
 
-    def distribute(self, message: torch.Tensor, sizes: Sequence[int], name: str) -> int:
+    def gather_alike(self, message: torch.Tensor, name: str) -> Handle:
+        """Starts a gather of messages, shape=(bytes,), uint8, that all ranks know to be equally long.
+
+        Two ranks send long ones as integers to be added, modulo 2^32: what is left of the sum without
+        one's own message is the other's. Gloo sends as many bytes for a sum of two, but in pieces and both
+        ways at once, where its gather often has one rank wait until the other's message has come whole.
+        """
+        long = message.device.type == "cpu" and message.numel() >= _LONG
+        if self.size != 2 or not long or message.numel() % 4:
+            return self.gather(message, name)
+        own = message.view(torch.int32)
+        return Handle(self.sum(own, name).number, own, self.rank)
+
+    def distribute(self, message: torch.Tensor, sizes: Sequence[int], name: str) -> Handle:
         """Starts an exchange of parts: each rank gets its part of every rank's message, in rank order.
 
         Args:
@@ -91,26 +135,31 @@ class Collectives:
             name: the same on every rank.
         """
         splits = torch.tensor(sizes, dtype=torch.int32)
-        return hvd.alltoall_async(message, splits, f"{self._prefix}.{name}", self._process_set)
-
-    def sum(self, values: torch.Tensor, name: str) -> int:
-        """Starts a sum over the ranks; a rank that has joined adds zeros."""
-        return hvd.allreduce_async(
-            values, name=f"{self._prefix}.{name}", op=hvd.Sum, process_set=self._process_set
+        return Handle(
+            hvd.alltoall_async(message, splits, f"{self._prefix}.{name}", self._process_set)
         )
 
-    def maximum(self, values: torch.Tensor, name: str) -> int:
+    def sum(self, values: torch.Tensor, name: str) -> Handle:
+        """Starts a sum over the ranks; a rank that has joined adds zeros."""
+        return self._reduce(values, name, hvd.Sum)
+
+    def maximum(self, values: torch.Tensor, name: str) -> Handle:
         """Starts an element-wise maximum over the ranks; a NaN may be lost in it."""
-        return hvd.allreduce_async(
-            values, name=f"{self._prefix}.{name}", op=hvd.Max, process_set=self._process_set
+        return self._reduce(values, name, hvd.Max)
+
+    def _reduce(self, values: torch.Tensor, name: str, op: object) -> Handle:
+        return Handle(
+            hvd.allreduce_async(
+                values, name=f"{self._prefix}.{name}", op=op, process_set=self._process_set
+            )
         )
 
     @staticmethod
-    def done(handle: int, within: float = 0.0) -> bool:
+    def done(handle: Handle, within: float = 0.0) -> bool:
         """Whether :meth:`wait` would return at once, now or ``within`` seconds."""
         deadline = time.monotonic() + within
         pause = _SHORTEST_PAUSE
-        while not hvd.poll(handle):
+        while not hvd.poll(handle.number):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(pause)
@@ -118,15 +167,14 @@ class Collectives:
         return True
 
     @classmethod
-    def wait(cls, handle: int) -> torch.Tensor:
+    def wait(cls, handle: Handle) -> torch.Tensor:
         """A collective's result: of a gather or of parts, all ranks' one after the other in rank order.
 
         Sleeps until it is there. Horovod's own wait spins, on a core that its background thread and
         the network need: on as many cores as ranks, that takes longer than the transfer.
         """
         cls.done(handle, within=math.inf)
-        result = hvd.synchronize(handle)
-        return result[0] if isinstance(result, tuple) else result
+        return handle.result()
 
     def meet(self) -> None:
         """Returns when every rank has come here, or one of them has gone.

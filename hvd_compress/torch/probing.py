@@ -12,7 +12,7 @@ from hvd_compress.codecs import NoiseKey
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.planner.measured import HALF, Coding
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import Collectives, Handle
 
 _BYTES = 2**19
 """What each rank sends in a probe: far more than the burst that a rate limit lets pass."""
@@ -117,7 +117,7 @@ class Prober:
         encoding, decoding = self._fastest(encode), self._fastest(decode)
         return encoding / len(gradient), decoding / len(gradient)
 
-    def _start(self, kind: str) -> int:
+    def _start(self, kind: str) -> Handle:
         message, name = self._messages[kind], f"probe {kind}"
         if kind == "allgather":
             return self._collectives.gather(message, name)
@@ -126,7 +126,7 @@ class Prober:
             return self._collectives.distribute(message, [message.numel() // size] * size, name)
         return self._collectives.sum(message, name)
 
-    def _timed(self, start: Callable[[], int]) -> float:
+    def _timed(self, start: Callable[[], Handle]) -> float:
         started = time.perf_counter()
         self._wait(start())
         self._settle()
@@ -147,7 +147,7 @@ class Prober:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _wait(self, handle: int) -> None:
+    def _wait(self, handle: Handle) -> None:
         while not self._collectives.done(handle):
             time.sleep(_PAUSE)
         self._collectives.wait(handle)

@@ -11,7 +11,7 @@ import torch
 
 from hvd_compress.exchange import agreement, token
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import Collectives, Handle
 from hvd_compress.torch.courier import Courier
 from hvd_compress.torch.exchanges.base import Relay, Transfer
 from hvd_compress.torch_common.executors import Executors, any_nonfinite
@@ -76,9 +76,9 @@ class Step:
         self._prepare = prepare
         self._flush = flush
         self._settings = b""
-        self._agreement: int | None = None
+        self._agreement: Handle | None = None
         self._agreed = False
-        self._calling: int | None = None
+        self._calling: Handle | None = None
         self._courier = Courier(collectives)
         self._pending: list[Sent] = []
         self._held: list[Sent] = []

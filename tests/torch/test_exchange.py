@@ -15,6 +15,7 @@ from hvd_compress.codecs import (
     OneBit,
     Ternary,
 )
+from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     Probe,
@@ -70,6 +71,32 @@ def test_every_codec_on_two_ranks() -> None:
 @on_ranks(3)
 def test_every_codec_on_three_ranks() -> None:
     _every_codec_matches_the_simulation()
+
+
+@on_ranks(2)
+def test_long_messages_between_two_ranks() -> None:
+    """They are gathered as a sum, which must not show."""
+    shapes = {"long": (2**19 + 7,), "short": (3000,)}
+    model = Probe(shapes)
+    optimizer = distributed(model, hvdc.Int8(model.named_parameters(), threshold=0))
+    simulation = Simulation(Int8(), NONE, shapes, 2)
+    gradients = [targets(shapes, rank, 0) for rank in range(2)]
+    assert_same_bits(
+        exchange(model, optimizer, gradients[hvd.rank()]), simulation.average(gradients)
+    )
+    assert_identical_on_all_ranks(model)
+
+
+@on_ranks(2)
+def test_any_bytes_come_through_a_sum() -> None:
+    collectives = Collectives(None, "bytes")
+    messages = torch.randint(
+        0, 256, (2, 2**20), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    messages[:, :1024], messages[0, 1024:2048] = 255, 0
+    handle = collectives.gather_alike(messages[hvd.rank()].clone(), "all")
+    assert handle.own is not None  # As a sum.
+    assert torch.equal(collectives.wait(handle), messages.view(-1))
 
 
 def _same_as_stock(**options: object) -> None:

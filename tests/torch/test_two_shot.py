@@ -111,6 +111,20 @@ def test_every_codec_on_two_ranks() -> None:
     _every_codec_matches_the_simulation()
 
 
+@on_ranks(2)
+def test_long_messages_between_two_ranks() -> None:
+    """Averages of one length are gathered as a sum, others are not; neither may show."""
+    for count in (2**20, 2**20 + 1024):
+        shapes = {"long": (count,)}
+        model = Probe(shapes)
+        compressor = hvdc.Int8(model.named_parameters(), threshold=0, exchange="two_shot")
+        optimizer = distributed(model, compressor)
+        simulation = TwoShotSimulation(Int8(), NONE, shapes, 2)
+        gradients = [targets(shapes, rank, 0) for rank in range(2)]
+        got = exchange(model, optimizer, gradients[hvd.rank()])
+        assert_same_bits(got, simulation.average(gradients))
+
+
 @on_ranks(3)
 def test_every_codec_on_three_ranks() -> None:
     _every_codec_matches_the_simulation()

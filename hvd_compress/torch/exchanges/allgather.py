@@ -55,7 +55,7 @@ class Gather(Transfer, Relay):
 
     def start(self) -> Relay | None:
         """See :meth:`Transfer.start`."""
-        self.handle = self._collectives.gather(self._coded.payload, self.name)
+        self.handle = self._collectives.gather_alike(self._coded.payload, self.name)
         return self
 
     @property

@@ -11,7 +11,7 @@ import torch
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import Collectives, Handle
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.slots import Owned, Slot
 
@@ -89,7 +89,7 @@ class Relay(ABC):
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
-        self.handle: int | None = None
+        self.handle: Handle | None = None
         self.error: Exception | None = None
 
     def advance(self) -> None:

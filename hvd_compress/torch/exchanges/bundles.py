@@ -46,7 +46,9 @@ class Bundle(Relay):
             return
         self._averaged = True
         averages = self._shipment.average(result)
-        self.handle = self._collectives.gather(averages, f"{self._name} from owners")
+        alike = len(set(self._shipment.sizes)) == 1
+        gather = self._collectives.gather_alike if alike else self._collectives.gather
+        self.handle = gather(averages, f"{self._name} from owners")
 
 
 class Bundles:

@@ -211,7 +211,7 @@ class Levels(Transfer, Relay):
             self._pass_on(payload)
         else:
             self._next = self._pass_on
-            self.handle = self._exchange.between.gather(payload, f"{self.name} between hosts")
+            self.handle = self._exchange.between.gather_alike(payload, f"{self.name} between hosts")
 
     def _encode_average(self, parts: torch.Tensor, payload: torch.Tensor) -> Piece:
         local, width = self._hosts.local, self.flat.element_size()
