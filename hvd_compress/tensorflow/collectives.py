@@ -8,6 +8,8 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvd_compress.exchange import pairs
+
 
 class Collectives:
     """Named collectives in one process set.
@@ -37,6 +39,23 @@ class Collectives:
     def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' messages, shape=(bytes,), one after the other in the order of ranks."""
         return hvd.allgather(message, **self._called(name))
+
+    def gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
+        """As :meth:`gather`, of messages whose length is the same on all ranks.
+
+        It may be a sum: see :mod:`hvd_compress.exchange.pairs`.
+
+        Args:
+            message: shape=(length,), uint8.
+            length: None if it is not known when the graph is made.
+            name: the collective's.
+        """
+        if length is None or not pairs.as_sum(self.size, length):
+            return self.gather(message, name)
+        own = tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
+        other = self.sum(own, name) - own
+        rows = [own, other] if self.rank == 0 else [other, own]
+        return tf.reshape(tf.bitcast(tf.concat(rows, 0), tf.uint8), [-1])
 
     def distribute(self, message: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
         """What all ranks have for this one, one after the other in the order of ranks.

@@ -13,14 +13,12 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics, global_process_set
 
+from hvd_compress.exchange import pairs
 from hvd_compress.exchange.errors import ExchangeError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _MEETING = 10.0
 """Seconds that a rank with an error waits for the others."""
-
-_LONG = 2**19
-"""Bytes from which on two ranks gather by a sum: a socket's buffers take shorter messages at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +114,9 @@ class Collectives:
     def gather_alike(self, message: torch.Tensor, name: str) -> Handle:
         """Starts a gather of messages, shape=(bytes,), uint8, that all ranks know to be equally long.
 
-        Two ranks send long ones as integers to be added, modulo 2^32: what is left of the sum without
-        one's own message is the other's. Gloo sends as many bytes for a sum of two, but in pieces and both
-        ways at once, where its gather often has one rank wait until the other's message has come whole.
+        On processors it may be a sum: see :mod:`hvd_compress.exchange.pairs`.
         """
-        long = message.device.type == "cpu" and message.numel() >= _LONG
-        if self.size != 2 or not long or message.numel() % 4:
+        if message.device.type != "cpu" or not pairs.as_sum(self.size, message.numel()):
             return self.gather(message, name)
         own = message.view(torch.int32)
         return Handle(self.sum(own, name).number, own, self.rank)

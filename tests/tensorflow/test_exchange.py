@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, OneBit, Ternary
+from hvd_compress.tensorflow.collectives import Collectives
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
     THRESHOLD,
@@ -51,6 +53,23 @@ def test_every_codec_in_graphs() -> None:
 @on_ranks(2, launcher="tensorflow")
 def test_every_codec_eagerly() -> None:
     _matches_the_simulation(graph=False)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_any_bytes_come_through_a_sum() -> None:
+    collectives = Collectives(hvd.global_process_set, "bytes")
+    messages = np.random.default_rng(1).integers(0, 256, (2, 2**20), np.uint8)
+    messages[:, :1024], messages[0, 1024:2048] = 255, 0
+
+    @tf.function
+    def gather(message: tf.Tensor) -> tf.Tensor:
+        return collectives.gather_alike(message, len(message), "all")
+
+    message = tf.constant(messages[hvd.rank()])
+    assert np.array_equal(gather(message), messages.reshape(-1))
+    kinds = {node.type for node in gather.get_concrete_function(message).graph.get_operations()}
+    assert "HorovodAllreduce" in kinds
+    assert "HorovodAllgather" not in kinds
 
 
 @on_ranks(3, launcher="tensorflow")

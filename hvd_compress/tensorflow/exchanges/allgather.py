@@ -30,7 +30,9 @@ class Allgather(Exchange):
 
     def send(self, slot: Slot, message: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """See :meth:`Exchange.send`."""
-        return self.collectives.gather(message, slot.label)
+        shape, codec = slot.shape, slot.route.codec
+        length = None if shape is None else codec.payload_bytes(shape)
+        return self.collectives.gather_alike(message, length, slot.label)
 
     def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
         """See :meth:`Exchange.decode`."""

@@ -59,7 +59,8 @@ class TwoShot(Exchange):
             ranks=size,
             distributed=sum(sizes),
         )
-        return self.collectives.gather(average, f"{slot.label}.from_owners")
+        length = sizes[0] if len(set(sizes)) == 1 else None
+        return self.collectives.gather_alike(average, length, f"{slot.label}.from_owners")
 
     def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
         """See :meth:`Exchange.decode`."""
