@@ -20,7 +20,11 @@ from hvd_compress.exchange.counters import Counters
 
 
 class TorchSession:
-    """Implements :class:`benchmarks.loop.Session`."""
+    """Implements :class:`benchmarks.loop.Session`.
+
+    Attributes:
+        compressor: what the optimizer was given; None where nothing is exchanged.
+    """
 
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
         self._model = model
@@ -32,18 +36,18 @@ class TorchSession:
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
         )
-        self._compressor: hvdc.Compressor | None = None
+        self.compressor: hvdc.Compressor | None = None
         self.counters = Counters()
         if compression.name != LOCAL:
-            self._compressor = hvdc.Compression.by_name(
+            self.compressor = hvdc.Compression.by_name(
                 compression.name, model.named_parameters(), **{"seed": seed, **compression.options}
             )
             self._optimizer = hvd.DistributedOptimizer(
                 self._optimizer,
                 named_parameters=model.named_parameters(),
-                compression=self._compressor,
+                compression=self.compressor,
             )
-            self.counters = self._compressor.counters
+            self.counters = self.compressor.counters
 
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
@@ -72,7 +76,7 @@ class TorchSession:
 
     def residual_norm(self) -> float:
         """See :meth:`benchmarks.loop.Session.residual_norm`."""
-        return float(self._compressor.residual_norm()) if self._compressor else 0.0
+        return float(self.compressor.residual_norm()) if self.compressor else 0.0
 
     def digest(self) -> bytes:
         """See :meth:`benchmarks.loop.Session.digest`."""

@@ -121,6 +121,11 @@ class Auto(Compressor):
         self._windows: list[float] = []
         self._begin_anew()
 
+    @property
+    def settled(self) -> bool:
+        """Whether a plan has been decided on, or there is nothing to decide; the same on every rank."""
+        return not self._planning or self._planner.settled
+
     def explain(self) -> str:
         """Why gradients travel as they do.
 

@@ -1,0 +1,242 @@
+"""Does ``Auto`` find the best choice? Its steps beside those of fixed choices, in one job.
+
+``python -m benchmarks.lab --hosts 4 --rate 1gbit -- python -m benchmarks.auto --json OUT``
+
+First ``Auto`` trains until its plan is settled, and what its steps took beyond as many steps with that plan
+is what planning cost. Then all choices train a few steps each, in turns, until the confidence interval of
+the ratio of ``Auto``'s time to the best fixed choice's is narrow enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+from tqdm import tqdm
+
+import hvd_compress.torch as hvdc
+from benchmarks import compressions, data, machine
+from benchmarks.intervals import paired
+from benchmarks.loop import Batch
+from benchmarks.models import MODELS
+from benchmarks.settings import Settings
+from benchmarks.tables import Table
+from benchmarks.trainers.torch import TorchSession, TorchTrainer, start
+
+SCHEMA = "hvd_compress/auto/1"
+AUTO = "auto"
+UNCOMPRESSED = ("none", "fp16")
+FIXED = [*UNCOMPRESSED, "int8", "onebit", "onebit:exchange=two_shot"]
+
+_FIRST = 3
+"""Steps at the start of any training that are not counted: memory is allocated, connections warm up."""
+
+_SETTLING = 2
+"""Steps at the start of a turn that are not timed: names are negotiated anew after another choice's."""
+
+_LEAST_ROUNDS = 4
+"""Before an interval is believed."""
+
+
+@dataclass
+class Contest:
+    """Seconds of a step of each choice, one number a round.
+
+    Attributes:
+        seconds: by choice.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def best(self, names: Sequence[str]) -> str:
+        """The choice with the shortest steps in the middle of all rounds."""
+        return min(names, key=lambda name: float(np.median(self.seconds[name])))
+
+    def ratio(self, name: str) -> tuple[float, float, float]:
+        """``Auto``'s time over a choice's: the mean over rounds, and its 95% interval."""
+        own, other = np.array(self.seconds[AUTO]), np.array(self.seconds[name])
+        interval = paired(list(own / other), [0.0] * len(own))
+        return interval.mean, interval.low, interval.high
+
+    def enough(self, fixed: Sequence[str], width: float) -> bool:
+        """Whether the interval of the ratio to the best fixed choice is narrower than ``width``."""
+        if len(self.seconds[AUTO]) < _LEAST_ROUNDS:
+            return False
+        _, low, high = self.ratio(self.best(fixed))
+        return high - low < width
+
+
+class Job:
+    """All choices' models, optimizers and compressors, on one rank.
+
+    Args:
+        trainer: of torch.
+        settings: what to train; the learning rate stays.
+        names: the choices.
+    """
+
+    def __init__(self, trainer: TorchTrainer, settings: Settings, names: Sequence[str]) -> None:
+        model = MODELS[settings.model]
+        images = data.load(model)
+        rows = np.arange(settings.batch_size) + settings.batch_size * trainer.rank
+        rows %= len(images.train.labels)
+        self._batch: Batch = images.train.load(rows), images.train.labels[rows]
+        self._rate = settings.lr
+        self.sessions: dict[str, TorchSession] = {
+            name: trainer.start(
+                settings, images.classes, compressions.parse(name, {}, model.last_layer), seed=0
+            )
+            for name in names
+        }
+
+    def train(self, name: str, steps: int) -> list[float]:
+        """Makes steps with a choice, the ranks beginning together; the seconds of each."""
+        hvd.barrier()
+        ends = [time.perf_counter()]
+        self.sessions[name].train(
+            [self._batch] * steps,
+            [self._rate] * steps,
+            lambda loss: ends.append(time.perf_counter()),
+        )
+        return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
+    """Has ``Auto`` make its plan: after how many steps it has, and what they cost, in steps of the plan."""
+    compressor = job.sessions[AUTO].compressor
+    assert isinstance(compressor, hvdc.Auto)
+    seconds: list[float] = []
+    while not compressor.settled and len(seconds) < longest:
+        seconds += job.train(AUTO, 8)
+        bar.set_description(f"planning, {len(seconds)} steps", refresh=True)
+    if not compressor.settled:
+        raise RuntimeError(f"expected a plan within {longest} steps, got none")
+    planned = float(np.median(job.train(AUTO, 16)[_SETTLING:]))
+    counted = seconds[_FIRST:]
+    return {
+        "planned_after": len(seconds),
+        "planning_steps": sum(counted) / planned - len(counted),
+        "explanation": compressor.explain(),
+    }
+
+
+def compete(
+    job: Job, fixed: Sequence[str], args: argparse.Namespace, bar: tqdm, trainer: TorchTrainer
+) -> Contest:
+    """Rounds of turns, until the interval is narrow enough."""
+    names = [AUTO, *fixed]
+    contest = Contest({name: [] for name in names})
+    for number in range(args.rounds):
+        bar.set_description(f"round {number + 1} of {args.rounds} at most", refresh=True)
+        # Every other round backwards, so that what changes slowly favours nobody.
+        for name in names[:: -1 if number % 2 else 1]:
+            seconds = job.train(name, args.block + _SETTLING)[_SETTLING:]
+            slowest = trainer.gather(np.array([np.mean(seconds)])).max()
+            contest.seconds[name].append(float(slowest))
+            bar.update()
+        if contest.enough(fixed, args.width):
+            break
+    return contest
+
+
+def table(record: dict[str, Any]) -> Table:
+    """One line a choice."""
+    rows = [
+        [
+            name,
+            f"{1e3 * np.median(record['seconds'][name]):.1f}",
+            "" if name == AUTO else "{:.3f} ({:.3f} to {:.3f})".format(*record["ratios"][name]),
+        ]
+        for name in record["seconds"]
+    ]
+    return Table(("choice", "step ms", "auto's time over its"), rows)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """What the claims are about, in a few lines."""
+    best, dense = record["best"], record["best_uncompressed"]
+    return (
+        f"best fixed choice: {best}; auto takes {record['ratios'][best][0]:.3f} of its time\n"
+        f"better of {' and '.join(UNCOMPRESSED)}: {dense}; auto takes {record['ratios'][dense][0]:.3f}\n"
+        f"planning: settled after {record['planned_after']} steps, which took "
+        f"{record['planning_steps']:.1f} steps longer"
+    )
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Runs on every rank; the first one prints and writes."""
+    args = _parse(command_line)
+    fixed = list(dict.fromkeys([*UNCOMPRESSED, *args.compression]))
+    trainer = start(args.threads)
+    settings = Settings(args.model, batch_size=args.batch_size, lr=args.lr, threads=args.threads)
+    job = Job(trainer, settings, [AUTO, *fixed])
+    with tqdm(
+        total=args.rounds * (1 + len(fixed)),
+        unit="turn",
+        disable=trainer.rank != 0,
+        mininterval=1 if sys.stderr.isatty() else 5,
+    ) as bar:
+        planning = plan(job, args.longest, bar)
+        for name in fixed:
+            job.train(name, 1 + _FIRST)
+        contest = compete(job, fixed, args, bar, trainer)
+    best, dense = contest.best(fixed), contest.best(UNCOMPRESSED)
+    record = {
+        "schema": SCHEMA,
+        "hosts": os.environ.get("LAB_HOSTS"),
+        "link": os.environ.get("LAB_RATE"),
+        "ranks": trainer.size,
+        "configuration": dataclasses.asdict(settings),
+        "steps_a_turn": args.block,
+        "versions": machine.versions(),
+        "machine": machine.description(),
+        **planning,
+        "rounds": len(contest.seconds[AUTO]),
+        "best": best,
+        "best_uncompressed": dense,
+        "ratios": {name: contest.ratio(name) for name in fixed},
+        "seconds": contest.seconds,
+    }
+    if trainer.rank == 0:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{planning['explanation']}\n\n{table(record).text()}\n\n{summary(record)}")
+    return 0
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.auto",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="OUT")
+    add("--model", choices=tuple(MODELS), default="resnet20")
+    add("--batch-size", type=int, default=8, help="images a rank and step; default: 8")
+    add("--lr", type=float, default=0.001, help="default: 0.001")
+    add("--threads", type=int, default=1, help="threads a rank; default: 1")
+    add("--compression", nargs="+", default=FIXED, metavar="NAME[:key=value,...]",
+        help=f"the fixed choices, {' and '.join(UNCOMPRESSED)} always among them; "
+        f"default: {' '.join(FIXED)}")  # fmt: skip
+    add("--block", type=int, default=10, help="timed steps of a choice in a round; default: 10")
+    add("--rounds", type=int, default=24, help="at most so many; default: 24")
+    add("--width", type=float, default=0.03, metavar="RATIO",
+        help="how wide the interval may be in the end; default: 0.03")  # fmt: skip
+    add("--longest", type=int, default=400, help="steps that a plan may take; default: 400")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
