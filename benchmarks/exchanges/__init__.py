@@ -6,6 +6,7 @@ from benchmarks.compressions import Compression, option
 from benchmarks.exchanges.allgather import AllGather
 from benchmarks.exchanges.allreduce import AllReduce
 from benchmarks.exchanges.base import Exchange
+from benchmarks.exchanges.hierarchical import Hierarchical
 from benchmarks.exchanges.integer_sum import IntegerSum
 from benchmarks.exchanges.two_shot import TwoShot
 
@@ -14,6 +15,7 @@ EXCHANGES: dict[str, type[Exchange]] = {
     "allgather": AllGather,
     "two_shot": TwoShot,
     "integer_sum": IntegerSum,
+    "hierarchical": Hierarchical,
 }
 
 

@@ -40,7 +40,7 @@ class AllGather(Coded):
                 noise=noise,
             )
             clock.lap("encode")
-            gathered = collectives.wait(collectives.gather(payload, name))
+            gathered = collectives.wait(collectives.gather_alike(payload, name))
             clock.lap("transfer")
             kernels.decode_sum(
                 self._codec, shape, gathered.view(collectives.size, size), result, step=0

@@ -89,7 +89,7 @@ class Exchange(ABC):
 class Coded(Exchange):
     """An exchange of one codec's payloads, with the error feedback of the codec's paper."""
 
-    parts = ("encode", "transfer", "decode")
+    parts: ClassVar[tuple[str, ...]] = ("encode", "transfer", "decode")
     takes: ClassVar[type[Codec]] = Codec
     """The codecs that it can do."""
 

@@ -51,7 +51,8 @@ class TwoShot(Coded):
             clock.lap("transfer")
             averages = shipment.average(received)
             clock.lap("decode")
-            gathered = collectives.wait(collectives.gather(averages, f"{name} from owners"))
+            gather = collectives.gather_alike if shipment.alike else collectives.gather
+            gathered = collectives.wait(gather(averages, f"{name} from owners"))
             clock.lap("transfer")
             shipment.take(gathered)
             if shots.error is not None:

@@ -30,6 +30,11 @@ class Shipment:
         self._rank, self._size = rank, size
         self.sizes = [sum(member.sizes[owner] for member in members) for owner in range(size)]
 
+    @property
+    def alike(self) -> bool:
+        """Whether all owners' parts are equally long."""
+        return len(set(self.sizes)) == 1
+
     def to_owners(self) -> torch.Tensor:
         """The first shot: the owners' parts one after the other, shape=(bytes,), uint8."""
         parts = [member.message.split(member.sizes) for member in self.members]

@@ -78,6 +78,20 @@ def test_two_ranks_measure(tmp_path, capfd):
     assert "allgather:ecq:levels=3" in printed and " NO" not in printed
 
 
+@on_ranks(4, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_two_hosts_of_two_ranks_measure():
+    from hvd_compress.torch.collectives import Collectives
+
+    cases = {kind: exchanges.exchange(f"hierarchical:{kind}") for kind in ("onebit", "ternary")}
+
+    rows = exchange.measure(cases, Collectives(None, "test"), 5000, threads=1, repeats=2)
+
+    assert [row["error"] for row in rows] == [0.0, 0.0], "the oracle's bits"
+    # One payload of a half of the tensor goes to the other host.
+    sizes = [OneBit().payload_bytes((elements,)) for elements in (2048, 2952)]
+    assert rows[0]["wire_bytes"] == sum(sizes) / 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

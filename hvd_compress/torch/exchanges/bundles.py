@@ -46,8 +46,8 @@ class Bundle(Relay):
             return
         self._averaged = True
         averages = self._shipment.average(result)
-        alike = len(set(self._shipment.sizes)) == 1
-        gather = self._collectives.gather_alike if alike else self._collectives.gather
+        ranks = self._collectives
+        gather = ranks.gather_alike if self._shipment.alike else ranks.gather
         self.handle = gather(averages, f"{self._name} from owners")
 
 
