@@ -68,7 +68,7 @@ class Compression:
     names = tuple(SCHEMES)
 
     @staticmethod
-    def by_name(name: str, named_parameters: NamedParameters, **options: Any) -> Compressor:
+    def by_name(name: str, named_parameters: NamedParameters, /, **options: Any) -> Compressor:
         """Makes the compressor of that name; options are the class's keywords.
 
         Raises:

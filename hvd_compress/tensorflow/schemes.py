@@ -67,7 +67,7 @@ class Compression:
     names = tuple(SCHEMES)
 
     @staticmethod
-    def by_name(name: str, **options: Any) -> Compressor:
+    def by_name(name: str, /, **options: Any) -> Compressor:
         """Makes the compressor of that name; options are the class's keywords.
 
         Raises:
