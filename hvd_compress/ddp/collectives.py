@@ -97,9 +97,9 @@ class Collectives:
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:
             raise ExchangeError(
-                f"expected ranks that belong to equally many process groups for exchange='two_shot' in a "
-                f"group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch names a new "
-                f"group by that number"
+                f"expected ranks that belong to equally many process groups for an exchange in several "
+                f"rounds in a group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch "
+                f"names a new group by that number"
             )
 
     def average(self, values: torch.Tensor) -> dist.Work:
@@ -107,7 +107,15 @@ class Collectives:
 
         Divides first, as PyTorch's hooks do: in half precision a sum might overflow.
         """
-        return dist.all_reduce(values.div_(self.size), group=self._group, async_op=True)
+        return self.add(values.div_(self.size))
+
+    def add(self, values: torch.Tensor) -> dist.Work:
+        """Starts a sum over the ranks, in place."""
+        return dist.all_reduce(values, group=self._group, async_op=True)
+
+    def maximum(self, values: torch.Tensor) -> dist.Work:
+        """Starts an element-wise maximum over the ranks, in place; a NaN may be lost in it."""
+        return dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
 
 def when_over(work: dist.Work, over: Callable[[Exception | None], None]) -> None:

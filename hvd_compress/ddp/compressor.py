@@ -1,4 +1,4 @@
-"""DDP's communication hook over the codecs and the gather of payloads."""
+"""DDP's communication hook over the codecs and the exchanges."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.ddp.agreement import Agreement
-from hvd_compress.ddp.cargo import Cargo, Gathered, Item, TwoShots
+from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item
+from hvd_compress.ddp.cargo.gathered import Allgather
+from hvd_compress.ddp.cargo.integer_sums import IntegerSum
+from hvd_compress.ddp.cargo.two_shots import TwoShot
 from hvd_compress.ddp.collectives import Collectives
-from hvd_compress.ddp.lane import Lane
 from hvd_compress.ddp.parcel import Dense, Parcel
 from hvd_compress.ddp.step import Step
-from hvd_compress.exchange import agreement, two_shot
+from hvd_compress.exchange import agreement
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.shots import owned_of, shards_of
 from hvd_compress.torch_common.slots import NamedParameters, Owned, Slot, slots_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 
-TWO_SHOT = "two_shot"
-_EXCHANGES = (EXCHANGES[0], TWO_SHOT)
+_EXCHANGES: dict[str, type[Exchange]] = {
+    "allgather": Allgather,
+    "two_shot": TwoShot,
+    "integer_sum": IntegerSum,
+}
 """Those of :data:`EXCHANGES` that there are for process groups."""
 
 
@@ -47,7 +51,8 @@ class Compressor(GradientCoder):
             ``named_parameters()``.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or
+            ``"integer_sum"``.
         threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
         exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
             are those of the module, without ``module.`` in front.
@@ -80,7 +85,7 @@ class Compressor(GradientCoder):
         grad_scaler: Any | None = None,
         threads: int | None = None,
     ) -> None:
-        check_choice("Compressor", "exchange", exchange, _EXCHANGES)
+        check_choice("Compressor", "exchange", exchange, tuple(_EXCHANGES))
         if isinstance(model, DistributedDataParallel):
             if getattr(model, "skip_all_reduce_unused_params", False):
                 raise ValueError(
@@ -105,8 +110,8 @@ class Compressor(GradientCoder):
             grad_scaler=grad_scaler,
             threads=threads,
         )
+        self._way = _EXCHANGES[exchange](self._collectives, self._encoder)
         self._choose_routes(list(self._slots))
-        self._lane: Lane | None = None
         self._step: Step | None = None
         self._agreed = False
         self._used: set[int] = set()
@@ -156,29 +161,17 @@ class Compressor(GradientCoder):
                 f"{slot.parameter.device}: exclude it by name to send it "
                 f"uncompressed"
             )
-        if route.exchange == TWO_SHOT:
-            two_shot.check(slot.name, route.codec, shards_of(slot, self._size))
+        self._way.check(slot, route)
 
     def _owned_by(self, slot: Slot) -> Owned | None:
-        if slot.route.dense or self._exchange != TWO_SHOT:
-            return None
-        return owned_of(slot, self._rank, self._size)
-
-    def _prepare(self) -> None:
-        # Not before: with other settings, a rank would not come, and this one wait for it.
-        if self._exchange == TWO_SHOT and self._lane is None:
-            self._lane = Lane(self._collectives.another())
-
-    def _second_shots(self) -> Lane:
-        assert self._lane is not None
-        return self._lane
+        return None if slot.route.dense else self._way.owned(slot)
 
     def _begin(self, bucket: GradBucket) -> Step:
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line, bucket.buffer().device)
-        return Step(self._collectives, asked, self._prepare, self._write, self._recall)
+        return Step(self._collectives, asked, self._way.prepare, self._write, self._recall)
 
     def _end(self, step: Step) -> None:
         self._step = None
@@ -245,9 +238,7 @@ class Compressor(GradientCoder):
             elif slot.route.feedback.enabled:
                 item.remember()
             items.append(item)
-        if self._exchange == TWO_SHOT:
-            return TwoShots(items, self._collectives, self._encoder, self._second_shots)
-        return Gathered(items, self._collectives, self._encoder)
+        return self._way.pack(items)
 
     def _take_up_residuals(self, item: Item) -> None:
         slot = item.slot

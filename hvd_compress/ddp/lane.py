@@ -18,7 +18,7 @@ class Lane:
     those before it have been started. Who comes early leaves word, and does not wait.
 
     Args:
-        collectives: the same ranks, in a group that nobody else uses.
+        collectives: the ranks, in a group that no other lane uses.
     """
 
     def __init__(self, collectives: Collectives) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hvd_compress.ddp.cargo import Cargo, Item
+from hvd_compress.ddp.cargo.base import Cargo, Item
 
 
 @dataclass(eq=False)

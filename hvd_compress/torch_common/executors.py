@@ -20,13 +20,14 @@ class Executors:
     Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA's work behind the host's back, so that
     errors of theirs are raised by :meth:`check`, later.
 
-    Args:
+    Attributes:
         threads: of the CPU's kernels.
     """
 
     name = "torch"
 
     def __init__(self, threads: int) -> None:
+        self.threads = threads
         self._cpu = CpuKernels(threads)
         self._cuda: CudaKernels | None = None
         self._last: dict[torch.device, torch.cuda.Stream] = {}
