@@ -1,7 +1,8 @@
 """Runs test functions on real ranks, of Horovod or of torch.distributed.
 
 ``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``. With
-``launcher="two hosts"`` they are on two hosts, with ``launcher="torchrun"`` in a process group with gloo.
+``launcher="two hosts"`` they are on two hosts, with ``launcher="torchrun"`` in a process group with gloo,
+and with ``launcher="two nodes"`` in one on what they take for two hosts.
 The functions of a module that ask for the same number of ranks share one job, because starting one takes
 longer than most tests; a body that leaves the ranks unusable asks for a job of its own with ``alone=True``.
 """
@@ -76,6 +77,7 @@ _LAUNCHERS = {
     "horovodrun": horovodrun,
     "two hosts": two_hosts,
     "torchrun": torchrun,
+    "two nodes": torchrun,
     "tensorflow": horovodrun,
 }
 """``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch."""
@@ -148,8 +150,18 @@ def _start(launcher: str) -> tuple[int, Callable[[], None]]:
         return hvd_tensorflow.rank(), lambda: hvd_tensorflow.allreduce(tf.zeros(1), name="barrier")
     import torch.distributed as dist
 
+    if launcher == "two nodes":
+        _take_places_on_two_nodes(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("gloo")
     return dist.get_rank(), dist.barrier
+
+
+def _take_places_on_two_nodes(rank: int, size: int) -> None:
+    # Two of torchrun's agents would set the same, but take half a minute to agree on their end.
+    first = (size + 1) // 2
+    host, place, local = (0, rank, first) if rank < first else (1, rank - first, size - first)
+    names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    os.environ.update(zip(names, map(str, (host, place, local)), strict=True))
 
 
 def _main(launcher: str, module: str, folder: str, *names: str) -> None:

@@ -73,16 +73,27 @@ class Collectives:
         return parts, work
 
     def another(self) -> Collectives:
-        """The same ranks in a process group of their own. Waits until all of them have come here.
+        """The same ranks in a process group of their own: :meth:`among` all of them."""
+        return self.among(range(self.size))
+
+    def among(self, ranks: Sequence[int]) -> Collectives:
+        """Some of these ranks, this one included, in a process group of their own.
+
+        All of these ranks have to come here equally often, each time in groups without a rank in common.
+        Waits until those of the group have.
+
+        Args:
+            ranks: by their numbers in this group.
 
         Raises:
             ExchangeError: on every rank, they could not find each other.
         """
-        everybody = self.size == dist.get_world_size()
+        everybody = len(ranks) == dist.get_world_size()
         if not everybody:
             self._check_group_counts()
+        numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         group = dist.new_group(
-            dist.get_process_group_ranks(self._group or dist.group.WORLD),
+            [numbers[rank] for rank in ranks],
             backend=dist.get_backend_config(self._group),
             use_local_synchronization=not everybody,  # Others than these ranks do not come here.
             sort_ranks=False,

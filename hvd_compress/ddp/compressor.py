@@ -17,6 +17,7 @@ from hvd_compress.codecs.base import check_choice
 from hvd_compress.ddp.agreement import Agreement
 from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item
 from hvd_compress.ddp.cargo.gathered import Allgather
+from hvd_compress.ddp.cargo.hierarchical import Hierarchical
 from hvd_compress.ddp.cargo.integer_sums import IntegerSum
 from hvd_compress.ddp.cargo.two_shots import TwoShot
 from hvd_compress.ddp.collectives import Collectives
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 _EXCHANGES: dict[str, type[Exchange]] = {
     "allgather": Allgather,
     "two_shot": TwoShot,
+    "hierarchical": Hierarchical,
     "integer_sum": IntegerSum,
 }
-"""Those of :data:`EXCHANGES` that there are for process groups."""
 
 
 class Compressor(GradientCoder):
@@ -51,8 +52,8 @@ class Compressor(GradientCoder):
             ``named_parameters()``.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or
-            ``"integer_sum"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
+            ``"hierarchical"`` or ``"integer_sum"``.
         threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
         exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
             are those of the module, without ``module.`` in front.
@@ -166,6 +167,9 @@ class Compressor(GradientCoder):
     def _owned_by(self, slot: Slot) -> Owned | None:
         return None if slot.route.dense else self._way.owned(slot)
 
+    def _configuration(self) -> dict[str, Any]:
+        return {**super()._configuration(), **self._way.settings()}
+
     def _begin(self, bucket: GradBucket) -> Step:
         asked = None
         if not self._agreed:
@@ -243,10 +247,12 @@ class Compressor(GradientCoder):
     def _take_up_residuals(self, item: Item) -> None:
         slot = item.slot
         owned, enabled = self._owned_by(slot), slot.route.feedback.enabled
-        if enabled:
+        if enabled and self._way.keeps_residuals:
             self._encoder.residual(slot, item.gradient.device)
         if item.used or (owned is not None and (enabled or owned.replaces(slot.owned))):
             self._encoder.own(slot, item.gradient, owned)
+        if item.used and not self._way.keeps_residuals:
+            self._encoder.release_residual(slot, item.gradient)
 
     def _gather_up(
         self, rows: list[torch.Tensor], dtype: torch.dtype, buffer: torch.Tensor

@@ -26,6 +26,10 @@ class Hosts:
         """How many hosts there are."""
         return self.size // self.local
 
+    def place(self, rank: int) -> int:
+        """A rank's number on its host."""
+        return rank % self.local
+
     def within(self, rank: int) -> list[int]:
         """The ranks of this rank's host."""
         first = rank - rank % self.local

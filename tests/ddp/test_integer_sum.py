@@ -298,17 +298,17 @@ def _a_rank_that_fails(method: str) -> None:
     dist.barrier()  # All of them are still there.
 
 
-@on_ranks(3, launcher="torchrun", alone=True)
+@on_ranks(3, launcher="torchrun")
 def test_a_rank_that_fails_between_the_sums() -> None:
     _a_rank_that_fails("encode")
 
 
-@on_ranks(3, launcher="torchrun", alone=True)
+@on_ranks(3, launcher="torchrun")
 def test_a_rank_that_fails_before_the_sums() -> None:
     _a_rank_that_fails("norms")
 
 
-@on_ranks(2, launcher="torchrun", alone=True)
+@on_ranks(2, launcher="torchrun")
 def test_another_exchange_on_one_rank() -> None:
     ddp, _ = _start(exchange=("integer_sum", "two_shot")[dist.get_rank()])
     message = r"(?s)of a: .* through integer_sum.* on rank 0, .* through two_shot.* on rank 1"

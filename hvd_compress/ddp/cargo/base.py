@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -117,7 +118,10 @@ class Exchange(ABC):
     Attributes:
         collectives: the ranks.
         encoder: what this rank encodes with.
+        keeps_residuals: whether ranks keep residuals of whole gradients, besides those of what they own.
     """
+
+    keeps_residuals: ClassVar[bool] = True
 
     def __init__(self, collectives: Collectives, encoder: Encoder) -> None:
         self.collectives = collectives
@@ -126,6 +130,10 @@ class Exchange(ABC):
     def check(self, slot: Slot, route: Route) -> None:
         """Raises ``ValueError`` where a parameter's gradients cannot go this way."""
         return
+
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same on every rank, besides the routes."""
+        return {}
 
     def owned(self, slot: Slot) -> Owned | None:
         """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
