@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_compress.codecs import LevelCodec
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.slots import Slot
 
@@ -164,6 +165,99 @@ class Coder:
             **_cut(parts),
             **self._attributes(encoded.slot),
         )
+
+    def norms(
+        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor, *, bits: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """A gradient's norms, of which the ranks take the largest; the residual stays as it is.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape, which tracing knows.
+            begun: what the step's messages depend on.
+            bits: of a lane, wide enough for the sum of the ranks' levels.
+
+        Returns:
+            The norms, shape=(buckets,), float32, and the position in the noise, shape=(), int64.
+        """
+        return self._ops.hvdc_norms(
+            gradient,
+            begun,
+            slot.residual.handle,
+            slot.exchanges.handle,
+            self._ledger,
+            warmup=self._warmup_steps,
+            **self._level_attributes(slot, bits),
+        )
+
+    def levels(
+        self,
+        slot: Slot,
+        gradient: tf.Tensor,
+        norms: tf.Tensor,
+        step: tf.Tensor,
+        *,
+        bits: int,
+        stream: int,
+    ) -> tf.Tensor:
+        """A gradient's levels with these norms; moves the residual on.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape.
+            norms: the largest of all ranks.
+            step: the position in the noise.
+            bits: of a lane.
+            stream: the rank in the noise key.
+
+        Returns:
+            shape=(words + 1,), int32: levels in lanes, and a 1 to count this rank by.
+        """
+        return self._ops.hvdc_levels(
+            gradient,
+            norms,
+            step,
+            slot.residual.handle,
+            self._ledger,
+            seed=self._seed,
+            stream=stream,
+            **self._level_attributes(slot, bits),
+        )
+
+    def decode_levels(
+        self, encoded: Encoded, reduced: tf.Tensor, *, bits: int, ranks: int, scale: float
+    ) -> tf.Tensor:
+        """The result of a sum of levels, in the shape and dtype of the gradient.
+
+        Args:
+            encoded: of what; what came back are the norms and the sum of the ranks' words, as bytes.
+            reduced: the token, when Horovod has reduced it.
+            bits: of a lane.
+            ranks: how many sent their levels.
+            scale: the factor on the sum of the ranks' gradients.
+        """
+        return self._ops.hvdc_decode_levels(
+            message=encoded.arrived,
+            gathered=encoded.gathered,
+            reduced=reduced,
+            gradient=encoded.gradient,
+            ledger=self._ledger,
+            ranks=ranks,
+            scale=scale,
+            sum_scale=scale,
+            **self._level_attributes(encoded.slot, bits),
+        )
+
+    def _level_attributes(self, slot: Slot, bits: int) -> dict[str, Any]:
+        codec = slot.route.codec
+        assert isinstance(codec, LevelCodec) and slot.shape is not None
+        layout = codec.layout(slot.shape)
+        return {
+            "count": layout.count,
+            "buckets": layout.scales,
+            "bits": bits,
+            **self._attributes(slot),
+        }
 
     def _attributes(self, slot: Slot) -> dict[str, Any]:
         threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()

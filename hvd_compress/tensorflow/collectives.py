@@ -36,6 +36,10 @@ class Collectives:
         """The sum of all ranks' values, of one shape and dtype on all ranks."""
         return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
 
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """The element-wise maximum of all ranks' values; a NaN may be lost in it."""
+        return hvd.allreduce(values, op=hvd.Max, **self._called(name))
+
     def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' messages, shape=(bytes,), one after the other in the order of ranks."""
         return hvd.allgather(message, **self._called(name))

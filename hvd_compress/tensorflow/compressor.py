@@ -21,6 +21,7 @@ from hvd_compress.tensorflow.coder import Coder, Encoded
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
@@ -32,7 +33,11 @@ from hvd_compress.tensorflow.step import Step
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know: large, so that the gradient is encoded."""
 
-_EXCHANGES: dict[str, type[Exchange]] = {"allgather": Allgather, "two_shot": TwoShot}
+_EXCHANGES: dict[str, type[Exchange]] = {
+    "allgather": Allgather,
+    "two_shot": TwoShot,
+    "integer_sum": IntegerSum,
+}
 
 _instances = 0
 
@@ -50,7 +55,7 @@ class Compressor(tf.Module, HorovodCompressor):
     Args:
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"`` or ``"two_shot"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or ``"integer_sum"``.
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
@@ -275,7 +280,7 @@ class Compressor(tf.Module, HorovodCompressor):
             gathered = tf.logical_and(gathered, step >= 0)
         arrived = tf.cond(
             gathered,
-            lambda: self._exchange.send(slot, message, step),
+            lambda: self._exchange.send(slot, gradient, message, step),
             lambda: self._sum(slot, gradient),
         )
         arrived.set_shape([None])

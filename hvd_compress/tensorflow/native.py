@@ -12,7 +12,11 @@ from hvd_compress.codecs import Codec
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import spec_of
 
-_ORDERLESS = ("HvdcDense", "HvdcArrived", "HvdcEncode", "HvdcAverage", "HvdcDecode")
+_ORDERLESS = (
+    *("HvdcDense", "HvdcArrived"),
+    *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
+    *("HvdcNorms", "HvdcLevels", "HvdcDecodeLevels"),
+)
 """Operations of a step's gradients. TensorFlow would run operations that share a resource one after the
 other, in the order in which they were traced: from the first layer's gradient, which is the last to be
 ready, to the last. These share the ledger, which has a lock of its own, and are told from reads by

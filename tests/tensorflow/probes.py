@@ -10,9 +10,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.kernels.oracle import OracleKernels
 from hvd_compress.tensorflow import Compressor
+from tests.integer_sums import integer_sum
 
 SHAPES = ((40, 70), (10,), (3000,), (8, 3, 5, 5))
 THRESHOLD = 100
@@ -144,6 +145,22 @@ class TwoShotSimulation(Simulation):
                 average, shape, self.owned[index][part], index, self.size**2 + owner
             )
             out[part] = self._decode([again], shape, scale * self.size)
+        return out.reshape(SHAPES[index])
+
+
+class IntegerSumSimulation(Simulation):
+    """The same for the integer sum."""
+
+    def _exchange(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
+        assert isinstance(self._codec, LevelCodec)
+        out = integer_sum(
+            self._codec,
+            self._feedback,
+            [gradient.reshape(-1) for gradient in gradients],
+            [kept[index] for kept in self.residuals],
+            [NoiseKey(self._seed, r, index, self._step) for r in range(len(gradients))],
+            scale,
+        )
         return out.reshape(SHAPES[index])
 
 

@@ -216,8 +216,8 @@ def test_gradients_do_not_wait_for_each_other() -> None:
             loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
         return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables)
 
-    for name in ("allgather", "two_shot"):
-        compressor = hvdc.OneBit(threshold=THRESHOLD, exchange=name)
+    for name in ("allgather", "two_shot", "integer_sum"):
+        compressor = hvdc.ECQ(threshold=THRESHOLD, exchange=name)
         traced = tf.function(gradients).get_concrete_function(compressor)
         operations = traced.graph.get_operations()
         branches = [

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
+from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.exchange import integer_sum
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
-from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.kernels.cpu_levels import CpuLevels
+from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
@@ -76,6 +82,18 @@ class _Loopback:
         """Its own message, once."""
         return message
 
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Larger than its own."""
+        return 2 * values
+
+    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Its own, once for each rank."""
+        return self.size * values
+
+
+def _bytes(array: Any) -> bytes:
+    return array.numpy().tobytes()
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.codec.shaped], ids=str)
@@ -93,6 +111,39 @@ def test_two_shots(row: Row, dtype: str) -> None:
         assert message.numpy().tobytes() == shots.message.numpy().tobytes()
         part = shots.message.split(shots.sizes)[RANK]
         expected = shots.average(part.repeat(RANKS, 1))
-        assert exchange.send(ours, message, step).numpy().tobytes() == expected.numpy().tobytes()
+        assert _bytes(exchange.send(ours, same, message, step)) == _bytes(expected)
         assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
         assert ours.owned.numpy().tobytes() == slot.owned.residual.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", [row for row in ROWS if isinstance(row.codec, LevelCodec)], ids=str)
+def test_integer_sums(row: Row, dtype: str) -> None:
+    codec, feedback = row.codec, row.feedback
+    assert isinstance(codec, LevelCodec)
+    ranks = _Loopback()
+    ranks.size = min(RANKS, integer_sum.most_ranks(codec))
+    bits = integer_sum.bits_of(codec, ranks.size)
+    _, ours = _slots(Route(codec, feedback, "integer_sum"), dtype)
+    exchange, kernels = IntegerSum(ranks, _coder()), CpuLevels()  # type: ignore[arg-type]
+    residual = torch.zeros(math.prod(SHAPE))
+    norms = torch.empty(codec.layout(SHAPE).scales)
+    words = torch.empty(codec.level_words(SHAPE, bits), dtype=torch.int32)
+    for number, (gradient, same) in enumerate(_gradients(dtype)):
+        flat, kept = gradient.reshape(-1), {"feedback": feedback, "residual": residual}
+        message, step = exchange.encode(ours, same, tf.ones([1]))
+        kernels.norms(codec, SHAPE, flat, norms, **kept)
+        assert _bytes(message) == _bytes(norms)
+        norms *= 2
+        noise = NoiseKey(SEED, RANK, INDEX, number)
+        kernels.encode(codec, SHAPE, flat, norms, words, bits=bits, noise=noise, **kept)
+        total = ranks.size * torch.cat([words, torch.ones(1, dtype=torch.int32)])
+        got = exchange.send(ours, same, message, step)
+        assert _bytes(got) == _bytes(norms) + _bytes(total)
+        assert _bytes(ours.residual) == _bytes(residual)
+        encoded = Encoded(ours, same, step, tf.constant(True), got)
+        result = torch.empty_like(gradient)
+        kernels.decode(codec, SHAPE, norms, total[:-1], result.view(-1), bits=bits, scale=0.2)
+        assert _bytes(exchange.decode(encoded, tf.ones([1]), 0.2)) == _bytes(
+            result.view(torch.uint8)
+        )

@@ -12,6 +12,7 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.kernels.oracle import OracleKernels
+from tests.integer_sums import integer_sum
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -292,7 +293,7 @@ class HierarchicalSimulation(_Coding):
 
 
 class IntegerSumSimulation:
-    """The same for the integer sum, written down from ``docs/exchanges.md``: no lanes, no words.
+    """The same for the integer sum.
 
     Args:
         codec: as the compressors'.
@@ -318,20 +319,8 @@ class IntegerSumSimulation:
         for index, (name, shape) in enumerate(self._shapes.items()):
             flats = [one[name].numpy().reshape(-1) for one in gradients]
             rests = [self.residuals[rank][name] for rank in range(self._size)]
-            inputs = flats
-            if self._feedback.enabled:
-                pairs = zip(flats, rests, strict=True)
-                inputs = [self._feedback.compensate(g, h) for g, h in pairs]
-            norms = np.max([self._codec.norms(x) for x in inputs], axis=0)
-            total = np.zeros(math.prod(shape), np.int32)
-            for rank, x in enumerate(inputs):
-                noise = NoiseKey(self._seed, rank, index, self._step)
-                levels = self._codec.to_levels(x, norms, noise)
-                total += levels
-                if self._feedback.enabled:
-                    decoded = self._codec.from_levels(levels, norms)
-                    rests[rank][:] = self._feedback.carry(flats[rank], rests[rank], decoded)
-            mean = self._codec.from_levels(total, norms) * np.float32(1 / self._size)
+            noises = [NoiseKey(self._seed, r, index, self._step) for r in range(self._size)]
+            mean = integer_sum(self._codec, self._feedback, flats, rests, noises, 1 / self._size)
             averages[name] = torch.from_numpy(mean).view(shape)
         self._step += 1
         return averages

@@ -28,7 +28,9 @@ class Allgather(Exchange):
             slot, gradient, begun, streams=[max(0, ranks.rank)], ranks=ranks.size
         )
 
-    def send(self, slot: Slot, message: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def send(
+        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """See :meth:`Exchange.send`."""
         shape, codec = slot.shape, slot.route.codec
         length = None if shape is None else codec.payload_bytes(shape)

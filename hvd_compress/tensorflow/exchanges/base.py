@@ -40,13 +40,21 @@ class Exchange(ABC):
         """Encodes a gradient, once its step has begun.
 
         Returns:
-            This rank's message, shape=(bytes,), uint8, empty while the gradient warms up; and the position
-            in the noise, shape=(), int64, negative then.
+            This rank's first message, 1-dimensional, empty while the gradient warms up; and the position in
+            the noise, shape=(), int64, negative then.
         """
 
     @abstractmethod
-    def send(self, slot: Slot, message: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def send(
+        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """Sends the message, in a step in which all ranks take part.
+
+        Args:
+            slot: whose gradient.
+            gradient: as :meth:`encode` got it.
+            message: its message.
+            step: its position in the noise.
 
         Returns:
             What comes back, shape=(bytes,), uint8.
@@ -61,3 +69,12 @@ class Exchange(ABC):
             reduced: the token, when Horovod has reduced it.
             scale: the factor on the sum of the ranks' gradients.
         """
+
+    def _check_shape(self, slot: Slot) -> None:
+        """Raises ``ValueError`` where messages cannot be laid out while tracing, as some exchanges do."""
+        if slot.shape is None:
+            raise ValueError(
+                f"{slot.label}: expected a gradient whose shape tracing knows for exchange="
+                f"{slot.route.exchange!r}, got {slot.kind}: give it one with tf.ensure_shape, exclude it "
+                f"by name, or use the allgather"
+            )

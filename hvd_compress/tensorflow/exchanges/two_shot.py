@@ -24,11 +24,7 @@ class TwoShot(Exchange):
 
     def check(self, slot: Slot) -> None:
         """See :meth:`Exchange.check`: parts are cut while tracing."""
-        if slot.shape is None:
-            raise ValueError(
-                f"{slot.label}: expected a gradient whose shape tracing knows for exchange='two_shot', got "
-                f"{slot.kind}: give it one with tf.ensure_shape, exclude it by name, or use the allgather"
-            )
+        self._check_shape(slot)
         two_shot.check(slot.label, slot.route.codec, self._shards(slot))
 
     def encode(
@@ -45,7 +41,9 @@ class TwoShot(Exchange):
             parts=self._parts(slot),
         )
 
-    def send(self, slot: Slot, message: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def send(
+        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """See :meth:`Exchange.send`: the averages' payloads come back, one of each owner."""
         rank, size = self.collectives.rank, self.collectives.size
         shards = self._shards(slot)

@@ -27,25 +27,8 @@ bool IsNonfinite(const uint8_t* payload) {
 
 }  // namespace
 
-Coder::Coder(OpKernelConstruction* context) {
-  std::string spec;
-  OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
-  OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
-  OP_REQUIRES_OK(context, context->GetAttr("tensor", &tensor_));
-  OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
-  OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
-  OP_REQUIRES_OK(context, context->GetAttr("beta", &beta_));
-  OP_REQUIRES(context, spec.size() == sizeof(spec_),
-              errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
-                                      " bytes, got ", spec.size()));
-  std::memcpy(&spec_, spec.data(), sizeof(spec_));
-}
-
 Piece Coder::Whole(const TensorShape& shape) const {
-  Piece piece{spec_, 0, 0, 0};
-  piece.spec.rows = shape.dims() ? shape.dim_size(0) : 1;
-  piece.spec.columns = 1;
-  for (int i = 1; i < shape.dims(); ++i) piece.spec.columns *= shape.dim_size(i);
+  Piece piece{SpecOf(shape), 0, 0, 0};
   piece.bytes = hvdc_payload_bytes(&piece.spec);
   return piece;
 }
@@ -71,32 +54,46 @@ absl::Status Coder::Encode(OpKernelContext* context, const std::vector<Piece>& p
   const auto* from = static_cast<const char*>(numbers.data());
   uint8_t* to = message->flat<uint8_t>().data();
   mutex_lock lock(*residual->mu());
-  float* rest = nullptr;
-  if (feedback()) {
-    TF_RETURN_IF_ERROR(Prepare(context, numbers.NumElements(), residual));
-    rest = residual->tensor()->flat<float>().data();
-  }
+  float* rest;
+  TF_RETURN_IF_ERROR(Prepare(context, numbers.NumElements(), residual, &rest));
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
-    const hvdc_noise noise{static_cast<uint32_t>(seed), static_cast<uint32_t>(streams[i]),
-                           static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
-    const hvdc_feedback feedback{alpha_, beta_, rest ? rest + piece.begin : nullptr};
+    const hvdc_noise noise = NoiseOf(seed, streams[i], step);
+    const hvdc_feedback feedback = FeedbackWith(rest ? rest + piece.begin : nullptr);
     const int status =
         hvdc_encode(&piece.spec, &noise, from + piece.begin * DataTypeSize(numbers.dtype()),
                     DtypeOf(numbers.dtype()), rest ? &feedback : nullptr, to + piece.offset,
-                    piece.bytes, threads_);
+                    piece.bytes, threads());
     if (status != HVDC_OK) {
-      return errors::Internal(label_, ": encoding failed with status ", status);
+      return errors::Internal(label(), ": encoding failed with status ", status);
     }
   }
   return absl::OkStatus();
 }
 
-Sent Coder::ToTakeBack(std::vector<Piece> pieces, int64_t step, const Tensor& numbers,
-                       const Tensor& message, core::RefCountPtr<Var> residual) const {
-  return Sent{numbers, message, std::move(residual), std::move(pieces), alpha_, beta_,
-              step,    threads_};
+TakeBack Coder::ToTakeBack(std::vector<Piece> pieces, int64_t step, const Tensor& numbers,
+                           const Tensor& message, core::RefCountPtr<Var> residual) const {
+  return [coder = *this, pieces = std::move(pieces), step, numbers, message,
+          residual = std::move(residual)] {
+    mutex_lock lock(*residual->mu());
+    const auto* from = static_cast<const char*>(numbers.data());
+    const auto* payloads = message.flat<uint8_t>().data();
+    float* rest = residual->tensor()->flat<float>().data();
+    for (const Piece& piece : pieces) {
+      if (piece.bytes == 0) continue;
+      const hvdc_feedback feedback = coder.FeedbackWith(rest + piece.begin);
+      const int status =
+          hvdc_take_back(&piece.spec, step, from + piece.begin * DataTypeSize(numbers.dtype()),
+                         DtypeOf(numbers.dtype()), &feedback, payloads + piece.offset, piece.bytes,
+                         coder.threads());
+      if (status != HVDC_OK) {
+        return errors::Internal(coder.label(), ": taking a residual back failed with status ",
+                                status);
+      }
+    }
+    return absl::OkStatus();
+  };
 }
 
 absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int copies, float scale,
@@ -104,7 +101,7 @@ absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int 
                            bool* nonfinite) const {
   const int64_t bytes = MessageBytes(pieces, copies);
   if (message.NumElements() != bytes) {
-    return errors::DataLoss(label_, ": expected a message of ", bytes, " bytes, got ",
+    return errors::DataLoss(label(), ": expected a message of ", bytes, " bytes, got ",
                             message.NumElements());
   }
   const bool owners = source == Source::kOwners;
@@ -118,7 +115,7 @@ absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int 
     const uint8_t* payloads = message.flat<uint8_t>().data() + piece.offset * copies;
     for (int copy = 0; copy < copies; ++copy) {
       if (IsFailure(payloads + copy * piece.bytes)) {
-        return errors::DataLoss(label_, ": expected ", whose(i, copy),
+        return errors::DataLoss(label(), ": expected ", whose(i, copy),
                                 ", got none: ", owners ? "decoding or " : "",
                                 "encoding failed there, with an error of its own");
       }
@@ -126,7 +123,7 @@ absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int 
     int32_t bad = -1;
     const int status = hvdc_decode_sum(&piece.spec, step, payloads, piece.bytes, piece.bytes,
                                        copies, scale, to + piece.begin * DataTypeSize(sum->dtype()),
-                                       DtypeOf(sum->dtype()), 0, threads_, &bad);
+                                       DtypeOf(sum->dtype()), 0, threads(), &bad);
     if (status != HVDC_OK) return Failure(status, whose(i, bad), step);
     for (int copy = 0; copy < copies; ++copy) {
       *nonfinite = *nonfinite || IsNonfinite(payloads + copy * piece.bytes);
@@ -135,38 +132,17 @@ absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int 
   return absl::OkStatus();
 }
 
-// Makes the residual one float32 an element that nobody else reads, zeros at first.
-absl::Status Coder::Prepare(OpKernelContext* context, int64_t count, Var* residual) const {
-  Tensor* held = residual->tensor();
-  const bool fresh = held->NumElements() == 0;
-  if (!fresh && held->NumElements() != count) {
-    return errors::InvalidArgument(label_, ": expected a gradient of ", held->NumElements(),
-                                   " elements as in the steps before, got ", count,
-                                   ": make a compressor for each model");
-  }
-  if (!fresh && held->RefCountIsOne()) return absl::OkStatus();
-  Tensor own;
-  TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &own));
-  if (fresh) {
-    own.flat<float>().setZero();
-  } else {
-    own.flat<float>() = held->flat<float>();
-  }
-  *held = own;
-  return absl::OkStatus();
-}
-
 absl::Status Coder::Failure(int status, const std::string& whose, int64_t step) const {
   switch (status) {
     case HVDC_BAD_HEADER:
-      return errors::DataLoss(label_, ": expected ", whose,
+      return errors::DataLoss(label(), ": expected ", whose,
                               " to be of the same codec, shape and step ", step,
                               ", got another header");
     case HVDC_BAD_CHECKSUM:
-      return errors::DataLoss(label_, ": expected ", whose,
+      return errors::DataLoss(label(), ": expected ", whose,
                               " as it was sent, got another checksum");
     default:
-      return errors::Internal(label_, ": decoding failed with status ", status);
+      return errors::Internal(label(), ": decoding failed with status ", status);
   }
 }
 

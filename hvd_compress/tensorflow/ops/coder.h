@@ -6,22 +6,26 @@
 #include <string>
 #include <vector>
 
-#include "hvdc.h"
+#include "gradient_codec.h"
 #include "ledger.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 
 namespace hvd_compress {
+
+// Numbers that are encoded as a tensor of their own: a gradient, or a range of one.
+struct Piece {
+  hvdc_spec spec;
+  int64_t begin;   // elements of the gradient before it
+  int64_t offset;  // bytes of the message before its payload, where there is one of each piece
+  int64_t bytes;   // of its payload
+};
 
 // Where a decoded message comes from: gathered from all ranks, whose payloads of one piece it
 // holds, or the averages of owners, one payload for each piece.
 enum class Source { kRanks, kOwners };
 
-// Attributes: label, spec (an hvdc_spec without rows and columns), tensor, threads, alpha, beta.
-class Coder {
+class Coder : public GradientCodec {
  public:
-  explicit Coder(tensorflow::OpKernelConstruction* context);
+  using GradientCodec::GradientCodec;
 
   // A gradient as one piece in its own shape; its size is -1 where the kernels refuse it.
   Piece Whole(const tensorflow::TensorShape& shape) const;
@@ -37,10 +41,10 @@ class Coder {
                       const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
                       tensorflow::Var* residual) const;
 
-  // What takes back such a residual.
-  Sent ToTakeBack(std::vector<Piece> pieces, int64_t step, const tensorflow::Tensor& numbers,
-                  const tensorflow::Tensor& message,
-                  tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
+  // What takes back such a residual. It refers to the numbers' memory, and copies nothing.
+  TakeBack ToTakeBack(std::vector<Piece> pieces, int64_t step, const tensorflow::Tensor& numbers,
+                      const tensorflow::Tensor& message,
+                      tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
 
   // sum = scale * the sum of the payloads of each piece, `copies` of which follow each other.
   // Sets `nonfinite` where a payload is flagged.
@@ -48,28 +52,12 @@ class Coder {
                       int64_t step, const tensorflow::Tensor& message, tensorflow::Tensor* sum,
                       bool* nonfinite) const;
 
-  bool feedback() const { return alpha_ != 0; }
-  const std::string& label() const { return label_; }
-
  private:
-  absl::Status Prepare(tensorflow::OpKernelContext* context, int64_t count,
-                       tensorflow::Var* residual) const;
   absl::Status Failure(int status, const std::string& whose, int64_t step) const;
-
-  std::string label_;
-  hvdc_spec spec_;
-  int tensor_, threads_;
-  float alpha_, beta_;
 };
 
 // The bytes of a message of these pieces, `copies` of each.
 int64_t MessageBytes(const std::vector<Piece>& pieces, int copies);
-
-template <typename T>
-absl::Status Lookup(tensorflow::OpKernelContext* context, int input,
-                    tensorflow::core::RefCountPtr<T>* resource) {
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
-}
 
 }  // namespace hvd_compress
 

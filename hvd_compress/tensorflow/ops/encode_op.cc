@@ -104,15 +104,6 @@ class EncodeOp : public OpKernel {
   }
 
  private:
-  static int64_t NextExchange(Var* exchanges) {
-    mutex_lock lock(*exchanges->mu());
-    const int64_t before = exchanges->tensor()->scalar<int64_t>()();
-    Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
-    after.scalar<int64_t>()() = before + 1;
-    *exchanges->tensor() = after;
-    return before;
-  }
-
   // Where tracing did not know the shape, it could not check this.
   absl::Status CheckGather(const Piece& piece, const TensorShape& shape) const {
     if (piece.bytes >= 0 && piece.bytes * ranks_ < (int64_t{1} << 31)) return absl::OkStatus();
@@ -124,10 +115,7 @@ class EncodeOp : public OpKernel {
   // Parts were cut while tracing, from the shape as it was first known.
   absl::Status CheckParts(const Tensor& gradient) const {
     const int64_t count = std::accumulate(lengths_.begin(), lengths_.end(), int64_t{0});
-    if (gradient.NumElements() == count) return absl::OkStatus();
-    return errors::InvalidArgument(coder_.label(), ": expected a gradient of ", count,
-                                   " elements as when it was first traced, got ",
-                                   gradient.NumElements());
+    return coder_.CheckTraced(count, gradient);
   }
 
   Coder coder_;

@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -32,9 +31,9 @@ void Ledger::Agree(bool agreed) {
   agreed_ = agreed;
 }
 
-void Ledger::Encoded(Sent sent) {
+void Ledger::Encoded(TakeBack take_back) {
   mutex_lock lock(mutex_);
-  sent_.push_back(std::move(sent));
+  sent_.push_back(std::move(take_back));
 }
 
 void Ledger::Fail(const std::string& message) {
@@ -56,8 +55,10 @@ absl::Status Ledger::Decoded(bool drop) {
   mutex_lock lock(mutex_);
   dropped_ = dropped_ || drop;
   if (!dropped_) return absl::OkStatus();
-  for (Sent& sent : sent_) {
-    TF_RETURN_IF_ERROR(Undo(sent));
+  while (!sent_.empty()) {
+    TakeBack take_back = std::move(sent_.back());
+    sent_.pop_back();
+    TF_RETURN_IF_ERROR(take_back());
   }
   return absl::OkStatus();
 }
@@ -113,38 +114,6 @@ void Ledger::Count(Counter counter, double value) {
 std::array<double, kCounters> Ledger::counters() {
   mutex_lock lock(mutex_);
   return counters_;
-}
-
-absl::Status Ledger::Undo(Sent& sent) {
-  if (sent.undone) return absl::OkStatus();
-  mutex_lock lock(*sent.residual->mu());
-  const auto* gradient = static_cast<const char*>(sent.gradient.data());
-  const auto* message = sent.message.flat<uint8_t>().data();
-  float* residual = sent.residual->tensor()->flat<float>().data();
-  const tensorflow::DataType dtype = sent.gradient.dtype();
-  for (const Piece& piece : sent.pieces) {
-    if (piece.bytes == 0) continue;
-    const hvdc_feedback feedback{sent.alpha, sent.beta, residual + piece.begin};
-    const int status = hvdc_take_back(
-        &piece.spec, sent.step, gradient + piece.begin * tensorflow::DataTypeSize(dtype),
-        DtypeOf(dtype), &feedback, message + piece.offset, piece.bytes, sent.threads);
-    if (status != HVDC_OK) {
-      return tensorflow::errors::Internal("taking a residual back failed with status ", status);
-    }
-  }
-  sent.undone = true;
-  return absl::OkStatus();
-}
-
-int DtypeOf(tensorflow::DataType type) {
-  switch (type) {
-    case tensorflow::DT_HALF:
-      return HVDC_DTYPE_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return HVDC_DTYPE_BFLOAT16;
-    default:
-      return HVDC_DTYPE_FLOAT32;
-  }
 }
 
 }  // namespace hvd_compress

@@ -10,34 +10,17 @@
 #include <string>
 #include <vector>
 
-#include "hvdc.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/resource_base.h"
-#include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/mutex.h"
 
 namespace hvd_compress {
 
-// Numbers that are encoded as a tensor of their own: a gradient, or a range of one.
-struct Piece {
-  hvdc_spec spec;
-  int64_t begin;   // elements of the gradient before it
-  int64_t offset;  // bytes of the message before its payload, where there is one of each piece
-  int64_t bytes;   // of its payload
-};
-
-// Encoded numbers, with everything that takes their residual back. The tensors are references:
-// they keep the gradient's memory alive until the step is over, and copy nothing.
-struct Sent {
-  tensorflow::Tensor gradient, message;
-  tensorflow::core::RefCountPtr<tensorflow::Var> residual;
-  std::vector<Piece> pieces;
-  float alpha, beta;
-  int64_t step;
-  int threads;
-  bool undone = false;
-};
+// Takes the residual of encoded numbers back to what it was. It keeps the gradient's memory alive
+// until the step is over.
+using TakeBack = absl::AnyInvocable<absl::Status()>;
 
 // Cumulative; the order is that of hvd_compress/tensorflow/compressor.py.
 enum Counter {
@@ -77,8 +60,8 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
 
-  // Notes numbers whose residual has been updated.
-  void Encoded(Sent sent);
+  // Notes that a residual has been updated.
+  void Encoded(TakeBack take_back);
 
   // Notes an error of this step. The first one counts: others may follow from it.
   void Fail(const std::string& message);
@@ -106,21 +89,17 @@ class Ledger : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "hvd_compress ledger"; }
 
  private:
-  absl::Status Undo(Sent& sent);
   void EndHeld(int64_t number);
 
   tensorflow::mutex mutex_;
   std::map<int64_t, int64_t> counts_;  // by graph
-  std::vector<Sent> sent_;
+  std::vector<TakeBack> sent_;
   std::map<int64_t, std::function<void()>> held_;  // operations that have failed, by number
   int64_t expected_ = 0, arrived_ = 0, holds_ = 0;
   bool dropped_ = false, agreed_ = false;
   std::string failure_, earlier_failure_;
   std::array<double, kCounters> counters_{};
 };
-
-// The C interface's name of a gradient's type.
-int DtypeOf(tensorflow::DataType type);
 
 }  // namespace hvd_compress
 
