@@ -82,6 +82,10 @@ class _Loopback:
         """Its own message, once."""
         return message
 
+    def gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
+        """Its own message, once."""
+        return message
+
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Larger than its own."""
         return 2 * values
