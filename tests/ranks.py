@@ -79,6 +79,7 @@ _LAUNCHERS = {
     "torchrun": torchrun,
     "two nodes": torchrun,
     "tensorflow": horovodrun,
+    "tensorflow on two hosts": two_hosts,
 }
 """``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch."""
 
@@ -142,7 +143,7 @@ def _start(launcher: str) -> tuple[int, Callable[[], None]]:
 
         hvd.init()
         return hvd.rank(), hvd.barrier
-    if launcher == "tensorflow":
+    if launcher.startswith("tensorflow"):
         import horovod.tensorflow as hvd_tensorflow
         import tensorflow as tf
 
@@ -166,7 +167,7 @@ def _take_places_on_two_nodes(rank: int, size: int) -> None:
 
 def _main(launcher: str, module: str, folder: str, *names: str) -> None:
     rank, barrier = _start(launcher)
-    if launcher != "tensorflow":
+    if not launcher.startswith("tensorflow"):
         import torch
 
         torch.set_num_threads(1)

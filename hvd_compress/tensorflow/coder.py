@@ -94,33 +94,67 @@ class Coder:
             **self._attributes(slot),
         )
 
+    def parts(
+        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor, *, parts: Parts, own: int
+    ) -> tf.Tensor:
+        """A gradient's parts as they are, in the order of their owners.
+
+        Args:
+            slot: whose gradient.
+            gradient: of the slot's shape.
+            begun: what the step's messages depend on.
+            parts: of each owner.
+            own: how many elements this rank is to encode.
+
+        Returns:
+            The numbers, shape=(bytes,), uint8, empty where there are not as many as in the parts; and the
+            position in the noise, shape=(), int64.
+        """
+        return self._ops.hvdc_parts(
+            gradient,
+            begun,
+            slot.exchanges.handle,
+            self._ledger,
+            own=own,
+            warmup=self._warmup_steps,
+            **_cut(parts),
+            **self._attributes(slot),
+        )
+
     def average(
         self,
         slot: Slot,
-        payloads: tf.Tensor,
+        parts: tf.Tensor,
         step: tf.Tensor,
         *,
         length: int,
         stream: int,
         ranks: int,
         distributed: int,
+        kept: int,
+        dtype: tf.DType | None = None,
     ) -> tf.Tensor:
-        """The owner's work: the payload of the average of what all ranks sent.
+        """The owner's work: the payload of the average of what ranks sent.
 
         Args:
             slot: whose gradient.
-            payloads: all ranks' payloads of this rank's part, one after the other, shape=(bytes,), uint8.
+            parts: what each rank sent of this rank's part, one after the other, shape=(bytes,), uint8.
             step: the position in the noise.
             length: elements of the part.
             stream: the rank in the noise key of the average.
             ranks: how many there are.
             distributed: bytes that this rank has sent to all owners, to be counted.
+            kept: those of them that it has sent to itself.
+            dtype: of the numbers that were sent; None for payloads.
 
         Returns:
             shape=(bytes,), uint8.
         """
-        return self._ops.hvdc_average(
-            payloads,
+        average, kind = self._ops.hvdc_average, {}
+        if dtype is not None:
+            average, kind = self._ops.hvdc_average_numbers, {"T": dtype}
+        return average(
+            parts,
             step,
             slot.owned.handle,
             self._ledger,
@@ -129,6 +163,8 @@ class Coder:
             stream=stream,
             ranks=ranks,
             distributed=distributed,
+            kept=kept,
+            **kind,
             **self._attributes(slot),
         )
 
@@ -147,10 +183,10 @@ class Coder:
         Args:
             encoded: what came back, and of what.
             reduced: the token, when Horovod has reduced it.
-            ranks: how many sent a payload of the whole gradient.
+            ranks: how many sent a payload of the whole gradient, or of each part.
             scale: the factor on the sum of payloads.
             sum_scale: the factor on the sum that went uncompressed.
-            parts: where one payload of each part came instead.
+            parts: where payloads of parts came instead.
         """
         return self._ops.hvdc_decode(
             message=encoded.arrived,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
+from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchange import pairs
+from hvd_compress.exchange.errors import ExchangeError
 
 
 class Collectives:
@@ -31,6 +35,51 @@ class Collectives:
         self.rank = process_set.rank() if self.included else -1
         self.size = process_set.size()
         self._prefix = prefix
+
+    def among(self, ranks: Sequence[int]) -> Collectives:
+        """The same among some of the job's ranks.
+
+        Blocks until all of the job's ranks have come here, unless Horovod knows the process set already.
+
+        Raises:
+            ExchangeError: Horovod does not take process sets now.
+        """
+        known = _basics._get_process_set_ids_and_ranks().items()
+        numbers = {tuple(members): number for number, members in known}
+        chosen = hvd.ProcessSet(ranks)
+        if tuple(ranks) in numbers:
+            chosen.process_set_id = numbers[tuple(ranks)]
+        else:
+            try:
+                hvd.add_process_set(chosen)
+            except ValueError as error:
+                raise ExchangeError(
+                    f"expected a Horovod that takes process sets, got: {error} Or pass "
+                    f"hvd.ProcessSet({ranks}) to hvd.init()."
+                ) from None
+        return Collectives(chosen, self._prefix)
+
+    def gather_now(self, line: bytes, name: str, within: float) -> bytes | None:
+        """All ranks' lines, outside of any graph; None if a rank does not send one in so many seconds."""
+        gathered: list[bytes | Exception] = []
+
+        def gather() -> None:
+            try:
+                with tf.init_scope():
+                    message = tf.constant(np.frombuffer(line, np.uint8))
+                    gathered.append(self.gather(message, name).numpy().tobytes())
+            except Exception as error:
+                gathered.append(error)
+
+        # Not of a pool: the process must be able to end while it waits.
+        waiting = threading.Thread(target=gather, daemon=True)
+        waiting.start()
+        waiting.join(within)
+        if not gathered:
+            return None
+        if isinstance(gathered[0], Exception):
+            raise gathered[0]
+        return gathered[0]
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of all ranks' values, of one shape and dtype on all ranks."""
@@ -61,15 +110,18 @@ class Collectives:
         rows = [own, other] if self.rank == 0 else [other, own]
         return tf.reshape(tf.bitcast(tf.concat(rows, 0), tf.uint8), [-1])
 
-    def distribute(self, message: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+    def distribute(
+        self, message: tf.Tensor, sizes: tf.Tensor | Sequence[int], name: str
+    ) -> tf.Tensor:
         """What all ranks have for this one, one after the other in the order of ranks.
 
         Args:
             message: what this rank has for each, one after the other, shape=(sum(sizes),).
-            sizes: bytes for each rank.
+            sizes: bytes for each rank, shape=(size,), int32.
             name: the collective's.
         """
-        received, _ = hvd.alltoall(message, tf.constant(sizes, tf.int32), **self._called(name))
+        splits = tf.convert_to_tensor(sizes, tf.int32)
+        received, _ = hvd.alltoall(message, splits, **self._called(name))
         return received
 
     def _called(self, name: str) -> dict[str, Any]:

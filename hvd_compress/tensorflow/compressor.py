@@ -21,6 +21,7 @@ from hvd_compress.tensorflow.coder import Coder, Encoded
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical
 from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
@@ -37,6 +38,7 @@ _EXCHANGES: dict[str, type[Exchange]] = {
     "allgather": Allgather,
     "two_shot": TwoShot,
     "integer_sum": IntegerSum,
+    "hierarchical": Hierarchical,
 }
 
 _instances = 0
@@ -55,7 +57,8 @@ class Compressor(tf.Module, HorovodCompressor):
     Args:
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"`` or ``"integer_sum"``.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"integer_sum"`` or
+            ``"hierarchical"``, for which all ranks have to make the compressor at the same time.
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
@@ -69,7 +72,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: ``hvd.init()`` was not called.
+        ExchangeError: ``hvd.init()`` was not called; or the ranks cannot take a hierarchical exchange.
     """
 
     def __init__(
@@ -118,7 +121,12 @@ class Compressor(tf.Module, HorovodCompressor):
         self._offset = Counters()
         self.slots: list[Slot] = []
         self.owner = Owner(
-            self._collectives.rank, self._size, seed, exchange, self._step.forget_agreement
+            self._collectives.rank,
+            self._size,
+            seed,
+            exchange,
+            self._exchange.owners,
+            self._step.forget_agreement,
         )
         self._inheritance = Inheritance()
 
@@ -186,7 +194,7 @@ class Compressor(tf.Module, HorovodCompressor):
             ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps or
                 exchanges; nothing is changed then.
         """
-        inherited = inheritance(checkpoints, name, self.owner, self._exchange.has_owners)
+        inherited = inheritance(checkpoints, name, self.owner, self._exchange.has_residuals)
         self._inheritance = inherited
         for slot in self.slots:
             inherited.give(slot)
@@ -203,8 +211,7 @@ class Compressor(tf.Module, HorovodCompressor):
             encode_seconds=encode,
             decode_seconds=decode,
         )
-        counters.add_allgather(self._size, int(gathered))
-        counters.add_alltoall(int(distributed), int(kept))
+        self._exchange.count(counters, int(gathered), int(distributed), int(kept))
         counters.add_allreduce(self._size, int(dense) + 4 * int(tensors))
         return counters
 

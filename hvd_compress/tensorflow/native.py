@@ -15,6 +15,7 @@ from hvd_compress.kernels.native import spec_of
 _ORDERLESS = (
     *("HvdcDense", "HvdcArrived"),
     *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
+    *("HvdcParts", "HvdcAverageNumbers"),
     *("HvdcNorms", "HvdcLevels", "HvdcDecodeLevels"),
 )
 """Operations of a step's gradients. TensorFlow would run operations that share a resource one after the

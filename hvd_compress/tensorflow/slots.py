@@ -20,6 +20,7 @@ class Slot(tf.Module):
         index: its position: its id in the noise.
         label: what its collectives are called by.
         kind: dtype and shape as first traced; unknown dimensions as None.
+        dtype: as first traced.
         shape: as first traced; None where a dimension was unknown.
         route: how it travels.
         residual: what has been computed but not yet sent, shape=(n,), float32; empty before the first step.
@@ -33,7 +34,7 @@ class Slot(tf.Module):
         self.index = index
         self.label = f"gradient.{index}"
         self.kind = _kind(dtype, shape)
-        self._dtype = dtype
+        self.dtype = dtype
         self._compatible = shape
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
@@ -49,7 +50,7 @@ class Slot(tf.Module):
 
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
-        same = gradient.dtype == self._dtype and gradient.shape.is_compatible_with(self._compatible)
+        same = gradient.dtype == self.dtype and gradient.shape.is_compatible_with(self._compatible)
         if not same:
             raise ExchangeError(
                 f"{self.label}: expected {self.kind} as before, got "

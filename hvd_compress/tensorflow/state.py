@@ -14,7 +14,7 @@ from hvd_compress.exchange import resize
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.tensorflow.slots import Slot
 
-_VERSION = 2
+_VERSION = 3
 _OWNER = "owner"
 _SLOTS = "slots"
 
@@ -27,19 +27,27 @@ class Owner(tf.train.experimental.PythonState):
         size: ranks in it.
         seed: of the noise.
         exchange: how gradients travel: residuals may be kept in another way.
+        owners: how many ranks share a gradient out: ranks 0 to ``owners - 1``, the next as many, and so on.
         restored: called when the checkpoint is this rank's.
     """
 
     def __init__(
-        self, rank: int, size: int, seed: int, exchange: str, restored: Callable[[], None]
+        self,
+        rank: int,
+        size: int,
+        seed: int,
+        exchange: str,
+        owners: int,
+        restored: Callable[[], None],
     ) -> None:
-        self.rank, self.size, self.seed = rank, size, seed
+        self.rank, self.size, self.seed, self.owners = rank, size, seed, owners
         self._expected = {
             "version": _VERSION,
             "rank": rank,
             "size": size,
             "seed": seed,
             "exchange": exchange,
+            "owners": owners,
         }
         self._restored = restored
 
@@ -93,7 +101,7 @@ class Inheritance:
 
 
 def inheritance(
-    checkpoints: Sequence[str], name: str, heir: Owner, has_owners: bool
+    checkpoints: Sequence[str], name: str, heir: Owner, has_residuals: bool
 ) -> Inheritance:
     """One rank's part of what all ranks of a job of another size or exchange had not sent.
 
@@ -103,7 +111,7 @@ def inheritance(
         checkpoints: their paths, one of each rank, in any order.
         name: the compressor's in the checkpoint: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
         heir: this rank, and how many there are now.
-        has_owners: whether ranks keep residuals of averages now, too.
+        has_residuals: whether ranks keep residuals of their own gradients now.
 
     Raises:
         ValueError: not one checkpoint of each rank, another seed or version, or checkpoints of different
@@ -123,33 +131,46 @@ def inheritance(
     exchanges = [state["exchange"] for state in states]
     if len(set(exchanges)) > 1:
         raise ValueError(f"load_resized: expected checkpoints of one exchange, got {exchanges}")
+    owners = sorted({state["owners"] for state in states})
+    if len(owners) > 1:
+        raise ValueError(f"load_resized: expected hosts of one size, got owners {owners}")
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
     return Inheritance(
         {
-            index: _inherited(index, [state["slots"][index] for state in states], heir, has_owners)
+            index: _inherited(
+                index, [state["slots"][index] for state in states], owners[0], heir, has_residuals
+            )
             for index in counts[0]
         }
     )
 
 
-def _inherited(index: int, old: Sequence[Kept], heir: Owner, has_owners: bool) -> Kept:
-    count = max(len(kept.residual) for kept in old)
-    residual = np.zeros(count, np.float32)
-    heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
+def _inherited(
+    index: int, old: Sequence[Kept], owners: int, heir: Owner, has_residuals: bool
+) -> Kept:
+    held = max(len(kept.residual) for kept in old)
+    count = max(held, sum(len(kept.owned) for kept in old[:owners]))
+    residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    for rank, kept in enumerate(old):
+        if len(kept.owned):
+            part = slice(*Shards(count, owners, index).of(rank % owners))
+            averages[part] += np.float32(owners / len(old)) * kept.owned
+    if has_residuals:
+        heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
+    else:
+        heirs, factor = list(range(len(old))), 1 / len(old)
     for kept in (old[rank] for rank in heirs):
         if len(kept.residual):
             residual += np.float32(factor) * kept.residual
-    averages = np.zeros(count, np.float32)
-    shards = Shards(count, len(old), index)
-    for rank, kept in enumerate(old):
-        if len(kept.owned):
-            averages[slice(*shards.of(rank))] = kept.owned
-    if has_owners:
-        begin, end = Shards(count, heir.size, index).of(heir.rank)
-        return Kept(residual, averages[begin:end], old[0].exchanges)
-    return Kept(residual + averages, np.zeros(0, np.float32), old[0].exchanges)
+    exchanges = old[0].exchanges
+    if not heir.owners:
+        return Kept(residual + averages, np.zeros(0, np.float32), exchanges)
+    part = slice(*Shards(count, heir.owners, index).of(heir.rank % heir.owners))
+    if has_residuals:
+        return Kept(residual, averages[part], exchanges)
+    return Kept(np.zeros(0, np.float32), (residual + averages)[part], exchanges)
 
 
 def _read(path: str, name: str) -> dict[str, Any]:

@@ -107,6 +107,13 @@ class Simulation:
         return []
 
 
+def _part(index: int, owner: int, owners: int) -> slice:
+    count, grain = math.prod(SHAPES[index]), 1024
+    part, grains = (owner - index) % owners, math.ceil(count / grain)
+    begin, end = (p * grains // owners * grain for p in (part, part + 1))
+    return slice(min(begin, count), min(end, count))
+
+
 class TwoShotSimulation(Simulation):
     """The same for the two-shot exchange, written down from ``docs/exchanges.md``."""
 
@@ -117,10 +124,7 @@ class TwoShotSimulation(Simulation):
 
     def part(self, index: int, rank: int) -> slice:
         """The elements of a gradient that a rank owns."""
-        count, grain = math.prod(SHAPES[index]), 1024
-        part, grains = (rank - index) % self.size, math.ceil(count / grain)
-        begin, end = (p * grains // self.size * grain for p in (part, part + 1))
-        return slice(min(begin, count), min(end, count))
+        return _part(index, rank, self.size)
 
     def _exchange(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
         flats = [gradient.reshape(-1) for gradient in gradients]
@@ -145,6 +149,45 @@ class TwoShotSimulation(Simulation):
                 average, shape, self.owned[index][part], index, self.size**2 + owner
             )
             out[part] = self._decode([again], shape, scale * self.size)
+        return out.reshape(SHAPES[index])
+
+
+class HierarchicalSimulation(Simulation):
+    """The same for the hierarchical exchange; ``owned`` are the residuals of each host."""
+
+    def __init__(
+        self, codec: Codec, feedback: ErrorFeedback, size: int, local: int, seed: int
+    ) -> None:
+        super().__init__(codec, feedback, size, seed)
+        self.local = local
+        self.residuals = [[np.zeros(0, np.float32)] * len(SHAPES)] * size
+        self.owned = [
+            [np.zeros(math.prod(shape), np.float32) for shape in SHAPES]
+            for _ in range(size // local)
+        ]
+
+    def part(self, index: int, rank: int) -> slice:
+        """The elements of a gradient that a rank owns on its host."""
+        return _part(index, rank % self.local, self.local)
+
+    def _exchange(self, index: int, gradients: Sequence[np.ndarray], scale: float) -> np.ndarray:
+        flats = [gradient.reshape(-1) for gradient in gradients]
+        out = np.empty_like(flats[0])
+        for place in range(self.local):
+            part = self.part(index, place)
+            shape = (part.stop - part.start,)
+            if shape == (0,):
+                continue
+            payloads = []
+            for host, kept in enumerate(self.owned):
+                first = host * self.local
+                total = np.zeros(shape, np.float32)
+                for flat in flats[first : first + self.local]:
+                    total += flat[part]
+                total *= np.float32(1 / self.local)
+                rank = first + place
+                payloads.append(self._encode(total, shape, kept[index][part], index, rank))
+            out[part] = self._decode(payloads, shape, scale * self.local)
         return out.reshape(SHAPES[index])
 
 
@@ -174,6 +217,9 @@ def assert_residuals(compressor: Compressor, simulation: Simulation) -> None:
         owned = np.zeros(0, np.float32)
         if isinstance(simulation, TwoShotSimulation):
             owned = simulation.owned[slot.index][simulation.part(slot.index, hvd.rank())]
+        if isinstance(simulation, HierarchicalSimulation):
+            kept = simulation.owned[hvd.rank() // simulation.local][slot.index]
+            owned = kept[simulation.part(slot.index, hvd.rank())]
         assert np.array_equal(slot.owned.numpy(), owned), slot.label
 
 

@@ -138,7 +138,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
     if hvd.rank() == 0:
         for path, residual, rank in zip(paths, residuals, range(3), strict=True):
             old = hvdc.OneBit(threshold=0, name=f"old.{rank}")
-            old.owner = Owner(rank, 3, 0, "allgather", lambda: None)
+            old.owner = Owner(rank, 3, 0, "allgather", 0, lambda: None)
             slot = Slot(
                 0,
                 tf.float32,

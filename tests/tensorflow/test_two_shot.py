@@ -149,12 +149,8 @@ def test_counters_follow_the_formulas() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_what_cannot_take_two_shots() -> None:
-    for name in ("hierarchical", "mail"):
-        message = (
-            rf"tensorflow.*: expected one of 'allgather', 'two_shot', 'integer_sum', got '{name}'"
-        )
-        with pytest.raises(ValueError, match=message):
-            hvdc.OneBit(exchange=name)
+    with pytest.raises(ValueError, match=r"tensorflow.*: expected one of .*, got 'mail'"):
+        hvdc.OneBit(exchange="mail")
     exchange = exchange_with(_start(group="column"), graph=True)
     with pytest.raises(Exception, match="expected a codec of contiguous groups"):
         exchange(targets(hvd.rank(), 0))

@@ -85,7 +85,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
     if hvd.rank() == 0:
         for rank, path in enumerate(paths):
             old = hvdc.OneBit(threshold=0, name=f"old.{rank}", exchange="two_shot")
-            old.owner = Owner(rank, 3, 0, "two_shot", lambda: None)
+            old.owner = Owner(rank, 3, 0, "two_shot", 3, lambda: None)
             route = old._router.choose("g", (count,), "float32")
             slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
             slot.residual.assign(residuals[rank])
@@ -93,7 +93,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
             slot.exchanges.assign(7)
             old.slots.append(slot)
             tf.train.Checkpoint(compressor=old).write(path)
-        old.owner = Owner(0, 3, 0, "allgather", lambda: None)
+        old.owner = Owner(0, 3, 0, "allgather", 0, lambda: None)
         tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
     hvd.allreduce(tf.zeros(1), name="written")
     with pytest.raises(ValueError, match="checkpoints of one exchange"):

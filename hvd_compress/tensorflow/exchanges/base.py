@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from hvd_compress.exchange.counters import Counters
 from hvd_compress.tensorflow.coder import Coder, Encoded
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.slots import Slot
@@ -20,14 +21,31 @@ class Exchange(ABC):
         coder: what this rank encodes and decodes with.
 
     Attributes:
-        has_owners: whether ranks own parts, and keep residuals for their averages.
+        has_residuals: whether ranks keep residuals of their own gradients.
     """
 
-    has_owners: ClassVar[bool] = False
+    has_residuals: ClassVar[bool] = True
 
     def __init__(self, collectives: Collectives, coder: Coder) -> None:
         self.collectives = collectives
         self.coder = coder
+
+    @property
+    def owners(self) -> int:
+        """How many ranks share a gradient out, and keep residuals for the averages of their parts."""
+        return 0
+
+    def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
+        """Adds what was sent to the counters.
+
+        Args:
+            counters: to be added to.
+            gathered: bytes of this rank's payloads for gathers.
+            distributed: bytes that it sent to owners.
+            kept: those of them that it sent to itself.
+        """
+        counters.add_allgather(self.collectives.size, gathered)
+        counters.add_alltoall(distributed, kept)
 
     @abstractmethod
     def check(self, slot: Slot) -> None:

@@ -20,7 +20,10 @@ class TwoShot(Exchange):
     Each gradient travels by itself.
     """
 
-    has_owners = True
+    @property
+    def owners(self) -> int:
+        """See :attr:`Exchange.owners`."""
+        return self.collectives.size
 
     def check(self, slot: Slot) -> None:
         """See :meth:`Exchange.check`: parts are cut while tracing."""
@@ -56,6 +59,7 @@ class TwoShot(Exchange):
             stream=two_shot.second_stream(rank, size),
             ranks=size,
             distributed=sum(sizes),
+            kept=sizes[rank],
         )
         length = sizes[0] if len(set(sizes)) == 1 else None
         return self.collectives.gather_alike(average, length, f"{slot.label}.from_owners")
@@ -66,7 +70,7 @@ class TwoShot(Exchange):
         return self.coder.decode(
             encoded,
             reduced,
-            ranks=size,
+            ranks=1,
             scale=scale * size,
             sum_scale=scale,
             parts=self._parts(encoded.slot),

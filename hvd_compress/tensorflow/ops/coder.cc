@@ -105,8 +105,9 @@ absl::Status Coder::Decode(const std::vector<Piece>& pieces, Source source, int 
                             message.NumElements());
   }
   const bool owners = source == Source::kOwners;
-  const auto whose = [owners](size_t piece, int copy) {
-    return absl::StrCat("rank ", owners ? piece : copy, owners ? "'s average" : "'s payload");
+  const auto whose = [owners, &pieces](size_t piece, int copy) {
+    return absl::StrCat("rank ", copy * pieces.size() + piece,
+                        owners ? "'s average" : "'s payload");
   };
   auto* to = static_cast<char*>(sum->data());
   for (size_t i = 0; i < pieces.size(); ++i) {

@@ -20,7 +20,8 @@ struct Piece {
 };
 
 // Where a decoded message comes from: gathered from all ranks, whose payloads of one piece it
-// holds, or the averages of owners, one payload for each piece.
+// holds, or the averages of owners. Pieces have owners in the order of ranks, over and over: with
+// two copies of three pieces, rank 4 sent the second copy of the second piece.
 enum class Source { kRanks, kOwners };
 
 class Coder : public GradientCodec {

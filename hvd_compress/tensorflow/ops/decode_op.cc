@@ -12,9 +12,10 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// message: the ranks' payloads one after the other. begins, lengths: the pieces of which each owner
-// sent one payload, its average; none where each rank sent one of the whole gradient. scale: on the
-// sum of the payloads of a piece. The rest is a ResultOp's.
+// message: the ranks' payloads one after the other. begins, lengths: the pieces of which owners
+// sent their averages; none where ranks sent payloads of the whole gradient. ranks: how many sent
+// one of each piece, those of one piece following each other. scale: on their sum. The rest is a
+// ResultOp's.
 REGISTER_OP("HvdcDecode")
     .Input("message: uint8")
     .Input("gathered: bool")
@@ -58,8 +59,8 @@ class DecodeOp : public ResultOp {
       return coder_.Decode({coder_.Whole(sum->shape())}, Source::kRanks, ranks_, scale_, step,
                            message, sum, nonfinite);
     }
-    return coder_.Decode(coder_.Parts(begins_, lengths_), Source::kOwners, 1, scale_, step, message,
-                         sum, nonfinite);
+    return coder_.Decode(coder_.Parts(begins_, lengths_), Source::kOwners, ranks_, scale_, step,
+                         message, sum, nonfinite);
   }
 
   Coder coder_;
