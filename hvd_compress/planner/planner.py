@@ -31,6 +31,10 @@ and after one that found a change."""
 _QUIET = 64
 """Steps without a second look at a plan after it was made, doubled with each plan up to 1,024."""
 
+_WORTH = 100
+"""Planning again where the links are as they were has to wait for so many times the steps that it cost: a
+machine that is busy now and then makes steps longer, too, and may have it cost 1% at most."""
+
 
 class Need(Enum):
     """What ranks have to measure and share at the end of a step."""
@@ -183,8 +187,7 @@ class Planner:
         probe = report.probe
         bandwidth = None if probe is None else probe.bandwidth(KINDS[0])
         changed = self.watch.changed(report.seconds, bandwidth)
-        quiet = min(_QUIET << self.plans, _LONGEST) if self.plans > 1 else 0
-        if changed and self.step >= self._planned_at + quiet:
+        if changed and self.step >= self._planned_at + self._quiet():
             self.reason = f"is measured anew: {self.watch.reason}"
             self.watch, self._probing = None, True
             return
@@ -193,11 +196,16 @@ class Planner:
             self._small = probe.small
         self._next_look = self.step + _period(self._small, report.seconds, _LONG)
         if self.watch.suspicious and not changed:
-            again = self.step + _AGAIN
-            if self.watch.suspects_links:
-                self._next_probe = again
-            else:
-                self._next_look = again
+            self._next_probe = self.step + _AGAIN  # Is it the links?
+
+    def _quiet(self) -> int:
+        """Steps from one plan to the next, at least."""
+        assert self.watch is not None
+        quiet = min(_QUIET << self.plans, _LONGEST) if self.plans > 1 else 0
+        if self.watch.suspects_links or self.trials is None:
+            return quiet
+        spent = self.trials.cost / max(self.trials.best.median, 1e-9)
+        return max(quiet, math.ceil(_WORTH * spent))
 
 
 def _period(cost: float, step: float, longest: int) -> int:

@@ -22,6 +22,7 @@ class Job:
 
     def __init__(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
+        self.computing = COMPUTING
         self.planner = Planner(TENSORS, 4, 1)
         self.needs: list[Need] = []
         self.plans: list[object] = []
@@ -36,7 +37,7 @@ class Job:
             prices = [
                 price(t, r, self.truth) for t, r in zip(TENSORS, self.planner.plan, strict=True)
             ]
-            seconds = COMPUTING + sum(one.codec + one.wire for one in prices)
+            seconds = self.computing + sum(one.codec + one.wire for one in prices)
             need = self.planner.need()
             self.needs.append(need)
             if need is not Need.NOTHING:
@@ -111,6 +112,21 @@ def test_a_busy_moment_changes_nothing():
     job.bandwidth = 1e8
     job.run(200)
     assert job.planner.plans == 1
+
+
+def test_a_busy_processor_has_nothing_measured_anew_until_it_is_cheap():
+    job = Job(1e8).run(200)
+    trials = job.planner.trials
+    assert trials is not None
+    cost = trials.cost / trials.best.median
+    assert 1 < cost < 8
+
+    job.computing = 2 * COMPUTING
+    job.run(int(100 * cost) - 250)
+    assert job.planner.plans == 1
+    assert job.needs.count(Need.LINK) < 20, "the links are looked at, and found as they were"
+    job.run(200)
+    assert job.planner.plans == 2
 
 
 def test_a_network_that_never_rests_is_not_measured_all_the_time():
