@@ -24,8 +24,9 @@ _LEAST = 2
 _TOLERANCES = (0.25, 0.10)
 """How much slower than the best a plan may be after each round and still be in the next."""
 
-_INDIFFERENCE = 0.02
-"""Plans so close to the fastest are as good; then gradients are changed as little as possible."""
+_INDIFFERENCE = 0.02, 0.05
+"""Plans so close to the fastest are as good, at least and at most; in between, those that are no further
+from it than noise may take them. Of such plans, the one that changes gradients least is chosen."""
 
 _CONTENDERS = 3
 """Plans that are tried, beside those without a codec: those with the best predictions."""
@@ -97,9 +98,18 @@ class Trials:
     @property
     def best(self) -> Trial:
         """The fastest so far; of plans that are as good, the one that changes gradients least."""
-        fastest = min(trial.median for trial in self.trials)
-        good = [t for t in self.trials if t.median <= (1 + _INDIFFERENCE) * fastest]
-        return min(good, key=lambda trial: (trial.candidate.loss, trial.median))
+        fastest = min(self.trials, key=lambda trial: trial.median)
+        noise = self._noise()
+
+        def as_good(trial: Trial) -> bool:
+            if trial is fastest:
+                return True
+            error = noise * math.hypot(*(1 / math.sqrt(len(t.seconds)) for t in (trial, fastest)))
+            least, most = _INDIFFERENCE
+            return trial.median <= (1 + min(max(2 * error, least), most)) * fastest.median
+
+        good = [trial for trial in self.trials if trial.seconds and as_good(trial)]
+        return min(good or [fastest], key=lambda t: (t.candidate.loss, t.median))
 
     def predicted(self, trial: Trial) -> float:
         """Seconds of a step: the exchange's, and those of everything else as the best plan's steps show."""
@@ -170,6 +180,20 @@ class Trials:
             if trial.candidate.loss < 2:
                 left = max(left, RESERVE * fastest)
         return expected <= fastest or steps * (expected - fastest) <= left
+
+    def _noise(self) -> float:
+        """The standard error of a median, times the root of the number of steps, relative to it.
+
+        From the steps' median absolute deviation, as of a normal distribution; all plans are about as
+        noisy.
+        """
+        deviations = [
+            abs(seconds / trial.median - 1)
+            for trial in self.trials
+            if len(trial.seconds) >= _SAMPLES
+            for seconds in trial.seconds
+        ]
+        return 1.25 * 1.4826 * statistics.median(deviations) if deviations else 0.0
 
     def _fastest(self) -> float:
         """Seconds of the fastest plan's steps; 0 before there is one."""

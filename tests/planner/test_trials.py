@@ -113,6 +113,17 @@ def test_of_equals_the_one_that_changes_gradients_least_wins():
         assert trials.plan == winner
 
 
+def test_where_noise_hides_a_difference_gradients_are_left_alone():
+    def winner(spread):
+        true = {NONE: 1.04, FP16: 1.2, INT8: 1.0, ONEBIT: 1.3, TWO_SHOT: 1.3}
+        trials = Trials(_candidates((0.1, 0.1, 0.1, 0.1, 0.1)))
+        _run(trials, lambda plan, step: true[plan] * (1 + spread * (step % 4 - 1.5)))
+        return trials.plan
+
+    assert winner(spread=0.001) == INT8
+    assert winner(spread=0.1) == NONE
+
+
 def test_noise_seldom_picks_another_than_the_best():
     """Steps that vary by some percent, one in twenty three times as long; predictions are rough."""
     behind, behind_plain = [], []
