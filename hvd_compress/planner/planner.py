@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Coding, Measured, Probe, best
-from hvd_compress.planner.plans import Plan, Tensor, propose, smallest
+from hvd_compress.planner.plans import Plan, Tensor, behind, propose, smallest
 from hvd_compress.planner.trials import Trials
 from hvd_compress.planner.watch import Watch
 
@@ -34,6 +34,9 @@ _QUIET = 64
 _WORTH = 100
 """Planning again where the links are as they were has to wait for so many times the steps that it cost: a
 machine that is busy now and then makes steps longer, too, and may have it cost 1% at most."""
+
+_MATTERS = 0.03
+"""Part of a step that a plan has to lose by a change of the links for another one to be looked for."""
 
 
 class Need(Enum):
@@ -187,6 +190,9 @@ class Planner:
         probe = report.probe
         bandwidth = None if probe is None else probe.bandwidth(KINDS[0])
         changed = self.watch.changed(report.seconds, bandwidth)
+        if changed and bandwidth is not None and not self._matters(bandwidth, report.seconds):
+            self.watch.accept(bandwidth)
+            changed = False
         if changed and self.step >= self._planned_at + self._quiet():
             self.reason = f"is measured anew: {self.watch.reason}"
             self.watch, self._probing = None, True
@@ -197,6 +203,19 @@ class Planner:
         self._next_look = self.step + _period(self._small, report.seconds, _LONG)
         if self.watch.suspicious and not changed:
             self._next_probe = self.step + _AGAIN  # Is it the links?
+
+    def _matters(self, bandwidth: float, step: float) -> bool:
+        """Whether another plan is predicted to be better, now that the links are no longer what they were.
+
+        What fast links do is uncertain, and makes no difference.
+        """
+        assert self.watch is not None
+        if self.measured is None or not self.watch.suspects_links:
+            return True
+        then = self.measured.probe.bandwidth(KINDS[0])
+        now = self.measured.with_links(bandwidth / then)
+        lost = behind(self.tensors, self.plan, now) - behind(self.tensors, self.plan, self.measured)
+        return lost > _MATTERS * step
 
     def _quiet(self) -> int:
         """Steps from one plan to the next, at least."""

@@ -164,6 +164,13 @@ def propose(tensors: Sequence[Tensor], measured: Measured) -> list[Candidate]:
     return sorted(candidates, key=lambda one: one.seconds)
 
 
+def behind(tensors: Sequence[Tensor], plan: Plan, measured: Measured) -> float:
+    """Seconds of a step by which a plan is predicted to be behind the best one."""
+    prices = (price(*taken, measured) for taken in zip(tensors, plan, strict=True))
+    own = _seconds(sum(prices, start=Price()), measured.window)
+    return max(0.0, own - propose(tensors, measured)[0].seconds)
+
+
 def _mixed(
     tensors: Sequence[Tensor], prices: Mapping[tuple[Tensor, Route], Price], window: float
 ) -> Plan:

@@ -36,6 +36,11 @@ class Watch:
         """Whether it was a change of bandwidth, which only a measurement of the links can confirm."""
         return self.reason.startswith(BANDWIDTH)
 
+    def accept(self, bandwidth: float) -> None:
+        """Compares with this bandwidth from now on."""
+        self.bandwidth = bandwidth
+        self._direction, self._times = "", 0
+
     def changed(self, seconds: float, bandwidth: float | None = None) -> bool:
         """Takes a look; whether something has changed for good. :attr:`reason` says what.
 

@@ -103,6 +103,18 @@ def test_another_rate_makes_another_plan():
     assert job.planner.plans == 3 and job.planner.plan == (SHOTS, DENSE)
 
 
+def test_a_change_of_fast_links_makes_no_difference():
+    job = Job(1e11).run(200)
+    job.bandwidth = 2e10
+    job.run(600)
+    assert job.planner.plans == 1 and job.planner.plan == (DENSE, DENSE)
+    assert job.planner.watch is not None and job.planner.watch.bandwidth < 3e10
+
+    job.bandwidth = 1e8
+    job.run(600)
+    assert job.planner.plans == 2 and job.planner.plan == (SHOTS, DENSE)
+
+
 def test_a_busy_moment_changes_nothing():
     job = Job(1e8).run(200)
     looks = job.needs.count(Need.LINK)
