@@ -2,8 +2,9 @@
 
 The run of ``local`` in the training benchmark's JSON says how long a step takes without any exchange. From
 that, codec speeds and the link, all other runs are predicted. With the JSON of ``benchmarks.exchange`` from
-the same network, Horovod's own sums are not taken for free: see :func:`adding_speeds`. That file can also
-be held against the model itself: one exchange after the other, nothing overlapping.
+the same network, codecs are as fast as there, and Horovod's own sums are not taken for free: see
+:func:`measured_speeds`. That file can also be held against the model itself: one exchange after the other,
+nothing overlapping.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from benchmarks.models import MODELS
 from benchmarks.models.torch import build
 from benchmarks.results import Results
 from benchmarks.tables import Table
-from hvd_compress.codecs import SCHEMES, ErrorFeedback
+from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
 from hvd_compress.perfmodel.cost import seconds, steps_of, wire_bytes
-from hvd_compress.perfmodel.exchanges import Collective, together
+from hvd_compress.perfmodel.exchanges import Collective, Work, together
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import NETWORKS, Network
 from hvd_compress.perfmodel.profiles import Profile
@@ -36,6 +37,10 @@ from hvd_compress.perfmodel.step import StepTime, predict
 EXCHANGE_SCHEMA = "hvd_compress/exchange/1"
 
 _ROUTER = ("threshold", "exclude")
+_FIELDS = dataclasses.fields(CodecSpeed)
+
+Coding = tuple[Codec, ErrorFeedback]
+"""What has a speed."""
 
 
 def network_of(model: str) -> Network:
@@ -71,10 +76,11 @@ def router_of(compression: Compression) -> Router:
     return Router(route, **{"threshold": DEFAULT_THRESHOLD, **kept})
 
 
-def adding_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[str, float]:
-    """Seconds an element that Horovod's ring takes beyond its bytes, to copy and to add, by codec.
+def measured_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[Coding, CodecSpeed]:
+    """How fast ranks computed in the exchange benchmark, medians over all exchanges and sizes.
 
-    The rest of the measured transfer over the predicted one, in the median over all sizes.
+    An allreduce's ring takes time beyond its bytes, to copy and to add: the rest of the measured transfer
+    over the predicted one.
 
     Args:
         record: JSON of the exchange benchmark.
@@ -88,28 +94,39 @@ def adding_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[str, floa
             f"expected JSON of schema {EXCHANGE_SCHEMA} with {cluster.ranks} ranks, got "
             f"{record.get('schema')} with {record.get('ranks')}"
         )
-    found: dict[str, list[float]] = {}
+    found: dict[Coding, list[CodecSpeed]] = {}
     for row in record["rows"]:
-        kind, _, name = row["exchange"].partition(":")
-        if kind != "allreduce":
+        parts, route = row["parts"], _route_of(row)
+        if "encode" not in parts:
             continue
-        route, shape = Route(SCHEMES[name].codec(), SCHEMES[name].feedback), (row["elements"],)
-        rings = [s for s in steps_of(shape, route, cluster) if isinstance(s, Collective)]
-        predicted = sum(together([(ring, CodecSpeed())], cluster) for ring in rings)
-        rest = row["parts"]["transfer"] - predicted
-        found.setdefault(name, []).append(max(0.0, rest) / sum(ring.added for ring in rings))
-    return {name: statistics.median(rates) for name, rates in found.items()}
+        steps = steps_of((row["elements"],), route, cluster)
+        works = [step for step in steps if isinstance(step, Work)]
+        rings = [step for step in steps if isinstance(step, Collective)]
+        rest = parts["transfer"] - sum(together([(one, CodecSpeed())], cluster) for one in rings)
+        found.setdefault((route.codec, route.feedback), []).append(
+            CodecSpeed(
+                _each(parts["encode"], sum(work.encoded for work in works)),
+                _each(parts["decode"], sum(work.decoded for work in works)),
+                _each(rest, sum(ring.added for ring in rings)),
+            )
+        )
+    return {
+        coding: CodecSpeed(
+            *(statistics.median(getattr(one, field.name) for one in speeds) for field in _FIELDS)
+        )
+        for coding, speeds in found.items()
+    }
 
 
 def predictions(
-    outcome: Results, profile: Profile, adding: Mapping[str, float] | None = None
+    outcome: Results, profile: Profile, speeds: Mapping[Coding, CodecSpeed] | None = None
 ) -> dict[str, StepTime]:
     """The predicted step of every compression but ``local``, which has to be among them.
 
     Args:
         outcome: of the training benchmark.
         profile: machines and links.
-        adding: seconds to add an element in Horovod's rings, by codec, if measured.
+        speeds: of codecs, where they are not to be the profile's.
 
     Raises:
         ValueError: ``local`` is missing, or something is unknown to the model.
@@ -124,9 +141,8 @@ def predictions(
     last_layer = MODELS[settings["model"]].last_layer
 
     def speed(route: Route) -> CodecSpeed:
-        here = profile.speed(route)
-        name = route.codec.name
-        return dataclasses.replace(here, add=adding[name]) if adding and name in adding else here
+        found = (speeds or {}).get((route.codec, route.feedback))
+        return profile.speed(route) if found is None else found
 
     return {
         text: predict(
@@ -197,12 +213,7 @@ def exchange_table(record: Mapping[str, Any], profile: Profile) -> Table:
     cluster = hosts.cluster(record["ranks"])
     rows = []
     for row in record["rows"]:
-        kind, _, text = row["exchange"].partition(":")
-        compression = compressions.parse(text, {"threshold": 0}, last_layer="")
-        if kind != "allreduce":
-            compression.options["exchange"] = kind
-        shape = (row["elements"],)
-        route = router_of(compression).choose("gradient", shape, "float32")
+        shape, route = (row["elements"],), _route_of(row)
         predicted = seconds(shape, route, hosts.speed(route), cluster)
         measured, transfer = row["seconds"]["median"], row["parts"].get("transfer")
         rows.append(
@@ -229,15 +240,15 @@ def main(command_line: list[str] | None = None) -> int:
     )
     add_machine(parser, default="lab")
     parser.add_argument(
-        "--sums",
+        "--measured",
         type=Path,
         metavar="FILE",
-        help="of python -m benchmarks.exchange on the same network",
+        help="of python -m benchmarks.exchange on the same network: codecs and sums are as fast as there",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     args = parser.parse_args(command_line)
     try:
-        shown = _table_of(args.json, args.sums, machine_of(args))
+        shown = _table_of(args.json, args.measured, machine_of(args))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -245,14 +256,28 @@ def main(command_line: list[str] | None = None) -> int:
     return 0
 
 
-def _table_of(path: Path, sums: Path | None, profile: Profile) -> Table:
+def _table_of(path: Path, exchanges: Path | None, profile: Profile) -> Table:
     raw = json.loads(path.read_text())
     if raw.get("schema") == EXCHANGE_SCHEMA:
         return exchange_table(raw, profile)
-    outcome, adding = results.read(path), None
-    if sums is not None:
-        adding = adding_speeds(json.loads(sums.read_text()), profile.cluster(outcome.ranks))
-    return table(outcome, predictions(outcome, profile, adding))
+    outcome, speeds = results.read(path), None
+    if exchanges is not None:
+        record = json.loads(exchanges.read_text())
+        speeds = measured_speeds(record, profile.cluster(outcome.ranks))
+    return table(outcome, predictions(outcome, profile, speeds))
+
+
+def _route_of(row: Mapping[str, Any]) -> Route:
+    """The way of a line of the exchange benchmark."""
+    kind, _, text = row["exchange"].partition(":")
+    compression = compressions.parse(text, {"threshold": 0}, last_layer="")
+    if kind != "allreduce":
+        compression.options["exchange"] = kind
+    return router_of(compression).choose("gradient", (row["elements"],), "float32")
+
+
+def _each(seconds: float, elements: float) -> float:
+    return max(0.0, seconds) / elements if elements else 0.0
 
 
 def _medians(outcome: Results) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -67,34 +68,39 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert math.isclose(float(ratio), float(prediction) / 2600, abs_tol=0.006)
 
 
-def test_what_rings_take_beyond_their_bytes(tmp_path: Path) -> None:
+def test_speeds_of_measured_exchanges(tmp_path: Path) -> None:
     """Measurements that the model itself made up, with known seconds an element, are taken apart again."""
     cluster = Cluster(2, 1, Link(1e8, 1e-4), start=1e-3)
-    route = predicted.router_of(parse("none", {}, "")).choose("w", (10**6,), "float32")
-    rows = [
-        {
-            "exchange": "allreduce:none",
-            "elements": count,
-            "parts": {
-                "transfer": seconds((count,), route, CodecSpeed(add=7e-9), cluster).wire,
-            },
-        }
-        for count in (10**6, 10**7)
-    ]
+    true = {"none": CodecSpeed(add=7e-9), "onebit": CodecSpeed(encode=3e-9, decode=2e-9)}
+    rows = []
+    for kind, name in (("allreduce", "none"), ("allgather", "onebit")):
+        for count in (10**6, 10**7):
+            route = predicted.router_of(parse(name, {}, "")).choose("w", (count,), "float32")
+            cost = seconds((count,), route, true[name], cluster)
+            # A gather decodes the payloads of both ranks.
+            codec = {"encode": true[name].encode * count, "decode": 2 * true[name].decode * count}
+            assert math.isclose(cost.total - cost.wire, sum(codec.values()), abs_tol=1e-12)
+            exchange = f"{kind}:{name}"
+            parts = {"transfer": cost.wire, **codec}
+            rows.append({"exchange": exchange, "elements": count, "parts": parts})
     record = {"schema": predicted.EXCHANGE_SCHEMA, "ranks": 2, "rows": rows}
-    (found,) = predicted.adding_speeds(record, cluster).items()
-    assert found == ("none", pytest.approx(7e-9))
-    slow = predicted.predictions(_results(STEPS), load("lab"), {"none": 1e-8})
-    fast = predicted.predictions(_results(STEPS), load("lab"), {"none": 0.0})
+    found = predicted.measured_speeds(record, cluster)
+    for speed, name in zip(found.values(), true, strict=True):
+        for field in ("encode", "decode", "add"):
+            assert getattr(speed, field) == pytest.approx(getattr(true[name], field), abs=1e-15)
+    free = {coding: dataclasses.replace(speed, add=0.0) for coding, speed in found.items()}
+    slow, fast = (predicted.predictions(_results(STEPS), load("lab"), one) for one in (found, free))
     added = slow["none"].wire - fast["none"].wire
-    assert math.isclose(added, 1e-8 * 61_100_840 / 2, rel_tol=1e-6)
+    assert math.isclose(added, 7e-9 * 61_100_840 / 2, rel_tol=1e-6)
     # Only biases below the threshold go uncompressed among fp16's tensors.
     assert math.isclose(slow["fp16"].wire, fast["fp16"].wire, rel_tol=1e-4)
+    shots = slow["onebit:exchange=two_shot"]
+    assert shots.encode > 3e-9 * 61_000_000, "not the profile's"
     sums = tmp_path / "sums.json"
     sums.write_text(json.dumps({**record, "ranks": 3}))
     trained = tmp_path / "lab.json"
     _results(STEPS).write(trained)
-    assert predicted.main([str(trained), "--sums", str(sums)]) == 2
+    assert predicted.main([str(trained), "--measured", str(sums)]) == 2
 
 
 def test_exchanges_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
