@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -65,8 +66,9 @@ def death() -> None:
 
 
 def plans() -> None:
-    """What is planned at a low rate, and at a lower one."""
+    """What is planned at a low rate, at a lower one, and there with what was saved on a fast network."""
     import hvd_compress.torch as hvdc
+    from hvd_compress.exchange.routing import DENSE
 
     hvd.init()
     torch.set_num_threads(1)
@@ -78,15 +80,28 @@ def plans() -> None:
         compression=compressor,
     )
     x, found = torch.ones(4, 500), []
-    for number, rate in enumerate(("100mbit", "20mbit"), start=1):
-        _change_rate(rate)
-        for _ in range(200):
+
+    def train(steps: int, until: Callable[[], bool]) -> None:
+        for _ in range(steps):
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.step()
-            if f"plan {number}, decided" in compressor.explain():
+            if until():
                 break
         found.append(compressor.explain())
+
+    _change_rate("100mbit")
+    train(200, lambda: compressor.settled)
+    _change_rate("20mbit")
+    train(120, lambda: False)
+    state = compressor.state_dict()
+    feedback = {"alpha": DENSE.feedback.alpha, "beta": DENSE.feedback.beta}
+    dense = {"codec": DENSE.codec.to_config(), **feedback, "exchange": DENSE.exchange}
+    state["planner"].update(plan={"weight": dense}, bandwidth=1e9)
+    compressor.load_state_dict(state)
+    train(1, lambda: True)
+    train(200, lambda: not compressor.settled)
+    train(200, lambda: compressor.settled)
     _report({"found": found})
 
 
