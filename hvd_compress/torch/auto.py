@@ -140,7 +140,6 @@ class Auto(Compressor):
             "nothing to choose: no tensor is large enough for a codec, or of a dtype that has one"
         )
 
-    @torch.no_grad()
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See :meth:`Compressor.compress`."""
         if not self._under_way:
@@ -151,7 +150,6 @@ class Auto(Compressor):
         self._last = time.perf_counter()
         return sent
 
-    @torch.no_grad()
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """See :meth:`Compressor.decompress`; the last gradient of a step has the planner do its work."""
         gradient = super().decompress(tensor, ctx)
@@ -237,6 +235,7 @@ class Auto(Compressor):
     def _warming_up(self) -> bool:
         return max(slot.exchanges for slot in self._slots) <= self._warmup_steps
 
+    @torch.no_grad()
     def _end_step(self) -> None:
         """At a place that all ranks come to, with no gradient on its way."""
         now = time.perf_counter()
