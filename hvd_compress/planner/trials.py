@@ -164,7 +164,13 @@ class Trials:
     def _survivors(self) -> list[Trial]:
         fastest = self._fastest()
         tolerance = _TOLERANCES[min(self._round, len(_TOLERANCES)) - 1]
-        return [t for t in self.trials if t.median <= (1 + tolerance) * fastest]
+
+        def second_chance(trial: Trial) -> bool:
+            # A round may have met a busy moment, and nothing may be slower than these plans.
+            expected = self.predicted(trial) <= (1 + _INDIFFERENCE[1]) * fastest
+            return trial.candidate.loss < 2 and expected
+
+        return [t for t in self.trials if t.median <= (1 + tolerance) * fastest or second_chance(t)]
 
     def _enter(self, trial: Trial, settling: bool) -> None:
         self._current, self._settling, self._left = trial, settling, _SAMPLES

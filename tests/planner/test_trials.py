@@ -113,6 +113,19 @@ def test_of_equals_the_one_that_changes_gradients_least_wins():
         assert trials.plan == winner
 
 
+def test_a_busy_moment_does_not_rule_out_plans_without_a_codec():
+    trials = Trials(_candidates((0.01, 0.02, 0.03, 0.04, 0.05)))
+    of_none = []
+
+    def step_seconds(plan, step):
+        of_none.append(plan == NONE)
+        busy = plan == NONE and sum(of_none) <= 5  # One round, and the change before it.
+        return {NONE: 1.0, FP16: 1.08}.get(plan, 1.1) * (1.4 if busy else 1)
+
+    _run(trials, step_seconds)
+    assert trials.plan == NONE
+
+
 def test_where_noise_hides_a_difference_gradients_are_left_alone():
     def winner(spread):
         true = {NONE: 1.04, FP16: 1.2, INT8: 1.0, ONEBIT: 1.3, TWO_SHOT: 1.3}
