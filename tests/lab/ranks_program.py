@@ -42,6 +42,7 @@ def groups() -> None:
     hvd.init(process_sets=groups)
     mine = groups[hvd.rank() % 2]
     total = hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Sum, name="x", process_set=mine)
+    hvd.barrier()  # A rank that ends takes Horovod with it, and the other set's sum.
     _report(
         {
             "host": os.environ["HOROVOD_HOSTNAME"],
