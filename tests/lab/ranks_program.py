@@ -67,7 +67,7 @@ def death() -> None:
 
 
 def plans() -> None:
-    """What is planned at a low rate, at a lower one, and there with what was saved on a fast network."""
+    """What is planned at a low rate, and at a lower one with what was saved on a fast network."""
     import hvd_compress.torch as hvdc
     from hvd_compress.exchange.routing import DENSE
 
@@ -92,17 +92,16 @@ def plans() -> None:
         found.append(compressor.explain())
 
     _change_rate("100mbit")
-    train(200, lambda: compressor.settled)
+    train(400, lambda: compressor.settled)
     _change_rate("20mbit")
-    train(120, lambda: False)
     state = compressor.state_dict()
     feedback = {"alpha": DENSE.feedback.alpha, "beta": DENSE.feedback.beta}
     dense = {"codec": DENSE.codec.to_config(), **feedback, "exchange": DENSE.exchange}
     state["planner"].update(plan={"weight": dense}, bandwidth=1e9)
     compressor.load_state_dict(state)
     train(1, lambda: True)
-    train(200, lambda: not compressor.settled)
-    train(200, lambda: compressor.settled)
+    train(400, lambda: not compressor.settled)
+    train(400, lambda: compressor.settled)
     _report({"found": found})
 
 
