@@ -1,7 +1,7 @@
-#libhvdc_cuda.so : the CUDA kernels.It holds the CUDA runtime, and so needs nothing but a driver.
+# libhvdc_cuda.so: the CUDA kernels. It holds the CUDA runtime, and so needs nothing but a driver.
 
 include(CheckLanguage)
-#Without its own list CMake would compile a test for an architecture that may be gone.
+# Without its own list CMake would compile a test for an architecture that may be gone.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
@@ -42,7 +42,7 @@ set(GENCODE)
 foreach(CODE IN LISTS CODES)
   list(APPEND GENCODE "SHELL:-gencode arch=compute_${CODE},code=sm_${CODE}")
 endforeach()
-#For what comes after : drivers compile it when it is first loaded.
+# For what comes after: drivers compile it when it is first loaded.
 list(GET CODES -1 NEWEST)
 list(APPEND GENCODE "SHELL:-gencode arch=compute_${NEWEST},code=compute_${NEWEST}")
 message(STATUS "libhvdc_cuda.so: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, for ${CODES} and newer")
@@ -54,7 +54,7 @@ target_compile_options(hvdc_cuda PRIVATE
   ${GENCODE}
   # Architectures are compiled side by side, as far as there are cores.
   --threads=0
-#As for the CPU : every operation is rounded by itself, and nothing is flushed to zero.
+# As for the CPU: every operation is rounded by itself, and nothing is flushed to zero.
   -fmad=false -ftz=false -prec-div=true -prec-sqrt=true
   "SHELL:-Xcompiler -ffp-contract=off,-fno-math-errno,-Wall,-Wextra")
 if(HVDC_WERROR)
