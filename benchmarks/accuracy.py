@@ -91,22 +91,29 @@ def main(command_line: list[str] | None = None) -> int:
     )
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
-    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--seeds", type=_several, default=30)
     parser.add_argument("--compression", nargs="+", default=COMPRESSIONS[1:], metavar="NAME")
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        help="more than one: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
+    )
     args = parser.parse_args(command_line)
+    ranks = args.hosts * lenet_digits.RANKS
     runs = args.out / "runs.json"
     chosen = list(dict.fromkeys([BASELINE, *args.compression]))
     try:
-        launch.horovodrun(
-            lenet_digits.RANKS,
-            "benchmarks.train",
-            [
-                *lenet_digits.arguments(args.framework, runs, chosen),
-                *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
-                *("--test-at-end", "--resume", "--quiet"),
-            ],
-        )
-    except launch.RankError as error:
+        command = [
+            *lenet_digits.arguments(args.framework, runs, chosen, ranks),
+            *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
+            *("--test-at-end", "--resume", "--quiet"),
+        ]
+        if args.hosts == 1:
+            launch.horovodrun(ranks, "benchmarks.train", command)
+        else:
+            launch.lab(args.hosts, lenet_digits.RANKS, "benchmarks.train", command)
+    except (ValueError, launch.RankError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     outcome = results.read(runs)
@@ -125,6 +132,12 @@ def main(command_line: list[str] | None = None) -> int:
     (args.out / "accuracy.md").write_text(markdown + "\n")
     print(f"\n{table(rows).text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
     return min(1, report.check(outcome))
+
+
+def _several(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"expected 2 or more, for an interval, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

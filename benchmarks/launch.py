@@ -1,4 +1,4 @@
-"""Starting a benchmark on several ranks of this machine."""
+"""Starting a benchmark on several ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,30 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
     Raises:
         RankError: a rank ended with a status other than 0.
     """
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
-    worker = [sys.executable, "-m", module, *arguments]
+    launcher = ["-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
+    _run(launcher, module, arguments, f"{ranks} ranks")
+
+
+def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
+    """The same on ``slots`` ranks of each of so many hosts of a lab, whose links are not limited.
+
+    Raises:
+        RankError: a rank ended with a status other than 0, or there can be no lab here.
+    """
+    launcher = ["-m", "benchmarks.lab", "--hosts", str(hosts), "--slots", str(slots), "--"]
+    _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks")
+
+
+def _run(launcher: list[str], module: str, arguments: list[str], where: str) -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",  # No notes on what TensorFlow was built for.
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # For exchanges within and between hosts.
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    status = subprocess.run([*launcher, *worker], cwd=ROOT, env=environment).returncode
-    if status:
-        raise RankError(f"expected {module} to succeed on {ranks} ranks, got status {status}")
+    worker = [sys.executable, "-m", module, *arguments]
+    status = subprocess.run([sys.executable, *launcher, *worker], cwd=ROOT, env=environment)
+    if status.returncode:
+        raise RankError(f"expected {module} to succeed on {where}, got status {status.returncode}")

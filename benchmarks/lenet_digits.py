@@ -1,4 +1,4 @@
-"""The recipe of the runs whose accuracies are compared: LeNet on the digits, two ranks.
+"""The recipe of the runs whose accuracies are compared: LeNet on the digits.
 
 Every codec gets the same one. It was chosen on the seeds 0 to 7, with an eye on 1-bit SGD, which needs
 more steps than the others until what its residuals hold back has arrived; accuracies are compared on
@@ -12,10 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 RANKS = 2
+_BATCH = 64
+"""Images a step, of all ranks together."""
 _RECIPE = {
     "--model": "lenet",
     "--epochs": "40",
-    "--batch-size": "32",
     "--lr": "0.01",
     "--lr-warmup": "40",
     "--shift": "2",
@@ -26,8 +27,15 @@ _RECIPE = {
 }
 
 
-def arguments(framework: str, json: Path, compressions: list[str]) -> list[str]:
-    """The command line of ``benchmarks.train``."""
+def arguments(framework: str, json: Path, compressions: list[str], ranks: int = RANKS) -> list[str]:
+    """The command line of ``benchmarks.train``; more ranks share the same images of a step.
+
+    Raises:
+        ValueError: as many ranks cannot.
+    """
+    if _BATCH % ranks:
+        raise ValueError(f"expected a number of ranks that divides {_BATCH} images, got {ranks}")
     recipe = [text for pair in _RECIPE.items() for text in pair]
+    recipe += ["--batch-size", str(_BATCH // ranks)]
     where = ["--framework", framework, "--json", str(json.resolve())]
     return [*where, *recipe, "--compression", *compressions]

@@ -24,10 +24,22 @@ def test_a_wide_interval_asks_for_more_rounds() -> None:
     fixed = ["none", "onebit"]
     mean, low, high = contest.ratio("none")
     assert contest.best(fixed) == "none"
-    assert mean == pytest.approx(1.025)
+    assert mean == pytest.approx((1.2 * 0.9) ** 0.25)
     assert low < 1.0 < 1.1 < high
     assert not contest.enough(fixed, width=0.1)
     assert not auto.Contest({n: s[:2] for n, s in contest.seconds.items()}).enough(fixed, 9.0)
+
+
+def test_luck_is_not_taken_for_speed() -> None:
+    """Of two choices as good as Auto, one has the lower median by chance."""
+    contest = auto.Contest(
+        {"auto": [1.0] * 5, "int8": [0.9, 0.9, 0.9, 1.2, 1.2], "onebit": [1.0] * 5}
+    )
+    fixed = ["int8", "onebit"]
+    assert contest.best(fixed) == "int8"
+    assert contest.best(fixed, without=0) == "onebit"  # 0.9, 0.9, 1.2 and 1.2
+    # Without one of the slow rounds it is int8, which the slow round then is compared with.
+    assert contest.ratio_to_best(fixed)[0] == pytest.approx((1 / 1.2**2) ** 0.2)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
@@ -38,6 +50,8 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert record["schema"] == auto.SCHEMA
     assert set(record["seconds"]) == {"auto", "none", "fp16", "onebit"}
     assert all(len(seconds) == 4 for seconds in record["seconds"].values())
+    low, high = record["ratio_to_best"][1:]
+    assert low < record["ratio_to_best"][0] < high
     assert record["best"] in ("none", "fp16", "onebit")
     assert 0 < record["planned_after"] <= 400
     assert "decided" in record["explanation"]
