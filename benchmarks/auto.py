@@ -154,20 +154,27 @@ def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
 def compete(
     job: Job, fixed: Sequence[str], args: argparse.Namespace, bar: tqdm, trainer: TorchTrainer
 ) -> Contest:
-    """Rounds of turns, until the interval is narrow enough."""
+    """Rounds of turns, until the interval is narrow enough, or time is up."""
     names = [AUTO, *fixed]
     contest = Contest({name: [] for name in names})
+    started = time.monotonic()
     for number in range(args.rounds):
-        bar.set_description(f"round {number + 1} of {args.rounds} at most", refresh=True)
+        known = f", {_interval(contest.ratio_to_best(fixed))}" if number >= _LEAST_ROUNDS else ""
+        bar.set_description(f"round {number + 1} of {args.rounds} at most{known}", refresh=True)
         # Every other round backwards, so that what changes slowly favours nobody.
         for name in names[:: -1 if number % 2 else 1]:
             seconds = job.train(name, args.block + _SETTLING)[_SETTLING:]
             slowest = trainer.gather(np.array([np.median(seconds)])).max()
             contest.seconds[name].append(float(slowest))
             bar.update()
-        if contest.enough(fixed, args.width):
+        elapsed = trainer.gather(np.array([time.monotonic() - started])).max()
+        if contest.enough(fixed, args.width) or elapsed > args.seconds:
             break
     return contest
+
+
+def _interval(ratio: Sequence[float]) -> str:
+    return "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -181,10 +188,6 @@ def table(record: dict[str, Any]) -> Table:
         for name in record["seconds"]
     ]
     return Table(("choice", "step ms", "auto's time over its"), rows)
-
-
-def _interval(ratio: Sequence[float]) -> str:
-    return "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -265,6 +268,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
         f"default: {' '.join(FIXED)}")  # fmt: skip
     add("--block", type=int, default=10, help="timed steps of a choice in a round; default: 10")
     add("--rounds", type=int, default=24, help="at most so many; default: 24")
+    add("--seconds", type=float, default=1800.0, help="no new round after so many; default: 1800")
     add("--width", type=float, default=0.03, metavar="RATIO",
         help="how wide the interval may be in the end; default: 0.03")  # fmt: skip
     add("--longest", type=int, default=400, help="steps that a plan may take; default: 400")
