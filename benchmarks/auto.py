@@ -209,7 +209,7 @@ def main(command_line: list[str] | None = None) -> int:
     """Runs on every rank; the first one prints and writes."""
     args = _parse(command_line)
     fixed = list(dict.fromkeys([*UNCOMPRESSED, *args.compression]))
-    trainer = start(args.threads)
+    trainer = start(args.threads, args.pace)
     settings = Settings(args.model, batch_size=args.batch_size, lr=args.lr, threads=args.threads)
     job = Job(trainer, settings, [AUTO, *fixed])
     with tqdm(
@@ -231,6 +231,7 @@ def main(command_line: list[str] | None = None) -> int:
         "link": os.environ.get("LAB_RATE"),
         "ranks": trainer.size,
         "configuration": dataclasses.asdict(settings),
+        "pace": args.pace,
         "steps_a_turn": args.block,
         "versions": machine.versions(),
         "machine": machine.description(),
@@ -263,6 +264,8 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=int, default=8, help="images a rank and step; default: 8")
     add("--lr", type=float, default=0.001, help="default: 0.001")
     add("--threads", type=int, default=1, help="threads a rank; default: 1")
+    add("--pace", type=float, metavar="SECONDS",
+        help="a step waits so long instead of computing, since a lab's hosts share processors")  # fmt: skip
     add("--compression", nargs="+", default=FIXED, metavar="NAME[:key=value,...]",
         help=f"the fixed choices, {' and '.join(UNCOMPRESSED)} always among them; "
         f"default: {' '.join(FIXED)}")  # fmt: skip

@@ -15,6 +15,7 @@ import hvd_compress.torch as hvdc
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.torch import build
+from benchmarks.models.torch.paced import Paced
 from benchmarks.settings import Settings
 from hvd_compress.exchange.counters import Counters
 
@@ -103,8 +104,10 @@ class TorchTrainer:
         torch.manual_seed(seed)
         if settings.device == "cuda":
             torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-        model = build(settings.model, classes).to(settings.device)
-        return TorchSession(model, settings, compression, seed)
+        return TorchSession(self._build(settings, classes), settings, compression, seed)
+
+    def _build(self, settings: Settings, classes: int) -> nn.Module:
+        return build(settings.model, classes).to(settings.device)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         """See :meth:`benchmarks.loop.Trainer.gather`."""
@@ -112,8 +115,23 @@ class TorchTrainer:
         return hvd.allgather(local, name="benchmark").numpy().reshape(self.size, -1)
 
 
-def start(threads: int) -> TorchTrainer:
-    """Initialises Horovod and torch in this process."""
+class PacedTrainer(TorchTrainer):
+    """Waits where others compute (:mod:`benchmarks.models.torch.paced`).
+
+    Args:
+        seconds: that forward and backward pass take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def _build(self, settings: Settings, classes: int) -> nn.Module:
+        return Paced(super()._build(settings, classes), classes, self._seconds)
+
+
+def start(threads: int, pace: float | None = None) -> TorchTrainer:
+    """Initialises Horovod and torch in this process; with a pace, for a :class:`PacedTrainer`."""
     torch.set_num_threads(threads)
     hvd.init()
-    return TorchTrainer()
+    return TorchTrainer() if pace is None else PacedTrainer(pace)

@@ -83,6 +83,11 @@ class Candidate:
         """How gradients are changed: 0 not at all, 1 by a cast, 2 by a codec."""
         return max(map(_loss, self.plan))
 
+    @property
+    def exchanges(self) -> frozenset[str]:
+        """Those that its payloads take."""
+        return frozenset(route.exchange for route in self.plan if not route.dense)
+
 
 def price(tensor: Tensor, route: Route, measured: Measured) -> Price:
     """What a tensor's exchange costs by :mod:`hvd_compress.perfmodel.cost`.

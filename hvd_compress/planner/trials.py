@@ -29,7 +29,8 @@ _INDIFFERENCE = 0.02, 0.05
 from it than noise may take them. Of such plans, the one that changes gradients least is chosen."""
 
 _CONTENDERS = 3
-"""Plans that are tried, beside those without a codec: those with the best predictions."""
+"""Plans that are tried, beside those without a codec: those with the best predictions, and the best of each
+exchange. What many messages cost beside their bytes is what predictions know least about."""
 
 
 @dataclass(eq=False)
@@ -211,5 +212,9 @@ def _contenders(candidates: Sequence[Candidate]) -> list[Trial]:
 
     So those that may be best are tried while there is a budget, and who is far behind takes what is left.
     """
-    codecs = [candidate for candidate in candidates if candidate.loss == 2][:_CONTENDERS]
-    return [Trial(one) for one in candidates if one.loss < 2 or one in codecs]
+    codecs = [candidate for candidate in candidates if candidate.loss == 2]
+    chosen = codecs[:_CONTENDERS]
+    for candidate in codecs[_CONTENDERS:]:
+        if all(candidate.exchanges != other.exchanges for other in chosen):
+            chosen.append(candidate)
+    return [Trial(one) for one in candidates if one.loss < 2 or one in chosen]

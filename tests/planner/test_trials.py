@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_compress.exchange.routing import DENSE
+from hvd_compress.codecs import Int8
+from hvd_compress.codecs.registry import OFF
+from hvd_compress.exchange.routing import DENSE, Route
 from hvd_compress.planner.plans import Candidate, Price
 from hvd_compress.planner.trials import BUDGET, RESERVE, Trials
 from tests.planner.cases import BYTES, GATHERED, HALVES, SHOTS
@@ -169,6 +171,17 @@ def test_changes_of_plan_are_not_timed():
     _run(trials, step_seconds)
     assert all(set(trial.seconds) == {1.0} for trial in trials.trials)
     assert trials.cost > 0
+
+
+def test_every_exchange_is_tried_whatever_was_predicted() -> None:
+    """Many messages may cost what no prediction knows."""
+    coarse = Route(Int8(group=64), OFF, "two_shot")
+    plans = {(coarse,): 1.0, (SHOTS,): 1.1, (SHOTS, DENSE): 1.2, ONEBIT: 1.3, INT8: 1.4}
+    trials = Trials([Candidate(str(p), p, Price(), at) for p, at in plans.items()])
+    ran = _run(trials, lambda plan, _: 10.0 if plan == ONEBIT else 11.0)
+
+    assert trials.plan == ONEBIT
+    assert INT8 not in ran  # The allgather has had its best plan.
 
 
 def test_a_single_plan_is_over_after_one_round():
