@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,14 +22,14 @@ from hvd_compress.codecs import (
     OneBit,
     Ternary,
 )
-from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
+from tests.ddp import ways
+from tests.ddp.probes import assert_equal_on_all_ranks, exchange
+from tests.ddp.ways import NONE, SHAPES, Way
 from tests.ranks import on_ranks
 from tests.torch.probes import IntegerSumSimulation, assert_same_bits, targets
 
-SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
-NONE = ErrorFeedback(alpha=0.0)
 WEAK = ErrorFeedback(0.01, 1.0)
-ROWS: list[tuple[LevelCodec, ErrorFeedback]] = [
+ROWS: list[tuple[Codec, ErrorFeedback]] = [
     (Ternary(), NONE),
     (Ternary(bucket="tensor", clip=None), NONE),
     (Ternary(64), ErrorFeedback(0.1, 0.9)),
@@ -38,118 +39,53 @@ ROWS: list[tuple[LevelCodec, ErrorFeedback]] = [
 ]
 
 
-def _start(
-    codec: Codec = ECQ(),  # noqa: B008
-    feedback: ErrorFeedback = WEAK,
-    **options: Any,
-) -> tuple[Any, hvdc.Compressor]:
-    return distributed(Probe(SHAPES), codec, feedback, **{"exchange": "integer_sum", **options})
+def _simulate(codec: Codec, feedback: ErrorFeedback, ranks: int, seed: int) -> IntegerSumSimulation:
+    assert isinstance(codec, LevelCodec)
+    return IntegerSumSimulation(codec, feedback, SHAPES, ranks, seed)
 
 
-def _gradients(step: int) -> list[dict[str, torch.Tensor]]:
-    """Of all ranks; the scales of one rank are far above those of the others, in some steps."""
-    size = dist.get_world_size()
-    return [targets(SHAPES, r, step, 10.0 ** (step * (r % 2))) for r in range(size)]
+def _sent(simulation: IntegerSumSimulation) -> dict[str, np.ndarray]:
+    return simulation.residuals[dist.get_rank()]
 
 
-def _simulation(size: int | None = None) -> IntegerSumSimulation:
-    return IntegerSumSimulation(ECQ(), WEAK, SHAPES, size or dist.get_world_size())
-
-
-def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
-    tensors = compressor.state_dict()["tensors"]
-    return {name: tensor["residual"].clone() for name, tensor in tensors.items()}
-
-
-def _assert_residuals(compressor: hvdc.Compressor, simulation: IntegerSumSimulation) -> None:
-    expected = simulation.residuals[compressor.state_dict()["rank"]]
-    assert_same_bits(
-        _residuals(compressor), {name: torch.from_numpy(h) for name, h in expected.items()}
-    )
-
-
-def _every_codec_matches_the_simulation() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for codec, feedback in ROWS:
-        ddp, compressor = _start(codec, feedback, seed=7)
-        simulation = IntegerSumSimulation(codec, feedback, SHAPES, size, seed=7)
-        for step in range(3):
-            gradients = _gradients(step)
-            got = exchange(ddp, gradients[rank])
-            assert_same_bits(got, simulation.average(gradients))
-            assert_equal_on_all_ranks(got)
-        if feedback.enabled:
-            _assert_residuals(compressor, simulation)
+# The scales of some ranks are far above those of the others, in some steps.
+WAY = Way("integer_sum", ECQ(), WEAK, _simulate, _sent, spread=lambda step: 10.0**step)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_every_codec_on_two_ranks() -> None:
-    _every_codec_matches_the_simulation()
+    ways.every_codec(WAY, ROWS)
 
 
 @on_ranks(3, launcher="torchrun")
 def test_every_codec_on_three_ranks() -> None:
-    _every_codec_matches_the_simulation()
+    ways.every_codec(WAY, ROWS)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_forms_of_ddp() -> None:
-    forms: tuple[dict[str, Any], ...] = (
-        {"gradient_as_bucket_view": True},
-        {"static_graph": True},
-        {"find_unused_parameters": True},
-        {"bucket_cap_mb": 25},
-        {"bucket_cap_mb": 1e-6},
-    )
-    for form in forms:
-        ddp, compressor = _start(**form)
-        simulation = _simulation()
-        for step in range(3):
-            gradients = _gradients(step)
-            got = exchange(ddp, gradients[dist.get_rank()])
-            assert_same_bits(got, simulation.average(gradients))
-        _assert_residuals(compressor, simulation)
+    ways.forms_of_ddp(WAY, {"find_unused_parameters": True})
 
 
 @on_ranks(2, launcher="torchrun")
 def test_memory_in_another_order_and_half_precision() -> None:
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        model = Probe(SHAPES, dtype).to(memory_format=torch.channels_last)
-        ddp, _ = distributed(model, ECQ(), WEAK, exchange="integer_sum")
-        simulation = _simulation()
-        for step in range(2):
-            gradients = [
-                {name: g.to(dtype) for name, g in targets(SHAPES, r, step).items()}
-                for r in range(2)
-            ]
-            got = exchange(ddp, gradients[dist.get_rank()])
-            wide = [{name: g.float() for name, g in one.items()} for one in gradients]
-            expected = simulation.average(wide)
-            assert_same_bits(got, {name: value.to(dtype) for name, value in expected.items()})
-        assert not model.c.grad.is_contiguous()
+    ways.memory_in_another_order_and_half_precision(WAY)
 
 
 @on_ranks(3, launcher="torchrun")
 def test_a_process_group_of_some_ranks() -> None:
-    group = dist.new_group([0, 2])
-    if dist.get_rank() != 1:
-        ddp, _ = _start(process_group=group)
-        simulation = _simulation(2)
-        for step in range(3):
-            gradients = [targets(SHAPES, r, step) for r in (0, 2)]
-            got = exchange(ddp, gradients[dist.get_rank(group)])
-            assert_same_bits(got, simulation.average(gradients))
+    ways.a_process_group_of_some_ranks(WAY)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_encoded_and_dense_tensors_in_one_bucket() -> None:
-    ddp, compressor = _start(layers={"b": None, "c": Ternary()}, threshold=4, bucket_cap_mb=25)
+    ddp, compressor = WAY.start(layers={"b": None, "c": Ternary()}, threshold=4, bucket_cap_mb=25)
     routes = compressor.routes()
     assert routes["b"].dense and routes["tiny"].dense and not routes["c"].dense
-    simulation = _simulation()
+    simulation = WAY.simulation()
     ternary = IntegerSumSimulation(Ternary(), NONE, SHAPES, 2)
     for step in range(3):
-        gradients = _gradients(step)
+        gradients = WAY.gradients(step)
         expected = simulation.average(gradients)
         expected["c"] = ternary.average(gradients)["c"]
         for name in ("b", "tiny", "scalar"):
@@ -159,27 +95,7 @@ def test_encoded_and_dense_tensors_in_one_bucket() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_parameters_that_are_not_used() -> None:
-    """By one rank: it sends its residual. By none: the residual stays what it was."""
-    for view in (False, True):
-        ddp, compressor = _start(find_unused_parameters=True, gradient_as_bucket_view=view)
-        simulation = _simulation()
-        rank = dist.get_rank()
-        for step in range(3):
-            gradients = _gradients(step)
-            absent = [{"a"}, {"b", "c"}]
-            for r in range(2):
-                for name in absent[(r + step) % 2]:
-                    gradients[r][name].zero_()
-            used = [name for name in SHAPES if name not in absent[(rank + step) % 2]]
-            got = exchange(ddp, gradients[rank], used)
-            assert_same_bits(got, simulation.average(gradients))
-        _assert_residuals(compressor, simulation)
-        before = _residuals(compressor)
-        got = exchange(ddp, targets(SHAPES, rank, 3), [name for name in SHAPES if name != "b"])
-        assert "b" not in got
-        after = _residuals(compressor)
-        assert torch.equal(after["b"], before["b"])
-        assert not torch.equal(after["a"], before["a"])
+    ways.parameters_that_are_not_used(WAY, [{"a"}, {"b", "c"}])
 
 
 @on_ranks(2, launcher="torchrun")
@@ -192,18 +108,18 @@ def test_a_nonfinite_gradient_on_one_rank() -> None:
             (False, math.nan, "c"),
             (True, math.nan, "a"),
         ):
-            ddp, compressor = _start(codec, feedback, gradient_as_bucket_view=view)
+            ddp, compressor = WAY.start(codec, feedback, gradient_as_bucket_view=view)
             rank = dist.get_rank()
             for step in range(2):
                 exchange(ddp, targets(SHAPES, rank, step))
-            before = _residuals(compressor)
+            before = WAY.residuals(compressor)
             gradients = targets(SHAPES, rank, 2)
             if rank == 1:
                 gradients[where].view(-1)[17] = bad
             got = exchange(ddp, gradients)
             assert torch.isnan(got[where].view(-1)[17])
             assert torch.isfinite(got["b"]).all()
-            for name, kept in _residuals(compressor).items():
+            for name, kept in WAY.residuals(compressor).items():
                 largest = before[name].abs().max() + gradients[name].nan_to_num(0, 0, 0).abs().max()
                 error = (kept - before[name]).abs().max()
                 assert error <= 2e-6 * largest, (codec, view, bad, name)
@@ -215,7 +131,7 @@ def test_a_nonfinite_gradient_on_one_rank() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
     """From two shots, by way of the state, to integer sums, and from there to no compression."""
-    ddp, compressor = _start(exchange="two_shot")
+    ddp, compressor = WAY.start(exchange="two_shot")
     total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     sent = copy.deepcopy(total)
     changes: dict[int, Codec] = {4: ECQ(8, "linf"), 6: ECQ(100, "l2", 128), 8: NoCompression()}
@@ -224,7 +140,7 @@ def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
             compressor.set_codec(changes[step])
         if step in (2, 5):
             state = copy.deepcopy(compressor.state_dict())
-            ddp, compressor = _start(ECQ(8, "linf") if step == 5 else ECQ())
+            ddp, compressor = WAY.start(ECQ(8, "linf") if step == 5 else ECQ())
             compressor.load_state_dict(state)
         gradients = [targets(SHAPES, r, step) for r in range(2)]
         got = exchange(ddp, gradients[dist.get_rank()])
@@ -238,7 +154,7 @@ def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
 
 @on_ranks(3, launcher="torchrun")
 def test_counters_follow_the_formulas() -> None:
-    ddp, compressor = _start(Ternary(512), NONE, bucket_cap_mb=25)
+    ddp, compressor = WAY.start(Ternary(512), NONE, bucket_cap_mb=25)
     for step in range(2):
         exchange(ddp, targets(SHAPES, dist.get_rank(), step))
     message = 0
@@ -257,26 +173,12 @@ def test_counters_follow_the_formulas() -> None:
 
 @on_ranks(3, launcher="torchrun")
 def test_uneven_inputs() -> None:
-    """A rank that has joined sends zeros and what is left of its residual, as the others go on."""
-    ddp, compressor = _start()
-    simulation = _simulation()
-    rank, steps = dist.get_rank(), [4, 0, 2]
-    for_all = []
-    for step in range(4):
-        gradients = [targets(SHAPES, r, step) for r in range(3)]
-        for r in range(3):
-            if step >= steps[r]:
-                gradients[r] = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        for_all.append(simulation.average(gradients))
-    with ddp.join():
-        for step in range(steps[rank]):
-            assert_same_bits(exchange(ddp, targets(SHAPES, rank, step)), for_all[step])
-    _assert_residuals(compressor, simulation)
+    ways.uneven_inputs(WAY, [4, 0, 2])
 
 
 def _a_rank_that_fails(method: str) -> None:
     """On one rank, for one tensor: an error on every rank, that names it."""
-    ddp, compressor = _start()
+    ddp, compressor = WAY.start()
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
     error: tuple[type[Exception], str] = (
         hvdc.ExchangeError,
@@ -310,7 +212,7 @@ def test_a_rank_that_fails_before_the_sums() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_another_exchange_on_one_rank() -> None:
-    ddp, _ = _start(exchange=("integer_sum", "two_shot")[dist.get_rank()])
+    ddp, _ = WAY.start(exchange=("integer_sum", "two_shot")[dist.get_rank()])
     message = r"(?s)of a: .* through integer_sum.* on rank 0, .* through two_shot.* on rank 1"
     with pytest.raises(hvdc.ExchangeError, match=message):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
@@ -319,9 +221,9 @@ def test_another_exchange_on_one_rank() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_wrong_codecs_fail_at_construction() -> None:
     with pytest.raises(ValueError, match="a: expected a codec of evenly spaced levels around 0"):
-        _start(OneBit(), ErrorFeedback())
+        WAY.start(OneBit(), ErrorFeedback())
     with pytest.raises(ValueError, match="b: expected a codec of evenly spaced levels around 0"):
-        _start(layers={"b": "int8"})
-    _, compressor = _start()
+        WAY.start(layers={"b": "int8"})
+    _, compressor = WAY.start()
     with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
         compressor.set_codec(OneBit())

@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,14 +24,12 @@ from hvd_compress.codecs import (
 )
 from hvd_compress.ddp.lane import Lane
 from hvd_compress.exchange.shards import Shards
-from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
+from tests.ddp import ways
+from tests.ddp.probes import Probe, exchange
+from tests.ddp.ways import NONE, SHAPES, Way
 from tests.ranks import on_ranks
-from tests.torch.probes import TwoShotSimulation, assert_same_bits, targets
+from tests.torch.probes import TwoShotSimulation, targets
 
-SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
-"""7, 3 and 1 grains: uneven shards, ranks without a part, and tensors smaller than the number of ranks."""
-
-NONE = ErrorFeedback(alpha=0.0)
 ROWS: list[tuple[Codec, ErrorFeedback]] = [
     (OneBit(), ErrorFeedback()),
     (OneBit(), NONE),
@@ -41,133 +40,64 @@ ROWS: list[tuple[Codec, ErrorFeedback]] = [
 ]
 
 
-def _start(
-    codec: Codec = OneBit(),  # noqa: B008
-    feedback: ErrorFeedback = ErrorFeedback(),  # noqa: B008
-    **options: Any,
-) -> tuple[Any, hvdc.Compressor]:
-    return distributed(Probe(SHAPES), codec, feedback, **{"exchange": "two_shot", **options})
+def _simulate(codec: Codec, feedback: ErrorFeedback, ranks: int, seed: int) -> TwoShotSimulation:
+    return TwoShotSimulation(codec, feedback, SHAPES, ranks, seed=seed)
 
 
-def _simulation(
-    codec: Codec = OneBit(),  # noqa: B008
-    feedback: ErrorFeedback = ErrorFeedback(),  # noqa: B008
-    seed: int = 0,
-) -> TwoShotSimulation:
-    return TwoShotSimulation(codec, feedback, SHAPES, dist.get_world_size(), seed=seed)
-
-
-def _gradients(step: int) -> list[dict[str, torch.Tensor]]:
-    return [targets(SHAPES, r, step) for r in range(dist.get_world_size())]
-
-
-def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
-    """Of both shots."""
-    kept = {}
-    for name, tensor in compressor.state_dict()["tensors"].items():
-        kept[name] = tensor["residual"].clone()
-        kept[f"{name}, owned"] = tensor["owned"]["residual"].clone()
-    return kept
-
-
-def _every_codec_matches_the_simulation() -> None:
+def _of_both_shots(simulation: TwoShotSimulation) -> dict[str, np.ndarray]:
     rank = dist.get_rank()
-    for codec, feedback in ROWS:
-        ddp, compressor = _start(codec, feedback, seed=7)
-        simulation = _simulation(codec, feedback, seed=7)
-        for step in range(3):
-            gradients = _gradients(step)
-            got = exchange(ddp, gradients[rank])
-            assert_same_bits(got, simulation.average(gradients))
-            assert_equal_on_all_ranks(got)
-        if feedback.enabled:
-            expected = {}
-            for name in SHAPES:
-                expected[name] = torch.from_numpy(simulation.residuals[rank][name])
-                part = simulation.owned[name][simulation.shard(name, rank)]
-                expected[f"{name}, owned"] = torch.from_numpy(part)
-            assert_same_bits(_residuals(compressor), expected)
+    owned = {f"{n}, owned": simulation.owned[n][simulation.shard(n, rank)] for n in SHAPES}
+    return simulation.residuals[rank] | owned
+
+
+WAY = Way("two_shot", OneBit(), ErrorFeedback(), _simulate, _of_both_shots)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_every_codec_on_two_ranks() -> None:
-    _every_codec_matches_the_simulation()
+    ways.every_codec(WAY, ROWS)
 
 
 @on_ranks(3, launcher="torchrun")
 def test_every_codec_on_three_ranks() -> None:
-    _every_codec_matches_the_simulation()
+    ways.every_codec(WAY, ROWS)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_forms_of_ddp() -> None:
-    forms: tuple[dict[str, Any], ...] = (
-        {"gradient_as_bucket_view": True},
-        {"static_graph": True},
-        {"find_unused_parameters": True},
-        {"bucket_cap_mb": 25},
-        {"bucket_cap_mb": 1e-6},
-    )
-    for form in forms:
-        ddp, _ = _start(**form)
-        simulation = _simulation()
-        for step in range(4):
-            gradients = _gradients(step)
-            got = exchange(ddp, gradients[dist.get_rank()])
-            assert_same_bits(got, simulation.average(gradients))
+    ways.forms_of_ddp(WAY, {"find_unused_parameters": True})
+
+
+@on_ranks(2, launcher="torchrun")
+def test_memory_in_another_order_and_half_precision() -> None:
+    ways.memory_in_another_order_and_half_precision(WAY)
 
 
 @on_ranks(3, launcher="torchrun")
 def test_a_process_group_of_some_ranks() -> None:
-    group = dist.new_group([0, 2])
-    if dist.get_rank() != 1:
-        ddp, _ = _start(process_group=group)
-        simulation = TwoShotSimulation(OneBit(), ErrorFeedback(), SHAPES, 2)
-        for step in range(3):
-            gradients = [targets(SHAPES, r, step) for r in (0, 2)]
-            got = exchange(ddp, gradients[dist.get_rank(group)])
-            assert_same_bits(got, simulation.average(gradients))
+    ways.a_process_group_of_some_ranks(WAY)
 
 
 @on_ranks(2, launcher="torchrun")
 def test_parameters_that_are_not_used() -> None:
-    """By one rank: it sends its residual. By none: both residuals stay what they were."""
-    for view in (False, True):
-        ddp, compressor = _start(find_unused_parameters=True, gradient_as_bucket_view=view)
-        simulation = _simulation()
-        rank = dist.get_rank()
-        for step in range(3):
-            gradients = _gradients(step)
-            absent = [{"a"}, {"b", "c"}]
-            for r in range(2):
-                for name in absent[(r + step) % 2]:
-                    gradients[r][name].zero_()
-            used = [name for name in SHAPES if name not in absent[(rank + step) % 2]]
-            got = exchange(ddp, gradients[rank], used)
-            assert_same_bits(got, simulation.average(gradients))
-        before = _residuals(compressor)
-        exchange(ddp, targets(SHAPES, rank, 3), [name for name in SHAPES if name != "b"])
-        after = _residuals(compressor)
-        for name in ("b", "b, owned"):
-            assert torch.equal(after[name], before[name]), name
-        assert not torch.equal(after["a"], before["a"])
+    ways.parameters_that_are_not_used(WAY, [{"a"}, {"b", "c"}])
 
 
 @on_ranks(2, launcher="torchrun")
 def test_a_nonfinite_gradient_on_one_rank() -> None:
     for view in (False, True):
         for bad in (math.inf, math.nan):
-            ddp, compressor = _start(gradient_as_bucket_view=view)
+            ddp, compressor = WAY.start(gradient_as_bucket_view=view)
             rank = dist.get_rank()
             for step in range(2):
                 exchange(ddp, targets(SHAPES, rank, step))
-            before = _residuals(compressor)
+            before = WAY.residuals(compressor)
             gradients = targets(SHAPES, rank, 2)
             if rank == 1:
                 gradients["a"][17, 3] = bad
             got = exchange(ddp, gradients)
             assert not torch.isfinite(got["a"][17, 3])
-            for name, kept in _residuals(compressor).items():
+            for name, kept in WAY.residuals(compressor).items():
                 largest = before[name].abs().max() if before[name].numel() else torch.zeros(())
                 assert torch.isfinite(kept).all()
                 error = (kept - before[name]).abs()
@@ -178,7 +108,7 @@ def test_a_nonfinite_gradient_on_one_rank() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
-    ddp, compressor = _start()
+    ddp, compressor = WAY.start()
     total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     sent = copy.deepcopy(total)
     changes: dict[int, Codec] = {2: ECQ(), 4: OneBit(512), 6: NoCompression()}
@@ -187,9 +117,9 @@ def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
             compressor.set_codec(changes[step])
         if step == 3:
             state = copy.deepcopy(compressor.state_dict())
-            ddp, compressor = _start(ECQ(), ErrorFeedback(0.01, 1.0))
+            ddp, compressor = WAY.start(ECQ(), ErrorFeedback(0.01, 1.0))
             compressor.load_state_dict(state)
-        gradients = _gradients(step)
+        gradients = WAY.gradients(step)
         got = exchange(ddp, gradients[dist.get_rank()])
         for name in SHAPES:
             total[name] += sum(g[name] for g in gradients) / 2
@@ -201,7 +131,7 @@ def test_a_change_of_codec_and_a_checkpoint_lose_no_mass() -> None:
 
 @on_ranks(3, launcher="torchrun")
 def test_counters_follow_the_formulas() -> None:
-    ddp, compressor = _start(bucket_cap_mb=25)
+    ddp, compressor = WAY.start(bucket_cap_mb=25)
     for step in range(2):
         exchange(ddp, targets(SHAPES, dist.get_rank(), step))
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -224,28 +154,12 @@ def test_counters_follow_the_formulas() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_uneven_inputs() -> None:
-    """A rank that has joined goes on as an owner."""
-    ddp, compressor = _start()
-    simulation = _simulation()
-    rank = dist.get_rank()
-    steps = 2 if rank == 0 else 4
-    with ddp.join():
-        for step in range(steps):
-            gradients = _gradients(step)
-            if step >= 2:
-                for name in SHAPES:
-                    gradients[0][name].zero_()
-            ddp.zero_grad()
-            ddp(gradients[rank]).backward()
-            if rank == 1:
-                got = {n: p.grad.clone() for n, p in ddp.module.named_parameters()}
-                assert_same_bits(got, simulation.average(gradients))
-    assert compressor.counters.steps == 4
+    ways.uneven_inputs(WAY, [2, 4])
 
 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_an_owner_that_fails() -> None:
-    ddp, compressor = _start()
+    ddp, compressor = WAY.start()
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
     error: tuple[type[Exception], str] = (
         hvdc.ExchangeError,
@@ -270,7 +184,7 @@ def test_an_owner_that_fails() -> None:
 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_another_exchange_on_one_rank() -> None:
-    ddp, _ = _start(exchange=("two_shot", "allgather")[dist.get_rank()])
+    ddp, _ = WAY.start(exchange=("two_shot", "allgather")[dist.get_rank()])
     message = r"(?s)of a: .* through two_shot.* on rank 0, .* through allgather.* on rank 1"
     with pytest.raises(hvdc.ExchangeError, match=message):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
