@@ -28,7 +28,7 @@ _INDIFFERENCE = 0.02, 0.05
 """Plans so close to the fastest are as good, at least and at most; in between, those that are no further
 from it than noise may take them. Of such plans, the one that changes gradients least is chosen."""
 
-_CONTENDERS = 3
+_CONTENDERS = 4
 """Plans that are tried, beside those without a codec: those with the best predictions, and the best of each
 exchange. What many messages cost beside their bytes is what predictions know least about."""
 

@@ -176,7 +176,15 @@ def test_changes_of_plan_are_not_timed():
 def test_every_exchange_is_tried_whatever_was_predicted() -> None:
     """Many messages may cost what no prediction knows."""
     coarse = Route(Int8(group=64), OFF, "two_shot")
-    plans = {(coarse,): 1.0, (SHOTS,): 1.1, (SHOTS, DENSE): 1.2, ONEBIT: 1.3, INT8: 1.4}
+    fine = Route(Int8(group=128), OFF, "two_shot")
+    plans = {
+        (coarse,): 1.0,
+        (fine,): 1.05,
+        (SHOTS,): 1.1,
+        (SHOTS, DENSE): 1.2,
+        ONEBIT: 1.3,
+        INT8: 1.4,
+    }
     trials = Trials([Candidate(str(p), p, Price(), at) for p, at in plans.items()])
     ran = _run(trials, lambda plan, _: 10.0 if plan == ONEBIT else 11.0)
 
