@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -15,25 +16,36 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 """Renamed in PyTorch 2.13."""
 
 
+Over = Callable[[Exception | None], None]
+"""Called once, by any thread, when something is over: with what went wrong, or with None."""
+
+
 class Collectives:
     """Asynchronous collectives among the ranks of a process group.
 
-    They have no names: all ranks have to start them in the same order.
+    They have no names: all ranks have to start them in the same order. These are for tensors in the memory
+    of the CPU; :mod:`hvd_compress.ddp.device_collectives` has those for others.
 
     Args:
         group: as DDP's; None is the default group.
+        device: where tensors are.
 
     Raises:
         ExchangeError: torch.distributed is not initialized, or this rank is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ExchangeError(
                 "expected torch.distributed.init_process_group() before a compressor is made, got no "
                 "process group"
             )
         self._group = group
+        self.device = device
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
@@ -98,12 +110,33 @@ class Collectives:
             use_local_synchronization=not everybody,  # Others than these ranks do not come here.
             sort_ranks=False,
         )
-        return Collectives(group)
+        return self._of(group)
+
+    def when_over(self, work: dist.Work, over: Over) -> None:
+        """Has ``over`` called when a collective is over.
+
+        By the process group's thread, or at once where it is over already.
+        """
+        call = functools.partial(_tell, over)
+        hold(work, call)
+        work.get_future().add_done_callback(call)
+
+    def behind(self) -> AbstractContextManager[None]:
+        """Where work belongs that comes behind a step's collectives, as what ``over`` does."""
+        return nullcontext()
+
+    def begin_step(self) -> None:
+        """Called before the first work for a step; that for earlier ones comes before it."""
+        return
+
+    def _of(self, group: dist.ProcessGroup) -> Collectives:
+        return Collectives(group, self.device)
 
     def _check_group_counts(self) -> None:
         # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
         # other names, ranks would wait for each other until they time out.
-        rows, work = self.gather(torch.tensor([len(dist.distributed_c10d._world.pg_names)]))
+        counted = len(dist.distributed_c10d._world.pg_names)
+        rows, work = self.gather(torch.tensor([counted], device=self.device))
         work.wait()
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:
@@ -129,18 +162,7 @@ class Collectives:
         return dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
 
-def when_over(work: dist.Work, over: Callable[[Exception | None], None]) -> None:
-    """Has ``over`` called when a collective is over, with what went wrong or with None.
-
-    By the process group's thread, or at once where it is over already.
-    """
-
-    call = functools.partial(_tell, over)
-    hold(work, call)
-    work.get_future().add_done_callback(call)
-
-
-def _tell(over: Callable[[Exception | None], None], done: torch.futures.Future) -> None:
+def _tell(over: Over, done: torch.futures.Future) -> None:
     try:
         done.value()
     except Exception as error:

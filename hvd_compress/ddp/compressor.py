@@ -20,7 +20,7 @@ from hvd_compress.ddp.cargo.gathered import Allgather
 from hvd_compress.ddp.cargo.hierarchical import Hierarchical
 from hvd_compress.ddp.cargo.integer_sums import IntegerSum
 from hvd_compress.ddp.cargo.two_shots import TwoShot
-from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.device_collectives import collectives_of
 from hvd_compress.ddp.parcel import Dense, Parcel
 from hvd_compress.ddp.step import Step
 from hvd_compress.exchange import agreement
@@ -95,9 +95,11 @@ class Compressor(GradientCoder):
                 )
             process_group = _group_of(model, process_group)
             model = model.module
-        self._collectives = Collectives(process_group)
+        slots = slots_of(model)
+        self._device = _device_of(slots)
+        self._collectives = collectives_of(process_group, self._device)
         super().__init__(
-            slots_of(model),
+            slots,
             codec,
             feedback,
             rank=self._collectives.rank,
@@ -110,6 +112,7 @@ class Compressor(GradientCoder):
             seed=seed,
             grad_scaler=grad_scaler,
             threads=threads,
+            chained=True,
         )
         self._way = _EXCHANGES[exchange](self._collectives, self._encoder)
         self._choose_routes(list(self._slots))
@@ -156,11 +159,12 @@ class Compressor(GradientCoder):
         self._agreed = False
 
     def _check_route(self, slot: Slot, route: Route) -> None:
-        if slot.parameter.device.type != "cpu":
+        device = slot.parameter.device
+        if device != self._device:
+            where = "the CPU" if self._device.type == "cpu" else f"{self._device}, as another's"
             raise ValueError(
-                f"{slot.name}: expected a parameter in the memory of the CPU, got one on "
-                f"{slot.parameter.device}: exclude it by name to send it "
-                f"uncompressed"
+                f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
+                f"it by name to send it uncompressed"
             )
         self._way.check(slot, route)
 
@@ -171,11 +175,15 @@ class Compressor(GradientCoder):
         return {**super()._configuration(), **self._way.settings()}
 
     def _begin(self, bucket: GradBucket) -> Step:
+        self._kernels.check()  # What a device has met in an earlier step.
+        self._collectives.begin_step()
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line, bucket.buffer().device)
-        return Step(self._collectives, asked, self._way.prepare, self._write, self._recall)
+        return Step(
+            self._collectives, self._kernels, asked, self._way.prepare, self._write, self._recall
+        )
 
     def _end(self, step: Step) -> None:
         self._step = None
@@ -213,6 +221,7 @@ class Compressor(GradientCoder):
                 dtype = self._dense_dtype(slot, gradient, warming_up)
                 dense.setdefault(dtype, []).append(row)
             else:
+                self._check_device(slot, gradient)
                 encoded.append((slot, gradient))
         if encoded:
             parcel.cargo = self._encode_all(encoded)
@@ -220,6 +229,14 @@ class Compressor(GradientCoder):
             parcel.dense.append(self._gather_up(rows, dtype, buffer))
         self._used -= {self._slot_of(parameter).index for parameter in bucket.parameters()}
         return parcel
+
+    def _check_device(self, slot: Slot, gradient: torch.Tensor) -> None:
+        if gradient.device != self._device:
+            raise ExchangeError(
+                f"{slot.name}: expected a gradient on {self._device}, as when the compressor was made, got "
+                f"one on {gradient.device}: make the compressor after the model has been moved; "
+                f"load_state_dict() takes residuals along"
+            )
 
     def _slot_of(self, parameter: torch.Tensor) -> Slot:
         slot = self._by_parameter.get(parameter)
@@ -282,14 +299,14 @@ class Compressor(GradientCoder):
             cargo.count(self.counters)
 
     @torch.no_grad()
-    def _recall(self, parcel: Parcel) -> None:
+    def _recall(self, parcel: Parcel, when: torch.Tensor | None) -> None:
         for index, item in enumerate(parcel.items):
             if item.before is not None:
-                item.put_back()
+                item.put_back(when)
             elif item.slot.route.feedback.enabled:
                 assert parcel.cargo is not None
                 original = None if item.original is None else item.original.reshape(-1)
-                parcel.cargo.take_back(index, original)
+                parcel.cargo.take_back(index, original, when)
 
 
 def _group_of(
@@ -298,6 +315,12 @@ def _group_of(
     if process_group is not None and process_group is not model.process_group:
         raise ValueError("Compressor.process_group: expected the model's own, got another one")
     return model.process_group
+
+
+def _device_of(slots: Sequence[Slot]) -> torch.device:
+    """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
+    devices = (slot.parameter.device for slot in slots)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 def _apart(original: torch.Tensor, copy: torch.Tensor) -> bool:

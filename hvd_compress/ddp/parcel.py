@@ -71,8 +71,3 @@ class Parcel:
             or not item.slot.route.feedback.enabled
             for item in self.items
         )
-
-    @property
-    def nonfinite(self) -> bool:
-        """Whether an Inf or a NaN was in a gradient that some rank encoded."""
-        return self.cargo is not None and self.cargo.nonfinite

@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
+
 from hvd_compress.ddp.agreement import Agreement
-from hvd_compress.ddp.collectives import Collectives, when_over
+from hvd_compress.ddp.cargo.base import Cargo
+from hvd_compress.ddp.collectives import Collectives
 from hvd_compress.ddp.parcel import Parcel
+from hvd_compress.torch_common.executors import Executors
 
 
 class Step:
@@ -18,13 +22,18 @@ class Step:
     are needed to take residuals back stay as they are: in the bucket, where there is no other copy of them,
     and outside, as DDP copies a parcel's averages there when its future is complete.
 
+    On a CUDA device all of this is put behind the parcels' collectives in a stream, when the last one is
+    added at the latest, and futures are complete for the host before anything has been done.
+
     Args:
         collectives: the ranks.
+        kernels: decode payloads, and read their flags.
         agreement: a comparison under way, or None; until it is settled, everything is held back, because
             ranks that differ would mix up each other's messages.
         prepare: called once they agree, by every rank, before anything is sent; may wait for the others.
         write: writes a parcel's averages to its buffer.
-        take_back: takes back a parcel's residuals.
+        take_back: takes back a parcel's residuals, where a word on their device is not 0, if it is given
+            one.
 
     Attributes:
         last_index: of the latest bucket.
@@ -33,12 +42,14 @@ class Step:
     def __init__(
         self,
         collectives: Collectives,
+        kernels: Executors,
         agreement: Agreement | None,
         prepare: Callable[[], None],
         write: Callable[[Parcel], None],
-        take_back: Callable[[Parcel], None],
+        take_back: Callable[[Parcel, torch.Tensor | None], None],
     ) -> None:
         self._collectives = collectives
+        self._kernels = kernels
         self._agreement = agreement
         self._prepare = prepare
         self._write = write
@@ -48,6 +59,7 @@ class Step:
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
         self._dropped = False
+        self._word: torch.Tensor | None = None
         self._error: Exception | None = None
         self.last_index = -1
 
@@ -71,7 +83,8 @@ class Step:
             self._prepare()
             for parcel in self._parcels:
                 self._send(parcel)
-        self._count_off()
+        with self._collectives.behind():
+            self._count_off()
         if self._error is not None:
             self._fail(self._error)  # Parcels added since then would wait for ever.
 
@@ -85,12 +98,13 @@ class Step:
         with self._lock:
             self._outstanding += 1
         if not parcel.waiting:
-            self._arrived(parcel)
+            with self._collectives.behind():
+                self._arrived(parcel)
         if parcel.cargo is not None:
             parcel.cargo.send(lambda error: self._returned(parcel, error))
         for dense in parcel.dense:
             work = self._collectives.average(dense.sent)
-            when_over(work, lambda error: self._returned(parcel, error))
+            self._collectives.when_over(work, lambda error: self._returned(parcel, error))
 
     def _returned(self, parcel: Parcel, error: Exception | None) -> None:
         # Called by a process group's thread, or at once where a collective is over already.
@@ -107,16 +121,25 @@ class Step:
             self._fail(problem)
 
     def _arrived(self, parcel: Parcel) -> None:
-        nonfinite = parcel.nonfinite
+        if parcel.cargo is not None:
+            self._judge(parcel.cargo)
         if parcel.writable:
             self._write(parcel)
         if not parcel.recallable:
             self._resolve(parcel)
-        with self._lock:
-            self._dropped |= nonfinite
-            if parcel.recallable:
+        if parcel.recallable:
+            with self._lock:
                 self._kept.append(parcel)
         self._count_off()
+
+    def _judge(self, cargo: Cargo) -> None:
+        payloads = cargo.payloads
+        word = self._kernels.flags(payloads, self._word) if payloads else None
+        if word is not None:
+            self._word = word
+        elif cargo.nonfinite:
+            with self._lock:
+                self._dropped = True
 
     def _count_off(self) -> None:
         with self._lock:
@@ -128,8 +151,8 @@ class Step:
 
     def _complete(self, parcel: Parcel) -> None:
         try:
-            if self._dropped:
-                self._take_back(parcel)
+            if self._dropped or self._word is not None:
+                self._take_back(parcel, None if self._dropped else self._word)
             if not parcel.writable:
                 self._write(parcel)
         except Exception as error:

@@ -33,6 +33,7 @@ class GradientCoder:
         rank: this rank within its process set or group.
         size: ranks in it.
         exchange: how payloads travel.
+        chained: as for :class:`hvd_compress.torch_common.executors.Executors`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GradientCoder:
         seed: int = 0,
         grad_scaler: Any | None = None,
         threads: int | None = None,
+        chained: bool = False,
     ) -> None:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
@@ -65,7 +67,7 @@ class GradientCoder:
         self._exchange = exchange
         self._size = size
         self._threads = threads or torch.get_num_threads()
-        self._kernels = Executors(self._threads)
+        self._kernels = Executors(self._threads, chained=chained)
         self._encoder = Encoder(self._kernels, seed, rank, grad_scaler)
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         unused = self._router.unused_patterns([slot.name for slot in self._slots])

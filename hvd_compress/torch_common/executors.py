@@ -20,14 +20,19 @@ class Executors:
     Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA's work behind the host's back, so that
     errors of theirs are raised by :meth:`check`, later.
 
+    Args:
+        threads: of the CPU's kernels.
+        chained: whether the caller puts streams in order, and waits for devices, itself.
+
     Attributes:
         threads: of the CPU's kernels.
     """
 
     name = "torch"
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, chained: bool = False) -> None:
         self.threads = threads
+        self._chained = chained
         self._cpu = CpuKernels(threads)
         self._cuda: CudaKernels | None = None
         self._last: dict[torch.device, torch.cuda.Stream] = {}
@@ -47,14 +52,19 @@ class Executors:
     def order(self, tensor: torch.Tensor) -> None:
         """Has the current stream of a CUDA tensor's device wait for the one that was current last.
 
-        Gradients, residuals and payloads may be used in one stream now and in another one next time.
+        Gradients, residuals and payloads may be used in one stream now and in another one next time. Where
+        streams are in order without, nothing is done.
         """
         if tensor.device.type == "cuda":
             stream = torch.cuda.current_stream(tensor.device)
             last = self._last.get(tensor.device, stream)
-            if last != stream:
+            if last != stream and not self._chained:
                 stream.wait_stream(last)
             self._last[tensor.device] = stream
+
+    def readable(self, tensor: torch.Tensor) -> bool:
+        """Whether the host may look into a tensor: not where it would wait for a device in a chain."""
+        return not self._chained or self.deferred(tensor) is None
 
     def encode(
         self,
@@ -90,9 +100,7 @@ class Executors:
     ) -> None:
         """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
         kernels = self._of(out)
-        if payloads.device.type == "cuda":
-            # They may come from another stream's memory, which must not be reused too early.
-            payloads.record_stream(torch.cuda.current_stream(payloads.device))
+        keep_from_reuse(payloads, out)
         kernels.decode_sum(
             codec, shape, payloads, out, step=step, scale=scale, accumulate=accumulate
         )
@@ -115,6 +123,7 @@ class Executors:
             when: as for :meth:`hvd_compress.kernels.cuda.CudaKernels.take_back`; for its tensors only.
         """
         arguments = (codec, shape, gradient, residual, payload)
+        keep_from_reuse(gradient, payload)
         if when is None:
             self._of(gradient).take_back(*arguments, feedback=feedback, step=step)
             return
@@ -128,11 +137,14 @@ class Executors:
         self.order(tensor)
         return (self.deferred(tensor) or self._cpu).square_sum(tensor)
 
-    def flags(self, payloads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def flags(
+        self, payloads: Sequence[torch.Tensor], word: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """All payloads' flags in one word that only a device knows as yet.
 
         Args:
             payloads: each shape=(k, bytes), uint8.
+            word: what was returned for others, which these are added to; None is a new one.
 
         Returns:
             shape=(1,), int32, 0 if no payload was encoded from an Inf or a NaN; None where the payloads are
@@ -142,7 +154,8 @@ class Executors:
         kernels = self.deferred(payloads[0]) if len(devices) == 1 else None
         if kernels is None:
             return None
-        word = torch.zeros(1, dtype=torch.int32, device=payloads[0].device)
+        if word is None:
+            word = torch.zeros(1, dtype=torch.int32, device=payloads[0].device)
         for rows in payloads:
             self.order(rows)
             kernels.collect_flags(rows, word)
@@ -177,6 +190,13 @@ class Executors:
                 f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
             )
         return self._cpu
+
+
+def keep_from_reuse(*tensors: torch.Tensor) -> None:
+    """For tensors that may be another stream's memory: the current one works with them now."""
+    for tensor in tensors:
+        if tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def any_nonfinite(payloads: torch.Tensor) -> bool:

@@ -122,13 +122,15 @@ class HostParts:
     def take(self, payloads: Sequence[torch.Tensor]) -> None:
         """Takes what the owners have sent.
 
+        Where the host must not look at it, an owner's failure is found when it is decoded.
+
         Args:
             payloads: for each place, those of all hosts, shape=(hosts, bytes), uint8.
         """
         self._payloads = payloads
         for place, rows in enumerate(payloads):
             for host, payload in enumerate(rows):
-                if is_failure(payload):
+                if self._kernels.readable(payload) and is_failure(payload):
                     rank = host * self._hosts.local + place
                     self.error = self.error or ExchangeError(
                         f"{self.name}: expected a payload from every rank, got none from rank {rank}, "

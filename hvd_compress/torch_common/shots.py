@@ -170,10 +170,13 @@ class Shots:
         return payload
 
     def take(self, averages: list[torch.Tensor]) -> None:
-        """Takes the averages' payloads, one of each rank."""
+        """Takes the averages' payloads, one of each rank.
+
+        Where the host must not look at them, an owner's failure is found when they are decoded.
+        """
         self._averages = averages
         for owner, payload in enumerate(averages):
-            if is_failure(payload):
+            if self._kernels.readable(payload) and is_failure(payload):
                 self.error = self.error or ExchangeError(
                     f"{self.name}: expected an average from every rank, got none from rank {owner}, whose "
                     f"own error says why"

@@ -18,7 +18,7 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.torch_common.executors import Executors
-from tests.cuda.executors import emulated, emulated_library
+from tests.cuda.executors import Checked, emulated, emulated_library
 from tests.ranks import on_ranks
 from tests.torch import test_exchange, test_two_shot
 from tests.torch.probes import Probe, distributed, exchange, targets
@@ -32,7 +32,7 @@ def built() -> None:
 
 
 @contextmanager
-def deferred_kernels() -> Iterator[None]:
+def deferred_kernels() -> Iterator[Checked]:
     """Every tensor counts as one on a device whose kernels report errors later."""
     kernels = emulated()
     kernels.settle = lambda: None  # type: ignore[method-assign]
@@ -40,7 +40,7 @@ def deferred_kernels() -> Iterator[None]:
         mock.patch.object(Executors, "deferred", lambda *_: kernels),
         mock.patch.object(Executors, "check", lambda *_: kernels.check()),
     ):
-        yield
+        yield kernels
 
 
 @on_ranks(2)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from hvd_compress.codecs.base import round_up
-from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.collectives import Collectives, Over
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route
 from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.executors import any_nonfinite, keep_from_reuse
 from hvd_compress.torch_common.slots import Owned, Slot
 
 _ALIGNMENT = 16
 """Payloads are multiples of this; gathers of other sizes are slow on NCCL."""
-
-Over = Callable[[Exception | None], None]
-"""Called once, by any thread, when something is over: with what went wrong, or with None."""
 
 
 @dataclass(eq=False)
@@ -49,12 +47,22 @@ class Item:
         first, second = (None if rest is None else rest.clone() for rest in kept)
         self.before = first, second
 
-    def put_back(self) -> None:
-        """Undoes what sending did to the residuals that :meth:`remember` has kept."""
+    def put_back(self, when: torch.Tensor | None = None) -> None:
+        """Undoes what sending did to the residuals that :meth:`remember` has kept.
+
+        Args:
+            when: a word on their device, shape=(1,), int32; nothing is undone where it holds 0.
+        """
         assert self.before is not None
-        self.slot.residual = self.before[0]
-        if self.slot.owned is not None:
-            self.slot.owned.residual = self.before[1]
+        for holder, kept in zip((self.slot, self.slot.owned), self.before, strict=True):
+            if holder is None:
+                continue
+            if when is None or holder.residual is None or kept is None:
+                holder.residual = kept
+            else:
+                # In place: the next step goes on with it in the stream that it was made in.
+                keep_from_reuse(kept)
+                holder.residual.copy_(torch.where(when != 0, kept, holder.residual))
 
 
 class Cargo(ABC):
@@ -73,13 +81,23 @@ class Cargo(ABC):
 
     @property
     @abstractmethod
-    def nonfinite(self) -> bool:
-        """Whether an Inf or a NaN was in a gradient that some rank encoded."""
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """What has come that was encoded, each shape=(k, bytes), uint8; levels are none."""
 
     @property
-    @abstractmethod
+    def nonfinite(self) -> bool:
+        """Whether an Inf or a NaN was in a gradient that some rank encoded; waits for its device."""
+        return any(any_nonfinite(rows) for rows in self.payloads)
+
+    @property
     def used(self) -> list[bool]:
-        """For each gradient, whether any rank's backward pass came to it."""
+        """For each gradient, whether any rank's backward pass came to it.
+
+        Waits for the gradients' device, unless this rank's came to all of them.
+        """
+        if all(item.used for item in self.items):
+            return [True] * len(self.items)
+        return self._everyones_flags()[:, : len(self.items)].any(0).tolist()
 
     @abstractmethod
     def write(self, index: int) -> torch.Tensor:
@@ -93,23 +111,44 @@ class Cargo(ABC):
         """
 
     @abstractmethod
-    def take_back(self, index: int, gradient: torch.Tensor | None) -> None:
+    def take_back(
+        self, index: int, gradient: torch.Tensor | None, when: torch.Tensor | None = None
+    ) -> None:
         """Takes residuals back to what they were before one gradient was encoded.
 
         Args:
             index: of the gradient.
             gradient: its elements, shape=(n,), where the bucket does not hold them any more.
+            when: as for :meth:`hvd_compress.torch_common.pieces.Piece.take_back`.
         """
 
     @abstractmethod
     def count(self, counters: Counters) -> None:
         """Adds what was sent and encoded to the counters; called when it has arrived."""
 
-    def _flags(self) -> torch.Tensor:
-        """The bytes that say which gradients this rank used."""
-        flags = torch.zeros(round_up(len(self.items), _ALIGNMENT), dtype=torch.uint8)
-        flags[: len(self.items)] = torch.tensor([item.used for item in self.items])
+    @abstractmethod
+    def _everyones_flags(self) -> torch.Tensor:
+        """The ranks' flags, shape=(ranks, at least as many as gradients), not 0 where used."""
+
+    def _write_flags(self, flags: torch.Tensor) -> torch.Tensor:
+        """Writes which gradients this rank used, the rest 0; returns what it was given."""
+        flags.zero_()
+        flags[: len(self.items)] = 1
+        for index, item in enumerate(self.items):
+            if not item.used:
+                flags[index] = (
+                    0  # By a kernel: to copy them to a device, the host would have to wait.
+                )
         return flags
+
+    def _flags(self) -> torch.Tensor:
+        """The same in bytes of their own, on the gradients' device."""
+        device = self.items[0].gradient.device
+        return self._write_flags(torch.empty(self._flag_bytes, dtype=torch.uint8, device=device))
+
+    @property
+    def _flag_bytes(self) -> int:
+        return round_up(len(self.items), _ALIGNMENT)
 
 
 class Exchange(ABC):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item, Over
-from hvd_compress.ddp.collectives import Collectives, when_over
+from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item
+from hvd_compress.ddp.collectives import Collectives, Over
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import any_nonfinite
 from hvd_compress.torch_common.pieces import Coded
 
 
@@ -37,11 +36,11 @@ class Gathered(Cargo):
         self._kernels = encoder.kernels
         slots = [item.slot for item in items]
         sizes = [slot.route.codec.payload_bytes(slot.shape) for slot in slots]
-        flags = self._flags()
-        self._sizes = [*sizes, flags.numel()]
-        self._message = torch.empty(sum(self._sizes), dtype=torch.uint8)
-        *payloads, rest = self._message.split(self._sizes)
-        rest.copy_(flags)
+        self._sizes = [*sizes, self._flag_bytes]
+        device = items[0].gradient.device
+        self._message = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+        *payloads, flags = self._message.split(self._sizes)
+        self._write_flags(flags)
         self._coded: list[Coded] = [
             encoder.encode(item.slot, item.gradient, payload)
             for item, payload in zip(items, payloads, strict=True)
@@ -51,17 +50,12 @@ class Gathered(Cargo):
     def send(self, over: Over) -> None:
         """See :meth:`Cargo.send`."""
         self._rows, work = self._collectives.gather(self._message)
-        when_over(work, over)
+        self._collectives.when_over(work, over)
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Cargo.nonfinite`."""
-        return any(any_nonfinite(rows) for rows in self._split()[:-1])
-
-    @property
-    def used(self) -> list[bool]:
-        """See :meth:`Cargo.used`."""
-        return self._split()[-1][:, : len(self.items)].any(0).tolist()
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Cargo.payloads`."""
+        return self._split()[:-1]
 
     def write(self, index: int) -> torch.Tensor:
         """See :meth:`Cargo.write`."""
@@ -69,15 +63,20 @@ class Gathered(Cargo):
         coded.decode(self._kernels, self._split()[index], 1.0 / self._collectives.size)
         return coded.flat
 
-    def take_back(self, index: int, gradient: torch.Tensor | None) -> None:
+    def take_back(
+        self, index: int, gradient: torch.Tensor | None, when: torch.Tensor | None = None
+    ) -> None:
         """See :meth:`Cargo.take_back`."""
-        self._coded[index].take_back(self._kernels, numbers=gradient)
+        self._coded[index].take_back(self._kernels, when, gradient)
 
     def count(self, counters: Counters) -> None:
         """See :meth:`Cargo.count`."""
         for coded in self._coded:
             coded.count(counters)
         counters.add_allgather(self._collectives.size, self._message.numel())
+
+    def _everyones_flags(self) -> torch.Tensor:
+        return self._split()[-1]
 
     def _split(self) -> Sequence[torch.Tensor]:
         assert self._rows is not None

@@ -18,7 +18,6 @@ from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route
 from hvd_compress.torch_common import host_parts
 from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import any_nonfinite
 from hvd_compress.torch_common.host_parts import HostParts
 from hvd_compress.torch_common.slots import Owned, Slot
 
@@ -98,19 +97,11 @@ class Relayed(Rounds):
         self._received: torch.Tensor | None = None
         self._rows: torch.Tensor | None = None
         self._blocks: torch.Tensor | None = None
-        self._flag_bytes = self._flags().numel()
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Cargo.nonfinite`."""
-        return any(any_nonfinite(rows) for parts in self._parts for rows in parts.payloads)
-
-    @property
-    def used(self) -> list[bool]:
-        """See :meth:`Cargo.used`."""
-        assert self._blocks is not None
-        flags = self._blocks[:, :, : len(self.items)]
-        return flags.flatten(0, 1).any(0).tolist()
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Cargo.payloads`."""
+        return [rows for parts in self._parts for rows in parts.payloads]
 
     def write(self, index: int) -> torch.Tensor:
         """See :meth:`Cargo.write`."""
@@ -118,9 +109,11 @@ class Relayed(Rounds):
         parts.write(1.0 / self._hosts.size)
         return parts.flat
 
-    def take_back(self, index: int, gradient: torch.Tensor | None) -> None:
+    def take_back(
+        self, index: int, gradient: torch.Tensor | None, when: torch.Tensor | None = None
+    ) -> None:
         """See :meth:`Cargo.take_back`; what was encoded is no gradient, and still there."""
-        self._parts[index].take_back()
+        self._parts[index].take_back(when)
 
     def count(self, counters: Counters) -> None:
         """See :meth:`Cargo.count`."""
@@ -135,6 +128,10 @@ class Relayed(Rounds):
         counters.local_bytes += counters.wire_bytes - before
         if self._hosts.count > 1:
             counters.add_allgather(self._hosts.count, self._rows.shape[1])
+
+    def _everyones_flags(self) -> torch.Tensor:
+        assert self._blocks is not None
+        return self._blocks[:, :, : self._flag_bytes].flatten(0, 1)
 
     def _rounds(self) -> Sequence[Round]:
         within: list[Round] = [self._to_owners] if self._hosts.local > 1 else []

@@ -57,19 +57,19 @@ class IntegerSums(Rounds):
             LevelSum(exchange.encoder, exchange.kernels, self._size, item.slot, item.gradient)
             for item in items
         ]
-        used = torch.tensor([float(item.used) for item in items])
+        used = self._write_flags(torch.empty(len(items)))
         self._norms = torch.cat([*(one.norms for one in self._sums), used])
         self._levels = torch.empty(0, dtype=torch.int32)
+
+    @property
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Cargo.payloads`."""
+        return []
 
     @property
     def nonfinite(self) -> bool:
         """See :meth:`Cargo.nonfinite`."""
         return any(one.nonfinite for one in self._sums)
-
-    @property
-    def used(self) -> list[bool]:
-        """See :meth:`Cargo.used`."""
-        return self._norms[-len(self.items) :].bool().tolist()
 
     def write(self, index: int) -> torch.Tensor:
         """See :meth:`Cargo.write`."""
@@ -77,8 +77,11 @@ class IntegerSums(Rounds):
         one.write(1.0 / self._size)
         return one.flat
 
-    def take_back(self, index: int, gradient: torch.Tensor | None) -> None:
-        """See :meth:`Cargo.take_back`."""
+    def take_back(
+        self, index: int, gradient: torch.Tensor | None, when: torch.Tensor | None = None
+    ) -> None:
+        """See :meth:`Cargo.take_back`; there is no word for levels."""
+        assert when is None
         self._sums[index].take_back(gradient=gradient)
 
     def count(self, counters: Counters) -> None:
@@ -87,6 +90,9 @@ class IntegerSums(Rounds):
             one.count_coding(counters)
         for message in (self._norms, self._levels):
             counters.add_allreduce(self._size, _WORD_BYTES * message.numel())
+
+    def _everyones_flags(self) -> torch.Tensor:
+        return self._norms[None, -len(self.items) :]
 
     def _rounds(self) -> Sequence[Round]:
         return [self._share_norms, self._add_levels]

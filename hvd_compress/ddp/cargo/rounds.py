@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item, Over
-from hvd_compress.ddp.collectives import Collectives, when_over
+from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item
+from hvd_compress.ddp.collectives import Collectives, Over
 from hvd_compress.ddp.lane import Lane
 
 Begin = Callable[[Collectives], dist.Work]
@@ -80,7 +80,7 @@ class Rounds(Cargo):
         except Exception as error:
             over(error)
         else:
-            when_over(work, lambda error: self._arrived(error, rest, over))
+            group.when_over(work, lambda error: self._arrived(error, rest, over))
 
     def _arrived(self, error: Exception | None, rest: Sequence[_Leg], over: Over) -> None:
         if error is not None:

@@ -13,7 +13,6 @@ from hvd_compress.ddp.collectives import Collectives
 from hvd_compress.exchange import two_shot
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route
-from hvd_compress.torch_common.executors import any_nonfinite
 from hvd_compress.torch_common.shipment import Shipment
 from hvd_compress.torch_common.shots import Shots, owned_of, shards_of
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -59,16 +58,9 @@ class TwoShots(Rounds):
         self._length = 0
 
     @property
-    def nonfinite(self) -> bool:
-        """See :meth:`Cargo.nonfinite`."""
-        return any(any_nonfinite(rows) for shots in self._shots for rows in shots.payloads)
-
-    @property
-    def used(self) -> list[bool]:
-        """See :meth:`Cargo.used`."""
-        assert self._rows is not None
-        flags = self._rows[:, max(self._shipment.sizes) :]
-        return flags[:, : len(self.items)].any(0).tolist()
+    def payloads(self) -> Sequence[torch.Tensor]:
+        """See :attr:`Cargo.payloads`."""
+        return [rows for shots in self._shots for rows in shots.payloads]
 
     def write(self, index: int) -> torch.Tensor:
         """See :meth:`Cargo.write`."""
@@ -76,9 +68,11 @@ class TwoShots(Rounds):
         shots.write(1.0 / self._size)
         return shots.flat
 
-    def take_back(self, index: int, gradient: torch.Tensor | None) -> None:
+    def take_back(
+        self, index: int, gradient: torch.Tensor | None, when: torch.Tensor | None = None
+    ) -> None:
         """See :meth:`Cargo.take_back`."""
-        self._shots[index].take_back(gradient=gradient)
+        self._shots[index].take_back(when, gradient)
 
     def count(self, counters: Counters) -> None:
         """See :meth:`Cargo.count`."""
@@ -87,6 +81,10 @@ class TwoShots(Rounds):
             shots.count_coding(counters)
         counters.add_alltoall(sum(self._shipment.sizes), own)
         counters.add_allgather(self._size, self._length)
+
+    def _everyones_flags(self) -> torch.Tensor:
+        assert self._rows is not None
+        return self._rows[:, max(self._shipment.sizes) :]
 
     def _rounds(self) -> Sequence[Round]:
         return [self._to_owners, self._from_owners]

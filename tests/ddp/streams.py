@@ -1,0 +1,314 @@
+"""Streams of a device that is not there: who must be behind whom, held by vector clocks.
+
+Everything runs on the host at once. But each operation belongs to the stream that is current, and two that
+use the same memory, of which one writes it, have to be in one stream or be ordered by what one has waited
+for. So has the reuse of memory: it belongs to the stream that it was made in, and to those that were said
+to use it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hvd_compress.ddp.cargo import base
+from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.ddp.device_collectives import InStream
+from hvd_compress.ddp.parcel import Parcel
+from hvd_compress.ddp.step import Step
+from hvd_compress.torch_common import executors
+from tests.cuda.executors import Checked
+
+BACKWARD, SIDE, NETWORK = "backward", "side", "network"
+_HOST_LOOKS = ("cpu", "item", "tolist", "numpy", "__bool__")
+Clock = dict[str, int]
+
+
+class Race(AssertionError):
+    """Two operations on the same memory that nothing orders."""
+
+
+class _Memory:
+    """Who has used a storage since it was made."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.users = {owner}
+        self.write: tuple[str, int, str] | None = None
+        self.reads: dict[str, tuple[int, str]] = {}
+
+    def uses(self) -> Iterator[tuple[str, int, str]]:
+        """Stream, time and name of all that came last in their streams."""
+        if self.write is not None:
+            yield self.write
+        for stream, (time, what) in self.reads.items():
+            yield stream, time, what
+
+
+class Streams(TorchDispatchMode):
+    """The streams of one device; implements :class:`hvd_compress.ddp.streams.Beside`.
+
+    Args:
+        kernels: the emulated ones, whose calls are noted, too.
+
+    Attributes:
+        looks: how often the host has looked at numbers on the device, which it would have to wait for.
+        crossed: how many times operations in different streams have used the same memory.
+    """
+
+    def __init__(self, kernels: Checked) -> None:
+        super().__init__()
+        self._current = BACKWARD
+        self._clocks: dict[str, Clock] = {s: {s: 0} for s in (BACKWARD, SIDE, NETWORK)}
+        self._memory: dict[int, _Memory] = {}
+        self._completed: dict[int, Clock] = {}
+        self._kernels = kernels
+        self._patches = ExitStack()
+        self._busy = self._in_hook = False
+        self.looks = 0
+        self.crossed = 0
+        self.races: list[str] = []
+
+    # What the hook asks for
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """See :meth:`Beside.entered`."""
+        before, self._current = self._current, SIDE
+        self._wait(SIDE, self._clocks[before])
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def caught_up(self) -> None:
+        """See :meth:`Beside.caught_up`."""
+        self._wait(self._current, self._clocks[SIDE])
+
+    def takes(self, tensor: torch.Tensor) -> None:
+        """See :meth:`Beside.takes`."""
+        self._of(tensor).users.add(SIDE)
+
+    # What a collective does
+
+    def start(self, reads: torch.Tensor, *writes: torch.Tensor) -> None:
+        """A collective, behind what is in the current stream by now."""
+        self._wait(NETWORK, self._clocks[self._current])
+        self._note(NETWORK, "collective", [reads], writes)
+        for tensor in (reads, *writes):
+            self._of(tensor).users.add(
+                NETWORK
+            )  # As NCCL's process group does, until it is waited for.
+
+    def land(self, *tensors: torch.Tensor) -> None:
+        """Has the current stream wait for the collectives so far, and gives up their tensors."""
+        self._wait(self._current, self._clocks[NETWORK])
+        for tensor in tensors:
+            self._of(tensor).users.discard(NETWORK)
+
+    # What is watched
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace != "aten" or self._busy:
+            return out
+        reads, writes = [], []
+        schema = func._schema.arguments
+        pairs = [*zip(schema, args, strict=False)]
+        pairs += [(one, kwargs[one.name]) for one in schema if one.name in kwargs]
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema)
+        for argument, value in pairs:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            found = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+            if written:
+                writes += found
+            elif not views:
+                reads += found
+        if not views:
+            writes += [one for one in pytree.tree_leaves(out) if isinstance(one, torch.Tensor)]
+        self._note(self._current, str(func), reads, writes)
+        return out
+
+    def __enter__(self) -> Streams:
+        for name, reads, writes in (
+            ("encode", (2,), (3, "residual")),
+            ("decode_sum", (2,), (3,)),
+            ("take_back", (2, 4, "when"), (3,)),
+            ("collect_flags", (0,), (1,)),
+        ):
+            self._watch(name, reads, writes)
+        self._patch(Step, "_resolve", self._resolve)
+        self._patch(Compressor, "reduce", self._hook)
+        for module in (executors, base):
+            self._patches.enter_context(mock.patch.object(module, "keep_from_reuse", self._keep))
+        for name in _HOST_LOOKS:
+            self._patch(torch.Tensor, name, self._look)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+        if not any(error) and self.races:
+            raise Race("\n".join(dict.fromkeys(self.races)))
+
+    def _watch(self, name: str, reads: Sequence[int | str], writes: Sequence[int | str]) -> None:
+        real = getattr(self._kernels, name)
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            def given(keys: Sequence[int | str]) -> list[torch.Tensor]:
+                found = [args[k] if isinstance(k, int) else kwargs.get(k) for k in keys]
+                return [one for one in found if one is not None]
+
+            self._note(self._current, name, given(reads), given(writes))
+            self._busy = True
+            try:
+                real(*args, **kwargs)
+            finally:
+                self._busy = False
+
+        self._patches.enter_context(mock.patch.object(self._kernels, name, watched))
+
+    def _patch(self, where: type, name: str, instead: Any) -> None:
+        real = getattr(where, name)
+        patched = lambda one, *args, **kwargs: instead(real, one, *args, **kwargs)  # noqa: E731
+        self._patches.enter_context(mock.patch.object(where, name, patched))
+
+    def _resolve(self, real: Any, step: Step, parcel: Parcel, *args: Any) -> None:
+        # A future records what is in the current stream when it is completed.
+        self._completed.setdefault(id(parcel), dict(self._clocks[self._current]))
+        real(step, parcel, *args)
+
+    def _keep(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            self._of(tensor).users.add(self._current)
+
+    def _hook(self, real: Any, compressor: Compressor, bucket: Any) -> Any:
+        self._in_hook = True
+        try:
+            future = real(compressor, bucket)
+        finally:
+            self._in_hook = False
+        if bucket.is_last():
+            # The next that DDP does is to wait for the futures.
+            while self._completed:
+                self._wait(self._current, self._completed.popitem()[1])
+        return future
+
+    def _look(self, real: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.looks += self._in_hook and not self._busy
+        return real(tensor, *args, **kwargs)
+
+    def _wait(self, stream: str, other: Clock) -> None:
+        clock = self._clocks[stream]
+        for name, time in other.items():
+            clock[name] = max(clock.get(name, 0), time)
+
+    def _of(self, tensor: torch.Tensor) -> _Memory:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._memory:
+            self._memory[key] = _Memory(self._current)
+            weakref.finalize(storage, self._freed, key)
+        return self._memory[key]
+
+    def _freed(self, key: int) -> None:
+        # The allocator has the next owner wait for what is in the users' streams by now.
+        memory = self._memory.pop(key)
+        seen = [self._clocks[user] for user in memory.users]
+        for stream, time, what in memory.uses():
+            if time > max(clock.get(stream, 0) for clock in seen):
+                self.races.append(f"memory of {memory.owner} is reused while {stream} does {what}")
+
+    def _note(
+        self, stream: str, what: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
+    ) -> None:
+        clock = self._clocks[stream]
+        clock[stream] += 1
+        written = {id(self._of(one)): self._of(one) for one in writes if one.numel()}
+        read = {id(self._of(one)): self._of(one) for one in reads if one.numel()}
+        for key, memory in {**read, **written}.items():
+            earlier = [memory.write] if memory.write is not None else []
+            if key in written:
+                earlier = [*memory.uses()]
+            for other, time, name in earlier:
+                self.crossed += other != stream
+                if time > clock.get(other, 0):
+                    self.races.append(f"{what} in {stream} is not behind {name} in {other}")
+        now = clock[stream]
+        for memory in read.values():
+            memory.reads[stream] = (now, what)
+        for memory in written.values():
+            memory.write, memory.reads = (stream, now, what), {}
+
+
+class Nowhere:
+    """No streams: implements :class:`hvd_compress.ddp.streams.Beside` where the host does everything."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def caught_up(self) -> None:
+        return
+
+    def takes(self, tensor: torch.Tensor) -> None:
+        return
+
+
+class Traced(InStream):
+    """The collectives of :class:`InStream` with gloo in NCCL's place, and streams that watch them."""
+
+    _side: Streams
+
+    def gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        rows, work = super().gather(message)
+        return rows, self._traced(work, message, rows)
+
+    def distribute(
+        self, message: torch.Tensor, sizes: Sequence[int]
+    ) -> tuple[torch.Tensor, dist.Work]:
+        parts, work = super().distribute(message, sizes)
+        return parts, self._traced(work, message, parts)
+
+    def add(self, values: torch.Tensor) -> dist.Work:
+        return self._traced(super().add(values), values, values)
+
+    def maximum(self, values: torch.Tensor) -> dist.Work:
+        return self._traced(super().maximum(values), values, values)
+
+    def _traced(self, work: dist.Work, *tensors: torch.Tensor) -> dist.Work:
+        Collectives.when_over(
+            self, work, lambda _: None
+        )  # Held until gloo's thread is done with it.
+        self._side.start(*tensors)
+        return _Landing(work, self._side, tensors)
+
+
+class _Landing(dist.Work):
+    def __init__(
+        self, work: dist.Work, streams: Streams, tensors: tuple[torch.Tensor, ...]
+    ) -> None:
+        super().__init__()
+        self._work, self._streams, self._tensors = work, streams, tensors
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        done = self._work.wait(timeout)
+        self._streams.land(*self._tensors)
+        self._tensors = ()
+        return done

@@ -1,0 +1,239 @@
+"""Buckets that CUDA kernels encode, on real ranks.
+
+The kernels run on the host, for tensors that are there, and gloo stands where NCCL would: what the hook
+does around kernels and collectives that only streams wait for is the same, and :class:`Streams` sees to
+it that nothing is used that is not there yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import ErrorFeedback, OneBit
+from hvd_compress.ddp import compressor as face
+from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.ddp.device_collectives import InStream, ThroughHost, collectives_of
+from tests.cuda.executors import emulated_library
+from tests.ddp import test_exchange, test_hierarchical, test_nonfinite, test_two_shot
+from tests.ddp.probes import Probe, distributed, exchange
+from tests.ddp.streams import Nowhere, Race, Streams, Traced
+from tests.ranks import on_ranks
+from tests.torch.probes import targets
+from tests.torch.test_cuda import deferred_kernels
+
+SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,), "small": (10,)}
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """Before the ranks start, which would build it at the same time."""
+    emulated_library()
+
+
+@contextmanager
+def on_a_device() -> Iterator[Streams]:
+    """Everything is put into streams, and what they would do in the wrong order is an error."""
+    with deferred_kernels() as kernels, Streams(kernels) as streams:
+
+        def traced(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
+            return Traced(group, device, streams)
+
+        with mock.patch.object(face, "collectives_of", traced):
+            yield streams
+
+
+@contextmanager
+def through_the_host() -> Iterator[None]:
+    """Messages are sent as those of ranks that share a GPU."""
+
+    def staged(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
+        return ThroughHost(group, device, Nowhere())
+
+    with deferred_kernels(), mock.patch.object(face, "collectives_of", staged):
+        yield
+
+
+def _as_on_the_cpu(
+    *bodies: Callable[[], None], by: Callable[[], AbstractContextManager] = on_a_device
+) -> None:
+    for body in bodies:
+        with by():
+            getattr(body, "body", body)()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_one_shot() -> None:
+    _as_on_the_cpu(
+        test_exchange._every_codec_matches_the_simulation,
+        test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
+        test_exchange.test_forms_of_ddp,
+        test_exchange.test_parameters_that_some_ranks_do_not_use,
+        test_exchange.test_a_parameter_that_no_rank_uses_keeps_its_residual,
+        test_exchange.test_a_parameter_in_another_order_of_memory,
+        test_exchange.test_half_precision_gradients,
+        test_exchange.test_two_models_in_one_backward_pass,
+    )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_two_shots() -> None:
+    _as_on_the_cpu(
+        test_two_shot._every_codec_matches_the_simulation,
+        test_two_shot.test_forms_of_ddp,
+        test_two_shot.test_parameters_that_are_not_used,
+        test_two_shot.test_a_nonfinite_gradient_on_one_rank,
+        test_two_shot.test_a_change_of_codec_and_a_checkpoint_lose_no_mass,
+        test_two_shot.test_uneven_inputs,
+    )
+
+
+@on_ranks(4, launcher="two nodes")
+def test_hosts() -> None:
+    _as_on_the_cpu(
+        test_hierarchical._every_codec_matches_the_simulation,
+        test_hierarchical.test_parameters_that_are_not_used,
+        test_hierarchical.test_a_nonfinite_gradient_on_one_rank,
+    )
+
+
+def _a_nonfinite_gradient_in_the_first_bucket_or_the_last() -> None:
+    for view in (False, True):
+        for where in ("a", "c"):
+            ddp, compressor = distributed(
+                Probe(test_nonfinite.SHAPES),
+                OneBit(),
+                ErrorFeedback(),
+                gradient_as_bucket_view=view,
+                bucket_cap_mb=0.001,
+            )
+            test_nonfinite._a_bad_step(math.inf, where, compressor, ddp)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_steps_that_are_dropped() -> None:
+    """Nobody has read a flag, and still every residual is what it was."""
+    _as_on_the_cpu(
+        _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
+        test_nonfinite.test_a_nonfinite_gradient_without_a_residual_drops_the_others_step,
+        test_nonfinite.test_an_unused_parameter_in_a_dropped_step,
+        test_nonfinite.test_residuals_follow_the_loss_scale,
+    )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_through_the_memory_of_the_host() -> None:
+    _as_on_the_cpu(
+        test_exchange._every_codec_matches_the_simulation,
+        test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
+        test_two_shot._every_codec_matches_the_simulation,
+        _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
+        by=through_the_host,
+    )
+
+
+def _train(steps: int, **options: Any) -> hvdc.Compressor:
+    shapes = {**SHAPES, "d": (5000,)}
+    ddp, compressor = distributed(
+        Probe(shapes), OneBit(), ErrorFeedback(), threshold=100, bucket_cap_mb=0.001, **options
+    )
+    for step in range(steps):
+        exchange(ddp, targets(shapes, dist.get_rank(), step))
+    return compressor
+
+
+@on_ranks(2, launcher="torchrun")
+def test_no_hook_waits_for_the_device() -> None:
+    """But that of the first step, which compares what ranks would do."""
+    for name in ("allgather", "two_shot"):
+        with on_a_device() as streams:
+            ddp, _ = distributed(
+                Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100, exchange=name
+            )
+            looks = []
+            for step in range(4):
+                exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+                looks.append(streams.looks)
+            assert looks[0] > 0
+            assert looks[1:] == looks[:1] * 3, name
+            assert streams.crossed > 100
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_streams_would_notice() -> None:
+    """What holds the order is left out."""
+    for name, without, form, complaint in (
+        ("behind", _nowhere, {}, "take_back in backward is not behind"),
+        ("behind", _nowhere, {"exchange": "two_shot"}, "take_back in backward is not behind"),
+        ("_take", _nothing, {"exchange": "two_shot"}, "backward is reused while network does"),
+    ):
+        with (
+            mock.patch.object(InStream, name, without),
+            pytest.raises(Race, match=complaint),
+            on_a_device(),
+        ):
+            _train(3, **form)
+
+
+def _nowhere(_: InStream) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _nothing(*_: object) -> None:
+    return
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
+    with on_a_device():
+        shapes = {"a": (3000,)}
+        ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback())
+        exchange(ddp, targets(shapes, dist.get_rank(), 0))
+        gather = Traced.gather
+
+        def altered(self: Traced, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+            rows, work = gather(self, message)
+            work.wait()
+            rows[1, 100] ^= 16
+            return rows, work
+
+        with mock.patch.object(Traced, "gather", altered):
+            got = exchange(ddp, targets(shapes, dist.get_rank(), 1))
+        assert torch.isnan(got["a"]).all()
+        with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
+            exchange(ddp, targets(shapes, dist.get_rank(), 2))
+        compressor.state_dict()
+
+
+@on_ranks(1, launcher="torchrun")
+def test_backends_that_do_not_go_with_the_parameters() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    for_cpu, for_cuda = (dist.new_group([0], backend=f"{d}:gloo") for d in ("cpu", "cuda"))
+    for group, device, needed in (
+        (for_cpu, cuda, "cuda"),
+        (for_cuda, cpu, "cpu"),
+        (for_cuda, cuda, "cpu"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=rf"a backend for {needed} tensors, got gloo for .*: use init_process_group\(",
+        ):
+            collectives_of(group, device)
+    assert type(collectives_of(None, cpu)) is Collectives
+    assert type(collectives_of(None, cuda)) is ThroughHost
+
+
+@on_ranks(1, launcher="torchrun")
+def test_a_model_that_was_moved() -> None:
+    ddp, compressor = distributed(Probe({"a": (3000,)}), OneBit(), ErrorFeedback())
+    compressor._device = torch.device("cuda", 0)
+    with pytest.raises(hvdc.ExchangeError, match="a: expected a gradient on cuda:0, as when the c"):
+        exchange(ddp, targets({"a": (3000,)}, 0, 0))
