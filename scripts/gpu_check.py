@@ -72,6 +72,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     build = {"HVDC_CUDA": "on", "CMAKE_ARGS": f"-DHVDC_WERROR=ON{chosen}"}
     train = (python, "-m", "benchmarks.train", "--framework", "torch", "--model", "lenet")
     recipe = ("--compression", "none", "onebit", "int8", "ternary", "ecq", "--steps", "60")
+    ranks = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
     found = [
         Part("native", (python, "setup.py", "--quiet", "build_ext", "--inplace"), build),
         Part("parity", (*pytest, "tests/cuda", "-k", "on_gpu"), needs=("module:pytest",)),
@@ -134,6 +135,22 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             site=STAGED,
             result=out / "train-2.json",
             needs=("module:horovod", "program:horovodrun"),
+        ),
+        *(
+            Part(
+                f"training with DDP, {how}",
+                (
+                    *ranks,
+                    str(count),
+                    "scripts/train_ddp.py",
+                    "--json",
+                    str(out / f"ddp-{count}.json"),
+                ),
+                {"OMP_NUM_THREADS": "4"},  # torchrun would set 1, and say so.
+                result=out / f"ddp-{count}.json",
+                needs=("module:torch",),
+            )
+            for count, how in ((1, "one rank by NCCL"), (2, "two ranks through the host"))
         ),
     ]
     return [*installations(wheels, architecture or "90"), *found] if wheels else found

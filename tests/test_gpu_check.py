@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.cuda.executors import missing_gpu
+from tests.ranks import torchrun
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.py"
 
@@ -24,9 +25,24 @@ def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     )
     record = json.loads(out.read_text())
     statuses = {name: entry["status"] for name, entry in record["parts"].items()}
-    assert len(statuses) == 5
+    assert len(statuses) == 7
     assert done.returncode == (set(statuses.values()) != {"passed"}), done.stdout
     if missing_gpu():
         assert "passed" not in statuses.values(), "nothing passes where nothing can run"
         assert record["machine"]["torch"]
-        assert "expected a GPU" in record["parts"]["benchmark"]["output"]
+        for part in ("benchmark", "training with DDP, one rank by NCCL"):
+            assert "expected a GPU" in record["parts"][part]["output"]
+
+
+def test_the_training_with_ddp_where_the_device_is_the_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "ddp.json"
+    chosen = ["--compression", "onebit", "--exchange", "two_shot", "--device", "cpu"]
+    printed = torchrun(
+        2,
+        [sys.executable, "scripts/train_ddp.py", *chosen, "--json", str(out)],
+        {"PYTHONPATH": str(SCRIPT.parents[1])},
+    )
+    assert "runs: 1, all as on the CPU" in printed, printed
+    run = json.loads(out.read_text())["runs"]["onebit, two_shot"]
+    assert run["differs_from_cpu"] is None and run["same_on_all_ranks"]
+    assert run["loss_at_last"] < 0.8 * run["loss_at_first"]
