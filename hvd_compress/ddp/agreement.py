@@ -21,13 +21,11 @@ class Agreement:
     Args:
         collectives: the ranks.
         line: this rank's configuration, serialized.
-        device: where messages have to be.
     """
 
-    def __init__(self, collectives: Collectives, line: bytes, device: torch.device) -> None:
+    def __init__(self, collectives: Collectives, line: bytes) -> None:
         self._collectives = collectives
         self._line = line
-        self._device = device
         digest = len(line).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(line).digest()
         self._digests, self._work = collectives.gather(self._message(digest))
 
@@ -49,4 +47,4 @@ class Agreement:
         agreement.check(b"".join(row[:length].tobytes() for row, length in rows))
 
     def _message(self, content: bytes) -> torch.Tensor:
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._collectives.device)

@@ -137,7 +137,7 @@ class Compressor(GradientCoder):
                 compressor cannot do.
         """
         if self._step is None:
-            self._step = self._begin(bucket)
+            self._step = self._begin()
         step = self._step
         if bucket.index() <= step.last_index:
             raise ExchangeError(
@@ -174,13 +174,13 @@ class Compressor(GradientCoder):
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), **self._way.settings()}
 
-    def _begin(self, bucket: GradBucket) -> Step:
+    def _begin(self) -> Step:
         self._kernels.check()  # What a device has met in an earlier step.
         self._collectives.begin_step()
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
-            asked = Agreement(self._collectives, line, bucket.buffer().device)
+            asked = Agreement(self._collectives, line)
         return Step(
             self._collectives, self._kernels, asked, self._way.prepare, self._write, self._recall
         )

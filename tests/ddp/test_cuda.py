@@ -100,7 +100,6 @@ def test_two_shots() -> None:
 def test_hosts() -> None:
     _as_on_the_cpu(
         test_hierarchical._every_codec_matches_the_simulation,
-        test_hierarchical.test_parameters_that_are_not_used,
         test_hierarchical.test_a_nonfinite_gradient_on_one_rank,
     )
 
@@ -132,9 +131,8 @@ def test_steps_that_are_dropped() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_through_the_memory_of_the_host() -> None:
     _as_on_the_cpu(
-        test_exchange._every_codec_matches_the_simulation,
         test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
-        test_two_shot._every_codec_matches_the_simulation,
+        test_two_shot.test_forms_of_ddp,
         _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
         by=through_the_host,
     )
@@ -211,6 +209,35 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
             exchange(ddp, targets(shapes, dist.get_rank(), 2))
         compressor.state_dict()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_owner_that_fails() -> None:
+    """The others cannot see it before they decode: they have NaN, and then an error, and nobody waits."""
+    with on_a_device():
+        shapes = {"a": (3000,)}
+        ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot")
+        exchange(ddp, targets(shapes, dist.get_rank(), 0))
+        if dist.get_rank() == 1:
+            failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
+            compressor._kernels.decode_sum = failing  # type: ignore[method-assign]
+            with pytest.raises(ArithmeticError, match="on purpose"):
+                exchange(ddp, targets(shapes, 1, 1))
+            dist.barrier()
+            return
+        got = exchange(ddp, targets(shapes, 0, 1))
+        assert torch.isnan(got["a"]).any()
+        dist.barrier()
+        with pytest.raises(hvdc.PayloadError, match="payload: expected the header that OneBit"):
+            exchange(ddp, targets(shapes, 0, 2))
+
+
+@on_ranks(1, launcher="torchrun")
+def test_one_rank() -> None:
+    _as_on_the_cpu(
+        test_two_shot.test_forms_of_ddp,
+        test_hierarchical.test_a_single_rank_exchanges_with_itself,
+    )
 
 
 @on_ranks(1, launcher="torchrun")

@@ -68,7 +68,8 @@ class Rounds(Cargo):
 
     def _go_on(self, legs: Sequence[_Leg], over: Over) -> None:
         if not legs:
-            over(self._finish())
+            with self._exchange.collectives.behind():
+                over(self._finish())
             return
         (work_out, lane, turn), *rest = legs
         begin = work_out()
