@@ -189,7 +189,7 @@ def _nothing(*_: object) -> None:
     return
 
 
-@on_ranks(2, launcher="torchrun", alone=True)
+@on_ranks(2, launcher="torchrun")
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
     with on_a_device():
         shapes = {"a": (3000,)}
@@ -211,7 +211,7 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         compressor.state_dict()
 
 
-@on_ranks(2, launcher="torchrun", alone=True)
+@on_ranks(2, launcher="torchrun")
 def test_an_owner_that_fails() -> None:
     """The others cannot see it before they decode: they have NaN, and then an error, and nobody waits."""
     with on_a_device():
