@@ -87,7 +87,7 @@ def test_one_shot() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_two_shots() -> None:
     _as_on_the_cpu(
-        test_two_shot._every_codec_matches_the_simulation,
+        test_two_shot.test_every_codec_on_two_ranks,
         test_two_shot.test_forms_of_ddp,
         test_two_shot.test_parameters_that_are_not_used,
         test_two_shot.test_a_nonfinite_gradient_on_one_rank,
@@ -99,7 +99,7 @@ def test_two_shots() -> None:
 @on_ranks(4, launcher="two nodes")
 def test_hosts() -> None:
     _as_on_the_cpu(
-        test_hierarchical._every_codec_matches_the_simulation,
+        test_hierarchical.test_every_codec_on_two_hosts_of_two_ranks,
         test_hierarchical.test_a_nonfinite_gradient_on_one_rank,
     )
 
