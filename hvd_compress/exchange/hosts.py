@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec
@@ -44,6 +45,18 @@ class Hosts:
         places = range(self.local)
         hosts = range(0, self.size, self.local)
         return [self.within(rank) for rank in hosts] + [self.between(rank) for rank in places]
+
+
+def usable(size: int, local: int, equal: bool) -> bool:
+    """Whether a hierarchy makes sense: equal hosts of several ranks, and process sets at any time.
+
+    Args:
+        size: ranks of the job.
+        local: ranks of this host.
+        equal: whether every host has as many.
+    """
+    dynamic = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
+    return dynamic and equal and 1 < local < size
 
 
 def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int) -> str:

@@ -74,7 +74,8 @@ class Planner:
     """Decides how each gradient travels; makes the same decisions from the same reports.
 
     A frontend calls :meth:`need` once at the end of each step, does what it asks for, hands the ranks'
-    agreed report to :meth:`take`, and makes the next step with :attr:`plan`.
+    agreed report to :meth:`take`, and makes the next step with :attr:`plan`. It may leave out steps that
+    are :meth:`idle`, and :meth:`skip` them.
 
     Args:
         tensors: the gradients of a step.
@@ -114,6 +115,18 @@ class Planner:
                 return Need.LINK
             return Need.SECONDS if self.step >= self._next_look else Need.NOTHING
         return Need.SECONDS
+
+    def idle(self) -> int:
+        """How many of the next steps need nothing: of those, :meth:`need` does not have to be asked."""
+        if self._probing:
+            return max(0, 1 - self.step)
+        if not self.settled:
+            return 0
+        return max(0, min(self._next_look, self._next_probe) - self.step - 1)
+
+    def skip(self, steps: int) -> None:
+        """Counts steps that are over, no more than :meth:`idle`."""
+        self.step += steps
 
     def take(self, report: Report) -> None:
         """Takes what :meth:`need` asked for."""

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from hvd_compress.codecs import (
-    SCHEMES,
-    Codec,
-    ErrorFeedback,
-    NoCompression,
-    codec_from_config,
-)
-from hvd_compress.codecs.base import check_choice
-from hvd_compress.codecs.registry import OFF, scheme_of
+from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
+from hvd_compress.codecs.registry import OFF
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, DENSE, EXCHANGES, Route
-from hvd_compress.perfmodel import exchanges as model
-from hvd_compress.perfmodel.machines import CodecSpeed
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
+from hvd_compress.planner import saved
+from hvd_compress.planner.choices import (
+    DEFAULT_CODECS,
+    allowed,
+    codings_of,
+    nothing_to_choose,
+    tensor_of,
+)
 from hvd_compress.planner.explain import explain
-from hvd_compress.planner.measured import KINDS, Probe
-from hvd_compress.planner.planner import Need, Planner, Report
+from hvd_compress.planner.planner import Need, Planner
 from hvd_compress.planner.plans import Plan, Tensor
+from hvd_compress.planner.reporting import Reporter
 from hvd_compress.torch.collectives import equal_hosts
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch.probing import Prober
+from hvd_compress.torch.probing import TorchProber
 from hvd_compress.torch_common.slots import NamedParameters, Slot
-
-DEFAULT_CODECS = ("fp16", "int8", "onebit")
-"""A cast, eight bits, and one bit whose error is sent later."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +81,7 @@ class Auto(Compressor):
         threads: int | None = None,
         name: str = "hvd_compress",
     ) -> None:
-        routes = _routes(codecs, exchanges)
+        routes = allowed(codecs, exchanges)
         super().__init__(
             named_parameters,
             NoCompression(),
@@ -102,23 +96,14 @@ class Auto(Compressor):
             name=name,
         )
         self._planned = [slot for slot in self._slots if slot.parameter.requires_grad]
-        self._tensors = [
-            Tensor(slot.name, slot.shape, _element_bytes(slot), self._choices(slot, routes))
-            for slot in self._planned
-        ]
+        self._tensors = [self._tensor_of(slot, routes) for slot in self._planned]
         self._allowed = [str(route) for route in routes]
-        choices = {route for tensor in self._tensors for route in tensor.choices[1:]}
-        self._codings = [
-            coding
-            for coding in dict.fromkeys((route.codec, route.feedback) for route in routes)
-            if any(coding == (route.codec, route.feedback) for route in choices)
-        ]
-        self._prober: Prober | None = None
-        self._planning = bool(choices) and self._collectives.size > 1
+        codings = codings_of(self._tensors)
+        ranks = self._collectives
+        self._reporter = Reporter(ranks.rank, ranks.size, codings, self._add, self._prober)
+        self._planning = bool(codings) and ranks.size > 1
         self._first = self._last = self._encoded_before = 0.0
         self._under_way = 0
-        self._timed: list[float] = []
-        self._windows: list[float] = []
         self._begin_anew()
 
     @property
@@ -134,11 +119,7 @@ class Auto(Compressor):
         """
         if self._planning:
             return explain(self._planner)
-        if self._collectives.size == 1:
-            return "nothing to choose: there is one rank"
-        return (
-            "nothing to choose: no tensor is large enough for a codec, or of a dtype that has one"
-        )
+        return nothing_to_choose(self._collectives.size)
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See :meth:`Compressor.compress`."""
@@ -173,12 +154,7 @@ class Auto(Compressor):
 
     def state_dict(self) -> dict[str, Any]:
         """As :meth:`Compressor.state_dict`, with the plan."""
-        state = self._planner.state()
-        plan = {
-            tensor.name: _config(route)
-            for tensor, route in zip(self._tensors, state["plan"], strict=True)
-        }
-        return {**super().state_dict(), "planner": {**state, "plan": plan}}
+        return {**super().state_dict(), "planner": saved.state_of(self._planner)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As :meth:`Compressor.load_state_dict`; a plan that had been decided on is gone on with.
@@ -187,14 +163,9 @@ class Auto(Compressor):
         """
         super().load_state_dict(state)
         self._begin_anew()
-        saved = state.get("planner")
-        if saved is not None and self._planning:
-            plan = [
-                _route(saved["plan"][tensor.name]) if tensor.name in saved["plan"] else DENSE
-                for tensor in self._tensors
-            ]
-            if self._planner.restore({**saved, "plan": plan}):
-                self._apply(self._planner.plan)
+        plan = state.get("planner")
+        if plan is not None and self._planning and saved.restore(self._planner, plan):
+            self._apply(self._planner.plan)
 
     def load_resized(self, states: Any) -> None:
         """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
@@ -204,31 +175,29 @@ class Auto(Compressor):
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "allowed": self._allowed}
 
-    def _choices(self, slot: Slot, routes: Sequence[Route]) -> tuple[Route, ...]:
-        chosen = [DENSE]
-        for route in routes:
-            if not (route.dense or self._exchanges[route.exchange].usable):
-                continue
-            dtype = str(slot.parameter.dtype).removeprefix("torch.")
-            try:
-                taken = self._router.with_route(route).choose(slot.name, slot.shape, dtype)
-                if not taken.dense:
-                    self._check_route(slot, taken)
-            except (TypeError, ValueError):
-                continue  # This tensor cannot go that way.
-            if taken.dense and slot.parameter.dtype != torch.float32:
-                continue  # Nothing is cast.
-            if taken not in chosen:
-                chosen.append(taken)
-        return tuple(chosen)
+    def _tensor_of(self, slot: Slot, routes: Sequence[Route]) -> Tensor:
+        def check(route: Route) -> None:
+            if not self._exchanges[route.exchange].usable:
+                raise ValueError(f"{slot.name}: expected another exchange, got {route.exchange}")
+            self._check_route(slot, route)
+
+        dtype = slot.parameter.dtype
+        return tensor_of(
+            slot.name,
+            slot.shape,
+            str(dtype).removeprefix("torch."),
+            dtype.itemsize,
+            routes=routes,
+            router=self._router,
+            check=check,
+        )
 
     def _begin_anew(self) -> None:
         # A process set's ranks may be anywhere, so each counts as a host of its own.
         local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
         self._planner = Planner(self._tensors, self._collectives.size // local, local)
         self._mark: float | None = None
-        self._timed.clear()
-        self._windows.clear()
+        self._reporter.forget()
         if self._planning:
             self._apply(self._planner.plan)
 
@@ -240,12 +209,11 @@ class Auto(Compressor):
         """At a place that all ranks come to, with no gradient on its way."""
         now = time.perf_counter()
         if self._mark is not None:
-            self._timed.append(now - self._mark)
             encoding = self.counters.encode_seconds - self._encoded_before
-            self._windows.append(max(0.0, self._last - self._first - encoding))
+            self._reporter.step(now - self._mark, self._last - self._first - encoding)
         need = self._planner.need()
         if need is not Need.NOTHING:
-            report = self._report(need)
+            report = self._reporter.report(need)
             if report is None:
                 self._planner.postpone()
             else:
@@ -257,60 +225,27 @@ class Auto(Compressor):
                     self._apply(self._planner.plan)
         self._mark = time.perf_counter()
 
-    def _report(self, need: Need) -> Report | None:
-        """What all ranks have measured; None where some have joined, with whom nothing can be agreed."""
-        timed, windows = self._timed or [0.0], self._windows or [0.0]
-        shared = self._share([statistics.median(timed), statistics.median(windows)], "step")
-        if shared is None:
-            return None
-        self._timed.clear()
-        self._windows.clear()
-        seconds, window = shared[:, 0].max().item(), shared[:, 1].min().item()
-        if need is Need.SECONDS:
-            return Report(seconds, window)
-        kinds = KINDS if need is Need.ALL else KINDS[:1]
-        codings = self._codings if need is Need.ALL else []
-        prober = self._prober = self._prober or self._make_prober()
-        started = time.perf_counter()
-        numbers = prober.links(kinds)
-        for encode, decode in prober.speeds(codings):
-            numbers += [encode, decode]
-        numbers.append(time.perf_counter() - started)
-        measured = self._share(numbers, f"probe of {len(numbers)}")
-        if measured is None:
-            return None
-        small, *slowest, overhead = measured.amax(0).tolist()
-        links, coding = slowest[: len(kinds)], slowest[len(kinds) :]
-        probe = Probe(prober.sent, small, dict(zip(kinds, links, strict=True)))
-        speeds = map(CodecSpeed, coding[::2], coding[1::2])
-        return Report(seconds, window, probe, dict(zip(codings, speeds, strict=True)), overhead)
-
-    def _make_prober(self) -> Prober:
+    def _prober(self) -> TorchProber:
         pairs = zip(self._planned, self._tensors, strict=True)
         slots = [slot for slot, tensor in pairs if len(tensor.choices) > 1]
         largest = max(slots, key=lambda slot: slot.count)
         device = largest.parameter.device
-        return Prober(
+        return TorchProber(
             self._collectives, self._kernels, largest.count, device, lambda: self.counters
         )
 
-    def _share(self, numbers: Sequence[float], what: str) -> torch.Tensor | None:
-        """All ranks' numbers, shape=(ranks, n), float64; None if a rank has joined.
-
-        A sum, and no gather, because a rank that has joined adds zeros to sums.
-        """
-        rank, size = self._collectives.rank, self._collectives.size
-        table = torch.zeros(size, len(numbers) + 1, dtype=torch.float64)
-        table[rank] = torch.tensor([*numbers, 1.0], dtype=torch.float64)
+    def _add(self, numbers: Sequence[float], what: str) -> list[float]:
+        size = self._collectives.size
+        table = torch.tensor(numbers, dtype=torch.float64)
         self.counters.add_allreduce(size, table.numel() * table.element_size())
-        handle = self._collectives.sum(table, f"planner {what}")
+        handle = self._collectives.sum(table, what)
         if not self._collectives.done(handle, _PATIENCE):
             raise ExchangeError(
                 f"expected all {size} ranks to share measurements after the same step, got some that never "
                 f"do: ranks have made different numbers of steps; make a new Auto after hvd.join()"
             )
-        table = self._collectives.wait(handle)
-        return table[:, :-1] if bool((table[:, -1] == 1).all()) else None
+        total: list[float] = self._collectives.wait(handle).tolist()
+        return total
 
     def _routes_now(self) -> Plan:
         return tuple(slot.route for slot in self._planned)
@@ -319,55 +254,3 @@ class Auto(Compressor):
         for slot, route in zip(self._planned, plan, strict=True):
             slot.route = route
         self._forget_agreement()
-
-
-def _routes(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
-    """Every allowed way, those without a codec first."""
-    if isinstance(codecs, str) or not isinstance(codecs, Sequence):
-        raise TypeError(
-            f"Auto.codecs: expected a sequence of codecs or their names, got {codecs!r}"
-        )
-    if isinstance(exchanges, str) or not isinstance(exchanges, Sequence):
-        raise TypeError(f"Auto.exchanges: expected a sequence of names, got {exchanges!r}")
-    for exchange in exchanges:
-        check_choice("Auto", "exchanges", exchange, EXCHANGES)
-    routes = []
-    for codec, feedback in map(_coding, codecs):
-        one = Route(codec, feedback)
-        if one.dense:
-            routes.append(one)
-        else:
-            # Where no model can say what an exchange costs, it cannot be planned with.
-            known = (exchange for exchange in exchanges if exchange in model.EXCHANGES)
-            routes += [dataclasses.replace(one, exchange=exchange) for exchange in known]
-    return sorted(dict.fromkeys(routes), key=lambda route: not route.dense)
-
-
-def _coding(given: Any) -> tuple[Codec, ErrorFeedback]:
-    if isinstance(given, str):
-        check_choice("Auto", "codecs", given, tuple(SCHEMES))
-        return SCHEMES[given].codec(), SCHEMES[given].feedback
-    if isinstance(given, Codec):
-        return given, scheme_of(given).feedback
-    if isinstance(given, tuple) and list(map(type, given))[1:] == [ErrorFeedback]:
-        codec, feedback = given
-        if isinstance(codec, Codec):
-            return codec, feedback
-    raise TypeError(
-        f"Auto.codecs: expected names, codecs, or pairs of a codec and ErrorFeedback, got {given!r}"
-    )
-
-
-def _element_bytes(slot: Slot) -> int:
-    dtype = slot.parameter.dtype
-    return 4 if dtype == torch.bfloat16 else dtype.itemsize  # Horovod has no bfloat16.
-
-
-def _config(route: Route) -> dict[str, Any]:
-    feedback = {"alpha": route.feedback.alpha, "beta": route.feedback.beta}
-    return {"codec": route.codec.to_config(), **feedback, "exchange": route.exchange}
-
-
-def _route(config: Mapping[str, Any]) -> Route:
-    feedback = ErrorFeedback(config["alpha"], config["beta"])
-    return Route(codec_from_config(dict(config["codec"])), feedback, config["exchange"])

@@ -217,3 +217,21 @@ def test_explanations_have_every_choice_with_its_costs():
 
 def test_plans_are_described_in_a_few_words():
     assert describe((SHOTS, DENSE), TENSORS) == "onebit two_shot for 1, none for 1 of the tensors"
+
+
+def test_idle_steps_need_not_be_asked_about():
+    asked, spared = Job(1e7).run(400), Job(1e7)
+    steps = 0
+    while steps < 400:
+        idle = min(spared.planner.idle(), 400 - steps)
+        spared.planner.skip(idle)
+        spared.needs += [Need.NOTHING] * idle
+        spared.plans += [spared.planner.plan] * idle
+        steps += idle
+        if steps < 400:
+            spared.run(1)
+            assert spared.needs[-1] is not Need.NOTHING
+            steps += 1
+    assert spared.needs == asked.needs and spared.plans == asked.plans
+    assert spared.planner.step == asked.planner.step == 400
+    assert asked.needs.count(Need.NOTHING) > 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,8 +43,7 @@ class Hierarchical(Exchange):
     @property
     def usable(self) -> bool:
         """See :attr:`Exchange.usable`: equal hosts of several ranks, and process sets at any time."""
-        dynamic = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
-        return dynamic and equal_hosts() and 1 < self.hosts.local < self.hosts.size
+        return hosts.usable(self.hosts.size, self.hosts.local, equal_hosts())
 
     def check(self, slot: Slot, route: Route) -> None:
         """See :meth:`Exchange.check`."""
