@@ -55,6 +55,7 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.kernels",
         "hvd_compress.exchange",
+        "hvd_compress.planner",
         "hvd_compress.tensorflow",
     },
     "keras": {

@@ -5,6 +5,7 @@ Pass one as ``compression=`` to ``hvd.DistributedGradientTape``; Horovod itself 
 
 from hvd_compress.codecs import ErrorFeedback
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.schemes import (
     BF16,
@@ -23,6 +24,7 @@ __all__ = [
     "ECQ",
     "FP16",
     "QSGD",
+    "Auto",
     "Compression",
     "Compressor",
     "ErrorFeedback",

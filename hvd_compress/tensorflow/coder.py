@@ -57,6 +57,12 @@ class Coder:
         self._warmup_steps = warmup_steps
         self._threads = threads
 
+    @property
+    def threads(self) -> int:
+        """Of one kernel."""
+        threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
+        return threads or len(os.sched_getaffinity(0))
+
     def encode(
         self,
         slot: Slot,
@@ -296,12 +302,11 @@ class Coder:
         }
 
     def _attributes(self, slot: Slot) -> dict[str, Any]:
-        threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
         return {
             "label": slot.label,
             "spec": spec_bytes(slot.route.codec),
             "tensor": slot.index,
-            "threads": threads or len(os.sched_getaffinity(0)),
+            "threads": self.threads,
             "alpha": slot.route.feedback.alpha,
             "beta": slot.route.feedback.beta,
         }

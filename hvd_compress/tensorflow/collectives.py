@@ -13,6 +13,7 @@ from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchange import pairs
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.tensorflow.reduction import Asked
 
 
 class Collectives:
@@ -84,6 +85,16 @@ class Collectives:
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of all ranks' values, of one shape and dtype on all ranks."""
         return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
+
+    def reduce(self, values: tf.Tensor, asked: Asked, name: str) -> tf.Tensor:
+        """The ranks' values reduced as Horovod was asked to reduce a gradient."""
+        return hvd.allreduce(
+            values,
+            op=asked.operation,
+            prescale_factor=asked.prescale,
+            postscale_factor=asked.postscale,
+            **self._called(name),
+        )
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The element-wise maximum of all ranks' values; a NaN may be lost in it."""

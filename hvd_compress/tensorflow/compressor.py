@@ -27,6 +27,7 @@ from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import operations
+from hvd_compress.tensorflow.reduction import asked_for
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Inheritance, Owner, inheritance
 from hvd_compress.tensorflow.step import Step
@@ -42,6 +43,11 @@ _EXCHANGES: dict[str, type[Exchange]] = {
 }
 
 _instances = 0
+
+
+def make_exchange(name: str, collectives: Collectives, coder: Coder) -> Exchange:
+    """The exchange of that name, one of :data:`~hvd_compress.exchange.routing.EXCHANGES`."""
+    return _EXCHANGES[name](collectives, coder)
 
 
 @dataclass(eq=False)
@@ -114,8 +120,8 @@ class Compressor(tf.Module, HorovodCompressor):
         self._seed = seed
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
-        coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads)
-        self._exchange = _EXCHANGES[exchange](self._collectives, coder)
+        self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads)
+        self._exchange = make_exchange(exchange, self._collectives, self._coder)
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
         self._offset = Counters()
@@ -146,9 +152,7 @@ class Compressor(tf.Module, HorovodCompressor):
         slot = self._slot(traced.position, tensor)
         traced.position += 1
         beginning = self._beginning(traced, graph)
-        if slot.route.dense:
-            return self._start_dense(slot, tensor, beginning)
-        return self._start_encoded(slot, tensor, beginning)
+        return self._start(slot, tensor, beginning)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -159,7 +163,8 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         if isinstance(ctx, _Dense):
             return tf.cast(self._ops.hvdc_arrived(tensor, self._ledger), ctx.dtype)
-        return self._exchange.decode(ctx, tensor, self._scale(tensor.op, ctx.slot))
+        asked = asked_for(tensor.op, ctx.slot, self._collectives.process_set)
+        return self._exchange.decode(ctx, tensor, asked.scale(self._size))
 
     @property
     def counters(self) -> Counters:
@@ -177,7 +182,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together."""
-        norms = [tf.norm(kept) for slot in self.slots for kept in (slot.residual, slot.owned)]
+        norms = [tf.norm(kept) for slot in self.slots for kept in slot.kept]
         return float(tf.norm(norms)) if norms else 0.0
 
     def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
@@ -201,37 +206,47 @@ class Compressor(tf.Module, HorovodCompressor):
         self._step.forget_agreement()
 
     def _counted(self) -> Counters:
-        steps, tensors, elements, plain, gathered, distributed, kept, dense, encode, decode = (
-            self._ops.hvdc_counters(self._ledger).numpy().tolist()
-        )
+        *counts, encode, decode = self._ops.hvdc_counters(self._ledger).numpy().tolist()
+        steps, tensors, elements, plain, *messages, dense = map(int, counts)
+        gathered, distributed, kept, *on_host = messages
         counters = Counters(
-            steps=int(steps),
-            encoded_elements=int(elements),
-            uncompressed_bytes=int(plain),
+            steps=steps,
+            encoded_elements=elements,
+            uncompressed_bytes=plain,
             encode_seconds=encode,
             decode_seconds=decode,
         )
-        self._exchange.count(counters, int(gathered), int(distributed), int(kept))
-        counters.add_allreduce(self._size, int(dense) + 4 * int(tensors))
+        counters.add_allgather(self._size, gathered)
+        counters.add_alltoall(distributed, kept)
+        counters.add_allreduce(self._size, dense + 4 * tensors)
+        for exchange in self._exchanges_in_use():
+            exchange.count(counters, *on_host)
         return counters
+
+    def _exchanges_in_use(self) -> Sequence[Exchange]:
+        return [self._exchange]
 
     def _slot(self, position: int, gradient: tf.Tensor) -> Slot:
         if position < len(self.slots):
             self.slots[position].check(gradient)
             return self.slots[position]
-        size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
-        route = self._router.choose(f"gradient.{position}", tuple(size), gradient.dtype.name)
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ExchangeError(
                     "expected TensorFlow 2's eager execution, got a graph of TensorFlow 1"
                 )
-            slot = Slot(position, gradient.dtype, gradient.shape, route)
-            if not route.dense:
-                self._exchange.check(slot)
+            slot = self._make_slot(position, gradient)
             self.slots.append(slot)
             self._inheritance.give(slot)
             self._step.forget_agreement()
+        return slot
+
+    def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
+        size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
+        route = self._router.choose(f"gradient.{position}", tuple(size), gradient.dtype.name)
+        slot = Slot(position, gradient.dtype, gradient.shape, route)
+        if not route.dense:
+            self._exchange.check(slot)
         return slot
 
     def _configuration(self) -> dict[str, Any]:
@@ -257,12 +272,22 @@ class Compressor(tf.Module, HorovodCompressor):
             self._ops.hvdc_expect(self._ledger, graph=beginning.graph, count=beginning.gradients)
         return beginning
 
-    def _begin(self, graph: int) -> Beginning:
+    def _takes_part(self) -> bool:
+        """Whether the branch in which compress is called runs on this rank."""
         alone = self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")
-        if not self._collectives.included or alone:
-            # The branch in which compress is called does not run on this rank.
+        return self._collectives.included and not alone
+
+    def _begin(self, graph: int) -> Beginning:
+        if not self._takes_part():
             return Beginning(tf.ones([1]), tf.constant(True), graph)
         return Beginning(*self._step.begin(graph), graph)
+
+    def _start(
+        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
+    ) -> tuple[tf.Tensor, Any]:
+        if slot.route.dense:
+            return self._start_dense(slot, gradient, beginning)
+        return self._start_encoded(slot, gradient, beginning)
 
     def _start_dense(
         self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
@@ -298,26 +323,3 @@ class Compressor(tf.Module, HorovodCompressor):
         flat = tf.reshape(tf.cast(gradient, tf.float32), [-1])
         total = self._collectives.sum(flat, f"{slot.label}.dense")
         return tf.reshape(tf.bitcast(total, tf.uint8), [-1])
-
-    def _scale(self, reduction: Any, slot: Slot) -> float:
-        """The factor on the sum of the gradients that Horovod's reduction of the token stands for."""
-        if reduction.type not in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
-            raise ExchangeError(
-                f"{slot.label}: expected Horovod's allreduce of the token, got {reduction.type}"
-            )
-        operation, process_set = (
-            reduction.get_attr(name) for name in ("reduce_op", "process_set_id")
-        )
-        if operation not in (hvd.Average, hvd.Sum):
-            raise ExchangeError(
-                f"{slot.label}: expected op=Average or op=Sum, got another: compressed gradients cannot be "
-                f"reduced with Min, Max, Product or Adasum"
-            )
-        expected = self._collectives.process_set.process_set_id
-        if process_set != expected:
-            raise ExchangeError(
-                f"{slot.label}: expected the compressor's process set {expected}, got "
-                f"{process_set}: pass the same process_set to both"
-            )
-        factors = reduction.get_attr("prescale_factor") * reduction.get_attr("postscale_factor")
-        return factors / self._size if operation == hvd.Average else factors

@@ -23,12 +23,15 @@ class Beginning:
         everybody: whether all ranks take part in the step, shape=(), bool.
         graph: a number of the graph's own.
         gradients: how many come back in a step.
+        ways: which of its choices each gradient takes, shape=(gradients,), int32; None where the
+            compressor does not plan.
     """
 
     begun: tf.Tensor
     everybody: tf.Tensor
     graph: int
     gradients: int = 0
+    ways: tf.Tensor | None = None
 
 
 @dataclass(eq=False)

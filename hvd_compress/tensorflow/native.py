@@ -13,7 +13,8 @@ from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import spec_of
 
 _ORDERLESS = (
-    *("HvdcDense", "HvdcArrived"),
+    *("HvdcDense", "HvdcArrived", "HvdcStepEnd"),
+    *("HvdcRelease", "HvdcSend", "HvdcReceive"),
     *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
     *("HvdcParts", "HvdcAverageNumbers"),
     *("HvdcNorms", "HvdcLevels", "HvdcDecodeLevels"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.codecs.schemes import Scheme, class_of
+from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
 
 
@@ -62,15 +63,17 @@ class NoCompression(_Scheme):
 
 
 class Compression:
-    """Compressors by name, for command-line flags."""
+    """Compressors by name, for command-line flags: those of :attr:`names`, and ``"auto"``."""
 
     names = tuple(SCHEMES)
 
     @staticmethod
     def by_name(name: str, /, **options: Any) -> Compressor:
-        """Makes the compressor of that name; options are the class's keywords.
+        """Makes the compressor of that name, or :class:`Auto`; options are the class's keywords.
 
         Raises:
             ValueError: no such name.
         """
+        if name == "auto":
+            return Auto(**options)
         return class_of(name, _Scheme)(**options)

@@ -11,6 +11,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
+from hvd_compress.planner.plans import Tensor
 
 
 class Slot(tf.Module):
@@ -29,7 +30,14 @@ class Slot(tf.Module):
         exchanges: how many times it has been exchanged, shape=(), int64.
     """
 
-    def __init__(self, index: int, dtype: tf.DType, shape: tf.TensorShape, route: Route) -> None:
+    def __init__(
+        self,
+        index: int,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        route: Route,
+        variables: tuple[ResourceVariable, ResourceVariable, ResourceVariable] | None = None,
+    ) -> None:
         super().__init__(name=f"gradient_{index}")
         self.index = index
         self.label = f"gradient.{index}"
@@ -38,15 +46,15 @@ class Slot(tf.Module):
         self._compatible = shape
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
-        # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
-        # refuses those of a second trace.
-        self.residual, self.owned = (
-            ResourceVariable(
-                tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name=name
-            )
-            for name in ("residual", "owned")
-        )
-        self.exchanges = ResourceVariable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
+        if variables is None:
+            exchanges = ResourceVariable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
+            variables = (numbers("residual"), numbers("owned"), exchanges)
+        self.residual, self.owned, self.exchanges = variables
+
+    @property
+    def kept(self) -> list[ResourceVariable]:
+        """All residuals."""
+        return [self.residual, self.owned]
 
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
@@ -58,6 +66,40 @@ class Slot(tf.Module):
                 + ": make a compressor for each model and optimizer, and pass a tape's sources in the same "
                 "order every time"
             )
+
+
+class PlannedSlot(Slot):
+    """A gradient that may travel in several ways, one after the other.
+
+    Its ways have one residual, so that a change of way loses nothing, and one for each kind of owners.
+
+    Attributes:
+        tensor: its choices.
+        owned_on_host: as ``owned``, of a part that ranks on one host share out.
+    """
+
+    def __init__(self, index: int, dtype: tf.DType, shape: tf.TensorShape, tensor: Tensor) -> None:
+        super().__init__(index, dtype, shape, tensor.choices[0])
+        self.tensor = tensor
+        self.owned_on_host = numbers("owned_on_host")
+
+    @property
+    def kept(self) -> list[ResourceVariable]:
+        """See :attr:`Slot.kept`."""
+        return [*super().kept, self.owned_on_host]
+
+    def by(self, route: Route) -> Slot:
+        """The gradient as the exchange of a route sees it."""
+        owned = self.owned_on_host if route.exchange == "hierarchical" else self.owned
+        variables = (self.residual, owned, self.exchanges)
+        return Slot(self.index, self.dtype, self._compatible, route, variables)
+
+
+def numbers(name: str) -> ResourceVariable:
+    """A variable of float32 numbers, none at first."""
+    # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
+    # refuses those of a second trace.
+    return ResourceVariable(tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name=name)
 
 
 def _kind(dtype: tf.DType, shape: tf.TensorShape) -> str:

@@ -17,6 +17,7 @@ from hvd_compress.tensorflow.slots import Slot
 _VERSION = 3
 _OWNER = "owner"
 _SLOTS = "slots"
+_OWNED = ("owned", "owned_on_host")
 
 
 class Owner(tf.train.experimental.PythonState):
@@ -41,7 +42,7 @@ class Owner(tf.train.experimental.PythonState):
         restored: Callable[[], None],
     ) -> None:
         self.rank, self.size, self.seed, self.owners = rank, size, seed, owners
-        self._expected = {
+        self._expected: dict[str, Any] = {
             "version": _VERSION,
             "rank": rank,
             "size": size,
@@ -72,9 +73,57 @@ class Owner(tf.train.experimental.PythonState):
         self._restored()
 
 
+class PlanOwner(Owner):
+    """The same of a compressor that plans, with its plan: each gradient may have owners in two ways.
+
+    Args:
+        rank, size, seed: as of :class:`Owner`.
+        local: owners of a gradient that travels by hosts.
+        plan: what is to be saved of the plan.
+        restored: called with what was saved, when the checkpoint is this rank's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        seed: int,
+        local: int,
+        plan: Callable[[], Any],
+        restored: Callable[[Any], None],
+    ) -> None:
+        super().__init__(rank, size, seed, "auto", 0, lambda: None)
+        self._expected["owners"] = [size, local]
+        self._plan, self._take = plan, restored
+
+    def serialize(self) -> str:
+        """See :meth:`Owner.serialize`."""
+        return json.dumps({**self._expected, "plan": self._plan()})
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """See :meth:`Owner.deserialize`."""
+        super().deserialize(string_value)
+        self._take(json.loads(string_value)["plan"])
+
+
+@dataclass
+class _Left:
+    """What a rank left of a gradient.
+
+    Attributes:
+        residual: of its own gradients.
+        owned: of averages that it owned: how many owners shared the gradient, and this one's part.
+        exchanges: how often the gradient had been exchanged.
+    """
+
+    residual: np.ndarray
+    owned: list[tuple[int, np.ndarray]]
+    exchanges: int
+
+
 @dataclass
 class Kept:
-    """A gradient's state, as checkpoints hold it; see :class:`hvd_compress.tensorflow.slots.Slot`."""
+    """What a gradient begins with; see :class:`hvd_compress.tensorflow.slots.Slot`."""
 
     residual: np.ndarray
     owned: np.ndarray
@@ -131,8 +180,8 @@ def inheritance(
     exchanges = [state["exchange"] for state in states]
     if len(set(exchanges)) > 1:
         raise ValueError(f"load_resized: expected checkpoints of one exchange, got {exchanges}")
-    owners = sorted({state["owners"] for state in states})
-    if len(owners) > 1:
+    owners = [state["owners"] for state in states]
+    if any(some != owners[0] for some in owners):
         raise ValueError(f"load_resized: expected hosts of one size, got owners {owners}")
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
@@ -140,30 +189,30 @@ def inheritance(
     return Inheritance(
         {
             index: _inherited(
-                index, [state["slots"][index] for state in states], owners[0], heir, has_residuals
+                index, [state["slots"][index] for state in states], heir, has_residuals
             )
             for index in counts[0]
         }
     )
 
 
-def _inherited(
-    index: int, old: Sequence[Kept], owners: int, heir: Owner, has_residuals: bool
-) -> Kept:
-    held = max(len(kept.residual) for kept in old)
-    count = max(held, sum(len(kept.owned) for kept in old[:owners]))
+def _inherited(index: int, old: Sequence[_Left], heir: Owner, has_residuals: bool) -> Kept:
+    count = max(len(left.residual) for left in old)
+    for way, (owners, _) in enumerate(old[0].owned):
+        count = max(count, sum(len(left.owned[way][1]) for left in old[:owners]))
     residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    for rank, kept in enumerate(old):
-        if len(kept.owned):
-            part = slice(*Shards(count, owners, index).of(rank % owners))
-            averages[part] += np.float32(owners / len(old)) * kept.owned
+    for rank, left in enumerate(old):
+        for owners, numbers in left.owned:
+            if len(numbers):
+                part = slice(*Shards(count, owners, index).of(rank % owners))
+                averages[part] += np.float32(owners / len(old)) * numbers
     if has_residuals:
         heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
     else:
         heirs, factor = list(range(len(old))), 1 / len(old)
-    for kept in (old[rank] for rank in heirs):
-        if len(kept.residual):
-            residual += np.float32(factor) * kept.residual
+    for left in (old[rank] for rank in heirs):
+        if len(left.residual):
+            residual += np.float32(factor) * left.residual
     exchanges = old[0].exchanges
     if not heir.owners:
         return Kept(residual + averages, np.zeros(0, np.float32), exchanges)
@@ -187,14 +236,16 @@ def _read(path: str, name: str) -> dict[str, Any]:
         raise ValueError(
             f"load_resized: expected checkpoints of version {_VERSION}, got {state['version']} in {path}"
         )
-    slots: dict[int, Kept] = {}
+    owners = state["owners"] if isinstance(state["owners"], list) else [state["owners"]]
+    slots: dict[int, _Left] = {}
     while reader.has_tensor(_variable(f"{prefix}{_SLOTS}/{len(slots)}/residual")):
         at = f"{prefix}{_SLOTS}/{len(slots)}"
-        residual, owned, exchanges = (
+        residual, exchanges, *owned = (
             reader.get_tensor(_variable(f"{at}/{what}"))
-            for what in ("residual", "owned", "exchanges")
+            for what in ("residual", "exchanges", *_OWNED[: len(owners)])
         )
-        slots[len(slots)] = Kept(residual, owned, int(exchanges))
+        parts = list(zip(owners, owned, strict=True))
+        slots[len(slots)] = _Left(residual, parts, int(exchanges))
     return {**state, "slots": slots}
 
 

@@ -18,6 +18,7 @@ from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, OneBit, Ternary
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.tensorflow.exchanges import hierarchical
 from tests.ranks import on_ranks
+from tests.tensorflow.auto_probes import every_change_of_way_keeps_every_gradient
 from tests.tensorflow.probes import (
     SHAPES,
     THRESHOLD,
@@ -205,6 +206,11 @@ def test_a_change_of_exchange_loses_no_mass() -> None:
         path = os.path.join(folder, f"{chosen}-{number}-{hvd.rank()}")
         tf.train.Checkpoint(compressor=compressor).write(path)
         paths = hvd.allgather_object(path, name=f"written.{number}")
+
+
+@on_ranks(4, launcher="tensorflow on two hosts", environment=DYNAMIC)
+def test_it_is_among_the_ways_that_a_planner_may_choose() -> None:
+    every_change_of_way_keeps_every_gradient(ways=7)
 
 
 @on_ranks(4, launcher="tensorflow on two hosts", environment=DYNAMIC)

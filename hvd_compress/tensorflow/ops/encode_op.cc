@@ -69,7 +69,7 @@ class EncodeOp : public OpKernel {
     Tensor* position;
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
     position->scalar<int64_t>()() = step;
-    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.TotalBytes()));
+    ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     Tensor* message;
     if (step < 0) {
       OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({0}), &message));

@@ -1,5 +1,6 @@
 #include "ledger.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -19,11 +20,21 @@ Standing Ledger::Begin(int64_t graph) {
   sent_.clear();
   expected_ = counts_[graph];
   arrived_ = 0;
-  dropped_ = false;
+  dropped_ = any_ready_ = false;
   if (!failure_.empty()) earlier_failure_ = std::move(failure_);
   failure_.clear();
   counters_[kSteps] += 1;
   return Standing{agreed_, !earlier_failure_.empty()};
+}
+
+void Ledger::Ready(double uncompressed_bytes) {
+  mutex_lock lock(mutex_);
+  counters_[kUncompressedBytes] += uncompressed_bytes;
+  last_ready_ = Clock::now();
+  if (any_ready_) return;
+  any_ready_ = true;
+  first_ready_ = last_ready_;
+  encoded_before_ = counters_[kEncodeSeconds];
 }
 
 void Ledger::Agree(bool agreed) {
@@ -54,7 +65,10 @@ std::string Ledger::TakeEarlierFailure() {
 absl::Status Ledger::Decoded(bool drop) {
   mutex_lock lock(mutex_);
   dropped_ = dropped_ || drop;
-  if (!dropped_) return absl::OkStatus();
+  return dropped_ ? TakeAllBack() : absl::OkStatus();
+}
+
+absl::Status Ledger::TakeAllBack() {
   while (!sent_.empty()) {
     TakeBack take_back = std::move(sent_.back());
     sent_.pop_back();
@@ -68,6 +82,8 @@ void Ledger::Arrived() {
   {
     mutex_lock lock(mutex_);
     if (++arrived_ != expected_) return;
+    // What gradients without a codec released after the step was dropped; errors have been told.
+    if (dropped_) TakeAllBack().IgnoreError();
     // The gradients' memory is not held longer than the step takes.
     sent_.clear();
     held.swap(held_);
@@ -77,21 +93,39 @@ void Ledger::Arrived() {
 
 void Ledger::ArrivedInVain(std::function<void()> end,
                            tensorflow::CancellationManager* cancellation) {
+  Hold(std::move(end), cancellation);
+  Arrived();
+}
+
+void Ledger::AtEnd(std::function<void()> end, tensorflow::CancellationManager* cancellation) {
+  const int64_t number = Hold(std::move(end), cancellation);
+  {
+    mutex_lock lock(mutex_);
+    if (arrived_ != expected_) return;
+  }
+  EndHeld(number);
+}
+
+int64_t Ledger::Hold(std::function<void()> end, tensorflow::CancellationManager* cancellation) {
+  // A step is cancelled when one of its other operations fails: Horovod's, or the user's. The
+  // manager may outlive the step.
+  const auto token = cancellation ? cancellation->get_cancellation_token() : 0;
   int64_t number;
   {
     mutex_lock lock(mutex_);
     number = holds_++;
-    held_.emplace(number, std::move(end));
+    held_.emplace(number, [end = std::move(end), cancellation, token] {
+      if (cancellation) cancellation->TryDeregisterCallback(token);
+      end();
+    });
   }
-  // A step is cancelled when one of its other operations fails: Horovod's, or the user's. The
-  // manager may outlive the step.
   Ref();
   const std::shared_ptr<Ledger> self(this, [](Ledger* ledger) { ledger->Unref(); });
-  const bool registered = cancellation != nullptr &&
-                          cancellation->RegisterCallback(cancellation->get_cancellation_token(),
-                                                         [self, number] { self->EndHeld(number); });
+  const bool registered =
+      cancellation != nullptr &&
+      cancellation->RegisterCallback(token, [self, number] { self->EndHeld(number); });
   if (!registered) EndHeld(number);
-  Arrived();
+  return number;
 }
 
 void Ledger::EndHeld(int64_t number) {
@@ -104,6 +138,37 @@ void Ledger::EndHeld(int64_t number) {
     held_.erase(held);
   }
   end();
+}
+
+bool Ledger::Over(bool everybody) {
+  mutex_lock lock(mutex_);
+  const auto now = Clock::now();
+  if (everybody) {
+    pace_.steps += 1;
+    if (marked_) {
+      const std::chrono::duration<double> seconds = now - mark_,
+                                          window = last_ready_ - first_ready_;
+      const double encoded = counters_[kEncodeSeconds] - encoded_before_;
+      pace_.seconds.push_back(seconds.count());
+      pace_.windows.push_back(any_ready_ ? std::max(0.0, window.count() - encoded) : 0.0);
+    }
+  }
+  mark_ = now;
+  marked_ = true;
+  return everybody && wanted_at_ >= 0 && pace_.steps >= wanted_at_;
+}
+
+Pace Ledger::pace() {
+  mutex_lock lock(mutex_);
+  return pace_;
+}
+
+void Ledger::Schedule(int64_t steps, bool anew) {
+  mutex_lock lock(mutex_);
+  pace_ = {{}, {}, anew ? 0 : pace_.steps};
+  marked_ = !anew;
+  mark_ = Clock::now();
+  wanted_at_ = steps < 0 ? -1 : pace_.steps + steps;
 }
 
 void Ledger::Count(Counter counter, double value) {

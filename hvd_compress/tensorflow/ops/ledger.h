@@ -4,6 +4,7 @@
 #define HVD_COMPRESS_TENSORFLOW_OPS_LEDGER_H_
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -31,6 +32,9 @@ enum Counter {
   kGatheredBytes,
   kDistributedBytes,
   kKeptBytes,
+  kHostGatheredBytes,
+  kHostDistributedBytes,
+  kHostKeptBytes,
   kDenseBytes,
   kEncodeSeconds,
   kDecodeSeconds,
@@ -41,6 +45,13 @@ enum Counter {
 struct Standing {
   bool agreed;  // whether its settings have been compared with theirs
   bool failed;  // whether one of its operations has failed in an earlier step
+};
+
+// How long the steps took since the planner was scheduled, in seconds, and how long messages could
+// travel in each of them while gradients were still being computed.
+struct Pace {
+  std::vector<double> seconds, windows;
+  int64_t steps;  // in which all ranks took part, since the count began
 };
 
 // One non-finite gradient makes a whole step worthless, so that no residual may count it as sent.
@@ -56,6 +67,9 @@ class Ledger : public tensorflow::ResourceBase {
 
   // Starts a step of a graph.
   Standing Begin(int64_t graph);
+
+  // Notes that a gradient of so many bytes has been computed.
+  void Ready(double uncompressed_bytes);
 
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
@@ -79,9 +93,21 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes that a gradient is back.
   void Arrived();
 
-  // Notes that a gradient is back and cannot be used. `end` ends its operation as soon as the
-  // step's other gradients are back, or the step is cancelled.
+  // Notes that a gradient is back and cannot be used; `end` ends its operation, as by AtEnd.
   void ArrivedInVain(std::function<void()> end, tensorflow::CancellationManager* cancellation);
+
+  // Calls `end` as soon as all of the step's gradients are back, or the step is cancelled.
+  void AtEnd(std::function<void()> end, tensorflow::CancellationManager* cancellation);
+
+  // Takes the time of a step that is over. One in which not all ranks took part does not count.
+  // Returns whether the planner is wanted at its end.
+  bool Over(bool everybody);
+
+  Pace pace();
+
+  // Wants the planner at the end of the so many-th step from now, or never if negative. Times are
+  // taken from now on; with `anew`, from the end of the next step on, and the count begins with it.
+  void Schedule(int64_t steps, bool anew);
 
   void Count(Counter counter, double value);
   std::array<double, kCounters> counters();
@@ -89,16 +115,25 @@ class Ledger : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "hvd_compress ledger"; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  absl::Status TakeAllBack();
   void EndHeld(int64_t number);
+  int64_t Hold(std::function<void()> end, tensorflow::CancellationManager* cancellation);
 
   tensorflow::mutex mutex_;
   std::map<int64_t, int64_t> counts_;  // by graph
   std::vector<TakeBack> sent_;
-  std::map<int64_t, std::function<void()>> held_;  // operations that have failed, by number
+  std::map<int64_t, std::function<void()>> held_;  // operations that wait for the end, by number
   int64_t expected_ = 0, arrived_ = 0, holds_ = 0;
   bool dropped_ = false, agreed_ = false;
   std::string failure_, earlier_failure_;
   std::array<double, kCounters> counters_{};
+  Clock::time_point first_ready_, last_ready_, mark_;
+  double encoded_before_ = 0;
+  bool any_ready_ = false, marked_ = false;
+  Pace pace_{{}, {}, 0};
+  int64_t wanted_at_ = -1;
 };
 
 }  // namespace hvd_compress

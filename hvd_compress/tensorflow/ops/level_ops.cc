@@ -61,7 +61,7 @@ class NormsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({buckets}), &norms));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
     position->scalar<int64_t>()() = step;
-    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.TotalBytes()));
+    ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     if (step < 0) return;
     ledger->Count(kTensors, 1);
     const auto started = std::chrono::steady_clock::now();

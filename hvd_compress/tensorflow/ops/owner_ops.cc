@@ -20,7 +20,9 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 // fail: the other ranks would wait for an average, and get zeros in its place.
 class OwnerOp : public OpKernel {
  public:
-  explicit OwnerOp(OpKernelConstruction* context) : OpKernel(context), coder_(context) {
+  // first: the counter of gathered bytes, which those of distributed and kept ones follow.
+  OwnerOp(OpKernelConstruction* context, Counter first)
+      : OpKernel(context), coder_(context), first_(first) {
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
     OP_REQUIRES_OK(context, context->GetAttr("length", &length_));
     OP_REQUIRES_OK(context, context->GetAttr("stream", &stream_));
@@ -38,9 +40,9 @@ class OwnerOp : public OpKernel {
     const int64_t size = MessageBytes(pieces, 1);
     Tensor* payload;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &payload));
-    ledger->Count(kDistributedBytes, static_cast<double>(distributed_));
-    ledger->Count(kKeptBytes, static_cast<double>(kept_));
-    ledger->Count(kGatheredBytes, static_cast<double>(size));
+    ledger->Count(first_, static_cast<double>(size));
+    ledger->Count(static_cast<Counter>(first_ + 1), static_cast<double>(distributed_));
+    ledger->Count(static_cast<Counter>(first_ + 2), static_cast<double>(kept_));
     if (size == 0) return;
     const int64_t step = context->input(1).scalar<int64_t>()();
     Tensor average;
@@ -77,6 +79,7 @@ class OwnerOp : public OpKernel {
 
  private:
   Coder coder_;
+  Counter first_;
   int64_t seed_, length_, stream_, distributed_, kept_;
   int ranks_;
 };
@@ -108,7 +111,7 @@ REGISTER_OP("HvdcAverage")
 
 class AverageOp : public OwnerOp {
  public:
-  using OwnerOp::OwnerOp;
+  explicit AverageOp(OpKernelConstruction* context) : OwnerOp(context, kGatheredBytes) {}
 
  private:
   absl::Status Average(const std::vector<Piece>& pieces, int64_t step, const Tensor& parts,
@@ -149,7 +152,7 @@ REGISTER_OP("HvdcAverageNumbers")
 template <typename T>
 class AverageNumbersOp : public OwnerOp {
  public:
-  using OwnerOp::OwnerOp;
+  explicit AverageNumbersOp(OpKernelConstruction* context) : OwnerOp(context, kHostGatheredBytes) {}
 
  private:
   absl::Status Average(const std::vector<Piece>&, int64_t, const Tensor& parts,

@@ -60,7 +60,7 @@ class PartsOp : public OpKernel {
     Tensor *message, *position;
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
     position->scalar<int64_t>()() = step;
-    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.TotalBytes()));
+    ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     int64_t count = 0;
     for (const int64_t length : lengths_) count += length;
     const absl::Status status = codec_.CheckTraced(count, gradient);

@@ -161,7 +161,7 @@ class DenseOp : public OpKernel {
     core::RefCountPtr<Ledger> ledger;
     OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &ledger));
     const Tensor& gradient = context->input(0);
-    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.NumElements()) * item_bytes_);
+    ledger->Ready(static_cast<double>(gradient.NumElements()) * item_bytes_);
     ledger->Count(kDenseBytes, static_cast<double>(gradient.TotalBytes()));
     context->set_output(0, gradient);
   }
