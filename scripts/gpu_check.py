@@ -9,6 +9,9 @@ not into PYTHON. NCCL refuses two ranks on one GPU, so that the run with two tak
 built for CUDA without HOROVOD_GPU_OPERATIONS, from WHEELS/staged. Where WHEELS holds Horovod's source
 (horovod-0.28.1.tar.gz) instead, both are built from that, by scripts/horovod_wheel.py.
 
+The part for TensorFlow takes a TensorFlow for CUDA in PYTHON, and a Horovod that was built with it, in
+PYTHON or from WHEELS: what is built here is for torch.
+
 Each part is recorded, whether it succeeds or not, and the others run all the same. The exit status
 tells whether all of them succeeded.
 
@@ -32,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "hvd_compress/gpu-check/1"
 SITE, STAGED = (ROOT / "build" / "gpu" / name for name in ("site", "staged"))
+_FOUND_GPU = "import tensorflow as tf; assert tf.config.list_physical_devices('GPU')"
 TAIL = 4000
 """Characters of a failed part's output that are recorded."""
 
@@ -47,7 +51,8 @@ class Part:
         timeout: seconds.
         site: packages that come before those of all parts.
         result: a JSON file that it writes, for the record.
-        needs: a program or module without which it is recorded as not run.
+        needs: a program or module without which it is recorded as not run, or a framework that has to
+            have found a GPU.
     """
 
     name: str
@@ -152,6 +157,14 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             )
             for count, how in ((1, "one rank by NCCL"), (2, "two ranks through the host"))
         ),
+        Part(
+            "tensorflow",
+            (*pytest, "tests/tensorflow/test_gpu.py"),
+            # Two ranks share the GPU.
+            {"HVDC_TEST_GPU": "real", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            needs=("gpu:tensorflow", "module:horovod.tensorflow.mpi_ops", "module:pytest"),
+            timeout=1800,
+        ),
     ]
     return [*installations(wheels, architecture or "90"), *found] if wheels else found
 
@@ -213,10 +226,11 @@ def missing(part: Part) -> str | None:
         if kind == "program":
             there = shutil.which(name, path=variables["PATH"]) is not None
         else:
-            probe = [sys.executable, "-c", f"import {name}"]
+            code = _FOUND_GPU if kind == "gpu" else f"import {name}"
+            probe = [sys.executable, "-c", code]
             there = subprocess.run(probe, env=variables, capture_output=True).returncode == 0
         if not there:
-            return f"{kind} {name}"
+            return f"a {name} that finds a GPU" if kind == "gpu" else f"{kind} {name}"
     return None
 
 

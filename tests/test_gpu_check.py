@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.py"
 
 def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
-    parts = ("sanitizer", "benchmark", "training")
+    parts = ("sanitizer", "benchmark", "training", "tensorflow")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--json", str(out), "--quick", "--only", *parts],
         capture_output=True,
@@ -25,13 +25,14 @@ def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     )
     record = json.loads(out.read_text())
     statuses = {name: entry["status"] for name, entry in record["parts"].items()}
-    assert len(statuses) == 7
+    assert len(statuses) == 8
     assert done.returncode == (set(statuses.values()) != {"passed"}), done.stdout
     if missing_gpu():
         assert "passed" not in statuses.values(), "nothing passes where nothing can run"
         assert record["machine"]["torch"]
         for part in ("benchmark", "training with DDP, one rank by NCCL"):
             assert "expected a GPU" in record["parts"][part]["output"]
+        assert "tensorflow that finds a GPU" in record["parts"]["tensorflow"]["missing"]
 
 
 def test_the_training_with_ddp_where_the_device_is_the_cpu(tmp_path: Path) -> None:

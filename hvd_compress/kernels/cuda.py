@@ -308,6 +308,16 @@ class _Error(ctypes.Structure):
     _fields_ = [("status", ctypes.c_uint32), ("payload", I32), ("tag", U64)]
 
 
+def library() -> Path:
+    """The path of the CUDA library, which has been opened.
+
+    Raises:
+        KernelError: it was not built, or belongs to another version.
+    """
+    _load(_LIBRARY)
+    return _LIBRARY
+
+
 _FAILED, _TOO_LARGE, _MISALIGNED = 16, 17, 18
 
 _SIGNATURES: Signatures = {

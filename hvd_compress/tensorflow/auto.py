@@ -34,6 +34,7 @@ from hvd_compress.planner.reporting import Reporter
 from hvd_compress.tensorflow.compressor import Compressor, make_exchange
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.graphs import Beginning
+from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.probing import TensorProber
 from hvd_compress.tensorflow.slots import PlannedSlot, Slot
 from hvd_compress.tensorflow.state import PlanOwner
@@ -52,6 +53,8 @@ class Auto(Compressor):
 
     Every way that a gradient may take is a branch of the graph, so that a change of plan traces nothing
     anew. It loses no gradient: what an earlier codec has not sent is added to the next one.
+
+    Gradients of a GPU are encoded on the host.
 
     Args:
         codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
@@ -94,6 +97,7 @@ class Auto(Compressor):
             process_set=process_set,
             threads=threads,
             name=name,
+            device=HOST,  # What changes from way to way has no kernels elsewhere.
         )
         self._allowed = tuple(routes)
         self._cold_steps = warmup_steps

@@ -62,14 +62,16 @@ def _build(folder: Path) -> None:
         result.mkdir()
         command = [
             *compiler.split(),
-            *("-shared", "-fPIC", "-O2", "-Wno-deprecated-declarations"),
+            *("-shared", "-fPIC", "-O2"),
+            # Of TensorFlow's own headers; an error would not be seen among them.
+            *("-Wno-deprecated-declarations", "-Wno-interference-size"),
             *tf.sysconfig.get_compile_flags(),
             *(f"-I{_PACKAGE / folder}" for folder in ("csrc", "csrc/include")),
             *map(str, sorted(_SOURCES.glob("*.cc"))),
             # By its soname alone: it is loaded before, wherever the package lies.
             *(f"-L{_PACKAGE / 'lib'}", "-lhvdc_cpu"),
             *tf.sysconfig.get_link_flags(),
-            *("-o", str(result / LIBRARY)),
+            *("-ldl", "-o", str(result / LIBRARY)),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs import LevelCodec
 from hvd_compress.tensorflow.native import spec_bytes
+from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 
 Parts = Sequence[tuple[int, int]]
@@ -46,16 +47,24 @@ class Coder:
         seed: of the noise.
         warmup_steps: so many exchanges of a gradient at the start are not encoded.
         threads: kernel threads; None is TensorFlow's number for one operation.
+        device: where it works, and residuals are.
     """
 
     def __init__(
-        self, operations: Any, ledger: tf.Tensor, seed: int, warmup_steps: int, threads: int | None
+        self,
+        operations: Any,
+        ledger: tf.Tensor,
+        seed: int,
+        warmup_steps: int,
+        threads: int | None,
+        device: str = HOST,
     ) -> None:
         self._ops = operations
         self._ledger = ledger
         self._seed = seed
         self._warmup_steps = warmup_steps
         self._threads = threads
+        self._device = device
 
     @property
     def threads(self) -> int:
@@ -86,19 +95,19 @@ class Coder:
         Returns:
             The payloads, shape=(bytes,), uint8, and the position in the noise, shape=(), int64.
         """
-        return self._ops.hvdc_encode(
+        step = self._position(slot, gradient, begun)
+        message = self._on_device(self._ops.hvdc_encode)(
             gradient,
-            begun,
+            step,
             slot.residual.handle,
-            slot.exchanges.handle,
             self._ledger,
             seed=self._seed,
             streams=streams,
             ranks=ranks,
-            warmup=self._warmup_steps,
             **_cut(parts),
             **self._attributes(slot),
         )
+        return message, step
 
     def parts(
         self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor, *, parts: Parts, own: int
@@ -116,16 +125,16 @@ class Coder:
             The numbers, shape=(bytes,), uint8, empty where there are not as many as in the parts; and the
             position in the noise, shape=(), int64.
         """
-        return self._ops.hvdc_parts(
+        step = self._position(slot, gradient, begun)
+        message = self._on_device(self._ops.hvdc_parts)(
             gradient,
-            begun,
-            slot.exchanges.handle,
+            step,
             self._ledger,
             own=own,
-            warmup=self._warmup_steps,
             **_cut(parts),
             **self._attributes(slot),
         )
+        return message, step
 
     def average(
         self,
@@ -159,7 +168,7 @@ class Coder:
         average, kind = self._ops.hvdc_average, {}
         if dtype is not None:
             average, kind = self._ops.hvdc_average_numbers, {"T": dtype}
-        return average(
+        return self._on_device(average)(
             parts,
             step,
             slot.owned.handle,
@@ -194,7 +203,7 @@ class Coder:
             sum_scale: the factor on the sum that went uncompressed.
             parts: where payloads of parts came instead.
         """
-        return self._ops.hvdc_decode(
+        return self._on_device(self._ops.hvdc_decode)(
             message=encoded.arrived,
             gathered=encoded.gathered,
             reduced=reduced,
@@ -222,15 +231,15 @@ class Coder:
         Returns:
             The norms, shape=(buckets,), float32, and the position in the noise, shape=(), int64.
         """
-        return self._ops.hvdc_norms(
+        step = self._position(slot, gradient, begun)
+        message = self._on_device(self._ops.hvdc_norms)(
             gradient,
-            begun,
+            step,
             slot.residual.handle,
-            slot.exchanges.handle,
             self._ledger,
-            warmup=self._warmup_steps,
             **self._level_attributes(slot, bits),
         )
+        return message, step
 
     def levels(
         self,
@@ -255,7 +264,7 @@ class Coder:
         Returns:
             shape=(words + 1,), int32: levels in lanes, and a 1 to count this rank by.
         """
-        return self._ops.hvdc_levels(
+        return self._on_device(self._ops.hvdc_levels)(
             gradient,
             norms,
             step,
@@ -278,7 +287,7 @@ class Coder:
             ranks: how many sent their levels.
             scale: the factor on the sum of the ranks' gradients.
         """
-        return self._ops.hvdc_decode_levels(
+        return self._on_device(self._ops.hvdc_decode_levels)(
             message=encoded.arrived,
             gathered=encoded.gathered,
             reduced=reduced,
@@ -289,6 +298,18 @@ class Coder:
             sum_scale=scale,
             **self._level_attributes(encoded.slot, bits),
         )
+
+    def _position(self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor) -> tf.Tensor:
+        # A gradient that never comes does not count as exchanged.
+        with tf.control_dependencies([gradient]), tf.device(HOST):
+            return self._ops.hvdc_position(begun, slot.exchanges.handle, warmup=self._warmup_steps)
+
+    def _on_device(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def placed(*inputs: tf.Tensor, **rest: Any) -> Any:
+            with tf.device(self._device):
+                return operation(*inputs, **rest)
+
+        return placed
 
     def _level_attributes(self, slot: Slot, bits: int) -> dict[str, Any]:
         codec = slot.route.codec

@@ -13,6 +13,7 @@ from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchange import pairs
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.reduction import Asked
 
 
@@ -22,6 +23,7 @@ class Collectives:
     Args:
         process_set: the ranks, registered.
         prefix: what the collectives' names begin with.
+        on_gpu: whether messages come from a GPU.
 
     Attributes:
         process_set: the ranks.
@@ -30,12 +32,13 @@ class Collectives:
         size: how many there are.
     """
 
-    def __init__(self, process_set: Any, prefix: str) -> None:
+    def __init__(self, process_set: Any, prefix: str, on_gpu: bool = False) -> None:
         self.process_set = process_set
         self.included = bool(process_set.included())
         self.rank = process_set.rank() if self.included else -1
         self.size = process_set.size()
         self._prefix = prefix
+        self._on_gpu = on_gpu
 
     def among(self, ranks: Sequence[int]) -> Collectives:
         """The same among some of the job's ranks.
@@ -58,7 +61,7 @@ class Collectives:
                     f"expected a Horovod that takes process sets, got: {error} Or pass "
                     f"hvd.ProcessSet({ranks}) to hvd.init()."
                 ) from None
-        return Collectives(chosen, self._prefix)
+        return Collectives(chosen, self._prefix, self._on_gpu)
 
     def gather_now(self, line: bytes, name: str, within: float) -> bytes | None:
         """All ranks' lines, outside of any graph; None if a rank does not send one in so many seconds."""
@@ -66,7 +69,7 @@ class Collectives:
 
         def gather() -> None:
             try:
-                with tf.init_scope():
+                with tf.init_scope(), tf.device(HOST):
                     message = tf.constant(np.frombuffer(line, np.uint8))
                     gathered.append(self.gather(message, name).numpy().tobytes())
             except Exception as error:
@@ -114,7 +117,7 @@ class Collectives:
             length: None if it is not known when the graph is made.
             name: the collective's.
         """
-        if length is None or not pairs.as_sum(self.size, length):
+        if self._on_gpu or length is None or not pairs.as_sum(self.size, length):
             return self.gather(message, name)
         own = tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
         other = self.sum(own, name) - own

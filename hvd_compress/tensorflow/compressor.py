@@ -26,7 +26,8 @@ from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
-from hvd_compress.tensorflow.native import operations
+from hvd_compress.tensorflow.native import open_cuda, operations
+from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import asked_for
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Inheritance, Owner, inheritance
@@ -73,11 +74,14 @@ class Compressor(tf.Module, HorovodCompressor):
         seed: of the stochastic codecs' noise, the same on every rank.
         process_set: as the tape's or optimizer's; None is all ranks.
         threads: kernel threads; None is TensorFlow's number for one operation.
+        device: where gradients are encoded and residuals kept, ``"GPU:0"`` or ``"CPU:0"`` for example; None
+            is TensorFlow's first GPU, if it has one and the exchange has kernels for it.
         name: what this compressor's collectives are called by; None numbers compressors in the order in
             which they are made, which must then be the same on every rank.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        KernelError: gradients are to be encoded on a GPU, and the CUDA library was not built.
         ExchangeError: ``hvd.init()`` was not called; or the ranks cannot take a hierarchical exchange.
     """
 
@@ -94,6 +98,7 @@ class Compressor(tf.Module, HorovodCompressor):
         seed: int = 0,
         process_set: Any | None = None,
         threads: int | None = None,
+        device: str | None = None,
         name: str | None = None,
     ) -> None:
         global _instances
@@ -113,14 +118,17 @@ class Compressor(tf.Module, HorovodCompressor):
             )
         prefix = f"hvd_compress.{_instances}" if name is None else name
         _instances += 1
-        self._collectives = Collectives(process_set, prefix)
+        self._device = choose(device, exchange, _EXCHANGES[exchange].on_gpu)
+        self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._ops = operations()
+        if is_gpu(self._device):
+            open_cuda()
         self._ledger = self._ops.hvdc_ledger()
-        self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads)
+        self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
         self._exchange = make_exchange(exchange, self._collectives, self._coder)
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
@@ -244,7 +252,7 @@ class Compressor(tf.Module, HorovodCompressor):
     def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
         route = self._router.choose(f"gradient.{position}", tuple(size), gradient.dtype.name)
-        slot = Slot(position, gradient.dtype, gradient.shape, route)
+        slot = Slot(position, gradient.dtype, gradient.shape, route, device=self._device)
         if not route.dense:
             self._exchange.check(slot)
         return slot
@@ -264,7 +272,7 @@ class Compressor(tf.Module, HorovodCompressor):
     def _beginning(self, traced: Traced, graph: Any) -> Beginning:
         if graph not in traced.beginnings:
             self._graphs += 1
-            with graph.as_default():
+            with graph.as_default(), tf.device(HOST):
                 traced.beginnings[graph] = self._begin(self._graphs)
         beginning = traced.beginnings[graph]
         beginning.gradients += 1
@@ -309,7 +317,8 @@ class Compressor(tf.Module, HorovodCompressor):
         message, step = self._exchange.encode(slot, gradient, beginning.begun)
         gathered = beginning.everybody
         if self._warmup_steps:
-            gathered = tf.logical_and(gathered, step >= 0)
+            with tf.device(HOST):
+                gathered = tf.logical_and(gathered, step >= 0)
         arrived = tf.cond(
             gathered,
             lambda: self._exchange.send(slot, gradient, message, step),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
 from typing import Any
 
@@ -9,11 +10,12 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from hvd_compress.codecs import Codec
+from hvd_compress.kernels import cuda
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.kernels.native import spec_of
+from hvd_compress.kernels.native import KernelError, spec_of
 
 _ORDERLESS = (
-    *("HvdcDense", "HvdcArrived", "HvdcStepEnd"),
+    *("HvdcPosition", "HvdcDense", "HvdcArrived", "HvdcStepEnd"),
     *("HvdcRelease", "HvdcSend", "HvdcReceive"),
     *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
     *("HvdcParts", "HvdcAverageNumbers"),
@@ -39,6 +41,27 @@ def operations() -> Any:
     for name in _ORDERLESS:
         auto_control_deps_utils.register_read_only_resource_op(name)
     return tf.load_op_library(str(build.library()))
+
+
+def open_cuda() -> None:
+    """Has the operations find the CUDA library; before one of them runs on a GPU.
+
+    Raises:
+        KernelError: it was not built, or belongs to another version.
+    """
+    from hvd_compress.tensorflow import build
+
+    try:
+        path = cuda.library()
+    except KernelError as error:
+        raise KernelError(
+            f"{error}; or copy gradients to the host and encode them there, with device='CPU:0'"
+        ) from None
+    opened = ctypes.CDLL(str(build.library()))
+    opened.hvdc_tensorflow_open_cuda.restype = ctypes.c_char_p
+    wrong = opened.hvdc_tensorflow_open_cuda(str(path).encode())
+    if wrong is not None:
+        raise KernelError(f"hvd_compress.tensorflow: {wrong.decode()}")
 
 
 def spec_bytes(codec: Codec) -> bytes:

@@ -12,6 +12,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
 from hvd_compress.planner.plans import Tensor
+from hvd_compress.tensorflow.placement import HOST
 
 
 class Slot(tf.Module):
@@ -37,6 +38,7 @@ class Slot(tf.Module):
         shape: tf.TensorShape,
         route: Route,
         variables: tuple[ResourceVariable, ResourceVariable, ResourceVariable] | None = None,
+        device: str = HOST,
     ) -> None:
         super().__init__(name=f"gradient_{index}")
         self.index = index
@@ -47,8 +49,13 @@ class Slot(tf.Module):
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
         if variables is None:
-            exchanges = ResourceVariable(tf.zeros([], tf.int64), trainable=False, name="exchanges")
-            variables = (numbers("residual"), numbers("owned"), exchanges)
+            with tf.device(device):
+                kept = numbers("residual"), numbers("owned")
+            with tf.device(HOST):
+                exchanges = ResourceVariable(
+                    tf.zeros([], tf.int64), trainable=False, name="exchanges"
+                )
+            variables = (*kept, exchanges)
         self.residual, self.owned, self.exchanges = variables
 
     @property
@@ -81,7 +88,8 @@ class PlannedSlot(Slot):
     def __init__(self, index: int, dtype: tf.DType, shape: tf.TensorShape, tensor: Tensor) -> None:
         super().__init__(index, dtype, shape, tensor.choices[0])
         self.tensor = tensor
-        self.owned_on_host = numbers("owned_on_host")
+        with tf.device(HOST):
+            self.owned_on_host = numbers("owned_on_host")
 
     @property
     def kept(self) -> list[ResourceVariable]:

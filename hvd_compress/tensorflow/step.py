@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.exchange import agreement, token
+from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.collectives import Collectives
 
 _FAILURE = "error in an earlier step"
+_LATE = "error that an earlier step could not know"
 
 
 class Step:
@@ -71,9 +73,8 @@ class Step:
 
     def _settle(self) -> tf.Tensor:
         # In Python, because the comparison is the one that every frontend uses. It rarely runs.
-        line = tf.numpy_function(
-            self._line, [self._ops.hvdc_earlier_failure(self._ledger)], tf.uint8
-        )
+        earlier = self._ops.hvdc_earlier_failure(self._ledger)
+        line = tf.numpy_function(self._line, [*earlier], tf.uint8)
         line.set_shape([None])
         gathered = self._collectives.gather(line, "configuration")
         same = tf.numpy_function(_check, [gathered], tf.bool)
@@ -82,15 +83,18 @@ class Step:
         with tf.control_dependencies([agreed]):
             return tf.reshape(tf.identity(same), [])
 
-    def _line(self, failure: bytes) -> np.ndarray:
+    def _line(self, failure: bytes, late: bool) -> np.ndarray:
         configuration = self._configuration()
         if failure:
-            configuration[_FAILURE] = failure.decode()
+            configuration[_LATE if late else _FAILURE] = failure.decode()
         return np.frombuffer(agreement.serialize(configuration), np.uint8)
 
 
 def _check(lines: np.ndarray) -> bool:
     configurations = [json.loads(line) for line in lines.tobytes().splitlines()]
+    late = {rank: c[_LATE] for rank, c in enumerate(configurations) if _LATE in c}
+    if late:
+        raise ExchangeError("; ".join(f"on rank {rank}: {text}" for rank, text in late.items()))
     if all(_FAILURE in configuration for configuration in configurations):
         # Each rank has raised an error, and goes on all the same.
         for configuration in configurations:

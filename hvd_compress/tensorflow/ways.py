@@ -19,6 +19,7 @@ from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.graphs import Beginning
 from hvd_compress.tensorflow.native import spec_bytes
+from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.reduction import Asked, asked_for
 from hvd_compress.tensorflow.slots import PlannedSlot, Slot
 
@@ -78,9 +79,13 @@ class Ways:
         self._coder = coder
         self._exchanges = dict(exchanges)
         self._hosts = hosts
-        self.chosen = ResourceVariable(
-            tf.zeros([0], tf.int32), trainable=False, shape=tf.TensorShape([None]), name="chosen"
-        )
+        with tf.device(HOST):
+            self.chosen = ResourceVariable(
+                tf.zeros([0], tf.int32),
+                trainable=False,
+                shape=tf.TensorShape([None]),
+                name="chosen",
+            )
 
     @property
     def exchanges(self) -> list[Exchange]:

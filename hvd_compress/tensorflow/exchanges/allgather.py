@@ -13,6 +13,8 @@ from hvd_compress.tensorflow.slots import Slot
 class Allgather(Exchange):
     """Each rank sends its payload to all others, and adds up what it gets."""
 
+    on_gpu = True
+
     def check(self, slot: Slot) -> None:
         """See :meth:`Exchange.check`; what tracing does not know is checked when it is encoded."""
         if slot.shape is not None:

@@ -22,9 +22,11 @@ class Exchange(ABC):
 
     Attributes:
         has_residuals: whether ranks keep residuals of their own gradients.
+        on_gpu: whether its operations have kernels for GPUs.
     """
 
     has_residuals: ClassVar[bool] = True
+    on_gpu: ClassVar[bool] = False
 
     def __init__(self, collectives: Collectives, coder: Coder) -> None:
         self.collectives = collectives

@@ -20,6 +20,8 @@ class TwoShot(Exchange):
     Each gradient travels by itself.
     """
 
+    on_gpu = True
+
     @property
     def owners(self) -> int:
         """See :attr:`Exchange.owners`."""

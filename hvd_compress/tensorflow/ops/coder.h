@@ -3,7 +3,7 @@
 #define HVD_COMPRESS_TENSORFLOW_OPS_CODER_H_
 
 #include <cstdint>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "gradient_codec.h"
@@ -20,8 +20,7 @@ struct Piece {
 };
 
 // Where a decoded message comes from: gathered from all ranks, whose payloads of one piece it
-// holds, or the averages of owners. Pieces have owners in the order of ranks, over and over: with
-// two copies of three pieces, rank 4 sent the second copy of the second piece.
+// holds, or the averages of owners.
 enum class Source { kRanks, kOwners };
 
 class Coder : public GradientCodec {
@@ -37,24 +36,21 @@ class Coder : public GradientCodec {
 
   // Encodes the pieces of `numbers` into `message`, each with noise of its own stream, and moves
   // the residual on, a variable of one float32 an element that is empty at first.
-  absl::Status Encode(tensorflow::OpKernelContext* context, const std::vector<Piece>& pieces,
-                      const std::vector<int64_t>& streams, int64_t seed, int64_t step,
-                      const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
-                      tensorflow::Var* residual) const;
+  absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
+                      const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
+                      int64_t seed, int64_t step, const tensorflow::Tensor& numbers,
+                      tensorflow::Tensor* message, tensorflow::Var* residual) const;
 
   // What takes back such a residual. It refers to the numbers' memory, and copies nothing.
-  TakeBack ToTakeBack(std::vector<Piece> pieces, int64_t step, const tensorflow::Tensor& numbers,
-                      const tensorflow::Tensor& message,
+  TakeBack ToTakeBack(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces, int64_t step,
+                      const tensorflow::Tensor& numbers, const tensorflow::Tensor& message,
                       tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
 
   // sum = scale * the sum of the payloads of each piece, `copies` of which follow each other.
-  // Sets `nonfinite` where a payload is flagged.
-  absl::Status Decode(const std::vector<Piece>& pieces, Source source, int copies, float scale,
-                      int64_t step, const tensorflow::Tensor& message, tensorflow::Tensor* sum,
-                      bool* nonfinite) const;
-
- private:
-  absl::Status Failure(int status, const std::string& whose, int64_t step) const;
+  // Sets `nonfinite` where a payload is flagged, as Kernels does.
+  absl::Status Decode(Kernels* kernels, const std::vector<Piece>& pieces, Source source, int copies,
+                      float scale, int64_t step, const tensorflow::Tensor& message,
+                      tensorflow::Tensor* sum, bool* nonfinite) const;
 };
 
 // The bytes of a message of these pieces, `copies` of each.

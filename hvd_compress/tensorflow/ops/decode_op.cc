@@ -4,6 +4,7 @@
 
 #include "coder.h"
 #include "result_op.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -52,15 +53,17 @@ class DecodeOp : public ResultOp {
   }
 
  private:
-  absl::Status Decode(OpKernelContext* context, const Tensor& message, Tensor* sum,
-                      bool* nonfinite) const override {
+  const GradientCodec& codec() const override { return coder_; }
+
+  absl::Status Decode(OpKernelContext* context, Kernels* kernels, const Tensor& message,
+                      Tensor* sum, bool* nonfinite) const override {
     const int64_t step = context->input(5).scalar<int64_t>()();
     if (lengths_.empty()) {
-      return coder_.Decode({coder_.Whole(sum->shape())}, Source::kRanks, ranks_, scale_, step,
-                           message, sum, nonfinite);
+      return coder_.Decode(kernels, {coder_.Whole(sum->shape())}, Source::kRanks, ranks_, scale_,
+                           step, message, sum, nonfinite);
     }
-    return coder_.Decode(coder_.Parts(begins_, lengths_), Source::kOwners, ranks_, scale_, step,
-                         message, sum, nonfinite);
+    return coder_.Decode(kernels, coder_.Parts(begins_, lengths_), Source::kOwners, ranks_, scale_,
+                         step, message, sum, nonfinite);
   }
 
   Coder coder_;
@@ -69,6 +72,14 @@ class DecodeOp : public ResultOp {
   float scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcDecode").Device(DEVICE_CPU), DecodeOp);
+// The token is only waited for, so it may be where Horovod left it.
+REGISTER_KERNEL_BUILDER(Name("HvdcDecode")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("gathered")
+                            .HostMemory("ledger")
+                            .HostMemory("step"),
+                        DecodeOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcDecode");
 
 }  // namespace
 }  // namespace hvd_compress

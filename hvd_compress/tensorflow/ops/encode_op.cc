@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coder.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -15,18 +16,16 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // begins, lengths: the pieces of the gradient for each owner, encoded one after the other into the
 // message; none for the whole gradient as one payload. streams: the rank in each one's noise key.
-// residual: a float32 variable, empty until the first step. exchanges: an int64 variable, how often
-// the gradient has been exchanged; the first `warmup` times nothing is encoded and the message is
-// empty. step: the position in the noise, stamped on the payloads. It does not fail, because the
-// other ranks wait for a message: they get zeros in its place, and the decoding operation fails.
+// step: the position in the noise, stamped on the payloads; while it is negative nothing is encoded
+// and the message is empty. residual: a float32 variable, empty until the first step. It does not
+// fail, because the other ranks wait for a message: they get zeros in its place, and the decoding
+// operation fails.
 REGISTER_OP("HvdcEncode")
     .Input("gradient: T")
-    .Input("token: float")
+    .Input("step: int64")
     .Input("residual: resource")
-    .Input("exchanges: resource")
     .Input("ledger: resource")
     .Output("message: uint8")
-    .Output("step: int64")
     .Attr("T: {float, half, bfloat16}")
     .Attr("label: string")
     .Attr("spec: string")
@@ -39,11 +38,9 @@ REGISTER_OP("HvdcEncode")
     .Attr("lengths: list(int)")
     .Attr("streams: list(int)")
     .Attr("ranks: int")
-    .Attr("warmup: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
-      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     });
 
@@ -55,20 +52,15 @@ class EncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
     OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
   }
 
   void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> residual, exchanges;
+    core::RefCountPtr<Var> residual;
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &residual));
-    OP_REQUIRES_OK(context, Lookup(context, 3, &exchanges));
-    OP_REQUIRES_OK(context, Lookup(context, 4, &ledger));
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &residual));
+    OP_REQUIRES_OK(context, LookupLedger(context, 3, &ledger));
     const Tensor& gradient = context->input(0);
-    const int64_t step = NextExchange(exchanges.get()) - warmup_;
-    Tensor* position;
-    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
-    position->scalar<int64_t>()() = step;
+    const int64_t step = context->input(1).scalar<int64_t>()();
     ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     Tensor* message;
     if (step < 0) {
@@ -79,17 +71,19 @@ class EncodeOp : public OpKernel {
     std::vector<Piece> pieces = whole ? std::vector<Piece>{coder_.Whole(gradient.shape())}
                                       : coder_.Parts(begins_, lengths_);
     absl::Status status = whole ? CheckGather(pieces[0], gradient.shape()) : CheckParts(gradient);
+    const auto kernels = coder_.KernelsFor(context, ledger.get());
+    if (status.ok()) status = kernels.status();
     // Parts have a size of their own: the other ranks wait for so many bytes.
     const int64_t size = status.ok() || !whole ? MessageBytes(pieces, 1) : 0;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &message));
     const auto started = std::chrono::steady_clock::now();
     if (status.ok()) {
-      status =
-          coder_.Encode(context, pieces, streams_, seed_, step, gradient, message, residual.get());
+      status = coder_.Encode(context, kernels->get(), pieces, streams_, seed_, step, gradient,
+                             message, residual.get());
     }
     if (!status.ok()) {
       ledger->Fail(std::string(status.message()));
-      message->flat<uint8_t>().setZero();
+      if (kernels.ok()) OP_REQUIRES_OK(context, (*kernels)->Zero(message->data(), size));
       return;
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
@@ -98,8 +92,8 @@ class EncodeOp : public OpKernel {
     ledger->Count(kElements, static_cast<double>(gradient.NumElements()));
     if (whole) ledger->Count(kGatheredBytes, static_cast<double>(size));
     if (coder_.feedback()) {
-      ledger->Encoded(
-          coder_.ToTakeBack(std::move(pieces), step, gradient, *message, std::move(residual)));
+      ledger->Encoded(coder_.ToTakeBack(*kernels, std::move(pieces), step, gradient, *message,
+                                        std::move(residual)));
     }
   }
 
@@ -120,10 +114,18 @@ class EncodeOp : public OpKernel {
 
   Coder coder_;
   std::vector<int64_t> begins_, lengths_, streams_;
-  int64_t seed_, warmup_;
+  int64_t seed_;
   int ranks_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEncode").Device(DEVICE_CPU), EncodeOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcEncode")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("step")
+                            .HostMemory("residual")
+                            .HostMemory("ledger"),
+                        EncodeOp);
+// The residual is where the gradient is, but the ledger is the host's.
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcEncode");
 
 }  // namespace
 }  // namespace hvd_compress

@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include "cpu_kernels.h"
+#include "gpu_kernels.h"
+#include "ledger.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
@@ -21,6 +24,15 @@ GradientCodec::GradientCodec(OpKernelConstruction* context) {
               errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
                                       " bytes, got ", spec.size()));
   std::memcpy(&spec_, spec.data(), sizeof(spec_));
+  if (context->device_type() == DEVICE_CPU) cpu_ = std::make_shared<CpuKernels>(threads_);
+}
+
+absl::StatusOr<std::shared_ptr<Kernels>> GradientCodec::KernelsFor(OpKernelContext* context,
+                                                                   Ledger* ledger) const {
+  if (cpu_) return cpu_;
+  auto kernels = ledger->OnGpu(context);
+  if (!kernels.ok()) return errors::FailedPrecondition(label_, ": ", kernels.status().message());
+  return *std::move(kernels);
 }
 
 absl::Status GradientCodec::CheckTraced(int64_t count, const Tensor& gradient) const {
@@ -43,8 +55,8 @@ hvdc_noise GradientCodec::NoiseOf(int64_t seed, int64_t stream, int64_t step) co
           static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
 }
 
-absl::Status GradientCodec::Prepare(OpKernelContext* context, int64_t count, Var* residual,
-                                    float** numbers) const {
+absl::Status GradientCodec::Prepare(OpKernelContext* context, Kernels* kernels, int64_t count,
+                                    Var* residual, float** numbers) const {
   *numbers = nullptr;
   if (!feedback()) return absl::OkStatus();
   Tensor* held = residual->tensor();
@@ -57,24 +69,13 @@ absl::Status GradientCodec::Prepare(OpKernelContext* context, int64_t count, Var
   if (fresh || !held->RefCountIsOne()) {
     Tensor own;
     TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &own));
-    if (fresh) {
-      own.flat<float>().setZero();
-    } else {
-      own.flat<float>() = held->flat<float>();
-    }
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+    TF_RETURN_IF_ERROR(fresh ? kernels->Zero(own.data(), bytes)
+                             : kernels->Copy(own.data(), held->data(), bytes));
     *held = own;
   }
   *numbers = held->flat<float>().data();
   return absl::OkStatus();
-}
-
-int64_t NextExchange(Var* exchanges) {
-  mutex_lock lock(*exchanges->mu());
-  const int64_t before = exchanges->tensor()->scalar<int64_t>()();
-  Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
-  after.scalar<int64_t>()() = before + 1;
-  *exchanges->tensor() = after;
-  return before;
 }
 
 int DtypeOf(DataType type) {

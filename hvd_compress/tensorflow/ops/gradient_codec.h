@@ -3,14 +3,18 @@
 #define HVD_COMPRESS_TENSORFLOW_OPS_GRADIENT_CODEC_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "hvdc.h"
+#include "kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
 namespace hvd_compress {
+
+class Ledger;
 
 // Attributes: label, spec (an hvdc_spec without rows and columns), tensor, threads, alpha, beta.
 class GradientCodec {
@@ -19,6 +23,10 @@ class GradientCodec {
 
   bool feedback() const { return alpha_ != 0; }
   const std::string& label() const { return label_; }
+
+  // What works where the operation is; all of a compressor's operations on GPUs are on one of them.
+  absl::StatusOr<std::shared_ptr<Kernels>> KernelsFor(tensorflow::OpKernelContext* context,
+                                                      Ledger* ledger) const;
 
   // Whether a gradient has the elements that tracing counted on.
   absl::Status CheckTraced(int64_t count, const tensorflow::Tensor& gradient) const;
@@ -31,7 +39,7 @@ class GradientCodec {
 
   // The residual, one float32 an element that nobody else reads, zeros at first; null without
   // feedback. The caller holds the variable's lock.
-  absl::Status Prepare(tensorflow::OpKernelContext* context, int64_t count,
+  absl::Status Prepare(tensorflow::OpKernelContext* context, Kernels* kernels, int64_t count,
                        tensorflow::Var* residual, float** numbers) const;
 
  private:
@@ -39,19 +47,11 @@ class GradientCodec {
   hvdc_spec spec_;
   int tensor_, threads_;
   float alpha_, beta_;
+  std::shared_ptr<Kernels> cpu_;  // null on a GPU
 };
-
-// How often a gradient has been exchanged before; counts one more.
-int64_t NextExchange(tensorflow::Var* exchanges);
 
 // The C interface's name of a gradient's type.
 int DtypeOf(tensorflow::DataType type);
-
-template <typename T>
-absl::Status Lookup(tensorflow::OpKernelContext* context, int input,
-                    tensorflow::core::RefCountPtr<T>* resource) {
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
-}
 
 }  // namespace hvd_compress
 

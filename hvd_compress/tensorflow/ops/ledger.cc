@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "gpu_kernels.h"
+#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -21,10 +23,27 @@ Standing Ledger::Begin(int64_t graph) {
   expected_ = counts_[graph];
   arrived_ = 0;
   dropped_ = any_ready_ = false;
-  if (!failure_.empty()) earlier_failure_ = std::move(failure_);
+  if (gpu_) {
+    gpu_->BeginStep();
+    std::string met = gpu_->TakeError();
+    if (!met.empty()) earlier_failure_ = {std::move(met), /*late=*/true};
+  }
+  if (!failure_.empty()) earlier_failure_ = {std::move(failure_), /*late=*/false};
   failure_.clear();
   counters_[kSteps] += 1;
-  return Standing{agreed_, !earlier_failure_.empty()};
+  return Standing{agreed_, !earlier_failure_.message.empty()};
+}
+
+absl::StatusOr<std::shared_ptr<GpuKernels>> Ledger::OnGpu(tensorflow::OpKernelContext* context) {
+  mutex_lock lock(mutex_);
+  if (!gpu_) {
+    auto kernels = GpuKernels::For(context);
+    if (!kernels.ok()) return kernels.status();
+    gpu_ = *std::move(kernels);
+  }
+  if (gpu_->Serve(context)) return gpu_;
+  return tensorflow::errors::FailedPrecondition(
+      "expected all gradients of a compressor on one GPU, got one on ", context->device()->name());
 }
 
 void Ledger::Ready(double uncompressed_bytes) {
@@ -57,7 +76,7 @@ std::string Ledger::failure() {
   return failure_;
 }
 
-std::string Ledger::TakeEarlierFailure() {
+EarlierFailure Ledger::TakeEarlierFailure() {
   mutex_lock lock(mutex_);
   return std::exchange(earlier_failure_, {});
 }
@@ -72,7 +91,7 @@ absl::Status Ledger::TakeAllBack() {
   while (!sent_.empty()) {
     TakeBack take_back = std::move(sent_.back());
     sent_.pop_back();
-    TF_RETURN_IF_ERROR(take_back());
+    TF_RETURN_IF_ERROR(take_back(When::kNow));
   }
   return absl::OkStatus();
 }
@@ -84,6 +103,10 @@ void Ledger::Arrived() {
     if (++arrived_ != expected_) return;
     // What gradients without a codec released after the step was dropped; errors have been told.
     if (dropped_) TakeAllBack().IgnoreError();
+    for (TakeBack& take_back : sent_) {
+      const absl::Status status = take_back(When::kIfFlagged);
+      if (!status.ok() && failure_.empty()) failure_ = std::string(status.message());
+    }
     // The gradients' memory is not held longer than the step takes.
     sent_.clear();
     held.swap(held_);
@@ -179,6 +202,15 @@ void Ledger::Count(Counter counter, double value) {
 std::array<double, kCounters> Ledger::counters() {
   mutex_lock lock(mutex_);
   return counters_;
+}
+
+absl::Status LookupLedger(tensorflow::OpKernelContext* context, int input,
+                          tensorflow::core::RefCountPtr<Ledger>* ledger) {
+  const auto found = tensorflow::HandleFromInput(context, input).GetResource<Ledger>();
+  if (!found.ok()) return found.status();
+  (*found)->Ref();
+  ledger->reset(*found);
+  return absl::OkStatus();
 }
 
 }  // namespace hvd_compress

@@ -8,20 +8,30 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/lib/core/refcount.h"
 #include "tensorflow/core/platform/mutex.h"
+
+namespace tensorflow {
+class OpKernelContext;
+}
 
 namespace hvd_compress {
 
+class GpuKernels;
+
 // Takes the residual of encoded numbers back to what it was. It keeps the gradient's memory alive
 // until the step is over.
-using TakeBack = absl::AnyInvocable<absl::Status()>;
+using TakeBack = absl::AnyInvocable<absl::Status(When)>;
 
 // Cumulative; the order is that of hvd_compress/tensorflow/compressor.py.
 enum Counter {
@@ -54,9 +64,16 @@ struct Pace {
   int64_t steps;  // in which all ranks took part, since the count began
 };
 
+// What failed in an earlier step.
+struct EarlierFailure {
+  std::string message;  // empty: nothing
+  bool late;            // whether the step itself has not raised an error, since nobody could know
+};
+
 // One non-finite gradient makes a whole step worthless, so that no residual may count it as sent.
 // Which gradients those are is known only once they have been gathered, in any order; residuals
-// that have moved on by then are taken back.
+// that have moved on by then are taken back. On a GPU the host does not wait to see it: when all of
+// the step's gradients are back, the device is told to take back what its flags say.
 //
 // An operation that fails ends TensorFlow's step, and what has not been sent by then never will be,
 // though other ranks wait for it. So nothing fails before all of the step's gradients are back.
@@ -70,6 +87,8 @@ class Ledger : public tensorflow::ResourceBase {
 
   // Notes that a gradient of so many bytes has been computed.
   void Ready(double uncompressed_bytes);
+  // The kernels of the GPU that an operation is on, which has to be the one of all others.
+  absl::StatusOr<std::shared_ptr<GpuKernels>> OnGpu(tensorflow::OpKernelContext* context);
 
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
@@ -84,7 +103,7 @@ class Ledger : public tensorflow::ResourceBase {
   std::string failure();
 
   // An earlier step's error, if any; it is told once.
-  std::string TakeEarlierFailure();
+  EarlierFailure TakeEarlierFailure();
 
   // Notes that a gradient has been decoded; with `drop`, every residual of the step is or will be
   // taken back.
@@ -127,7 +146,9 @@ class Ledger : public tensorflow::ResourceBase {
   std::map<int64_t, std::function<void()>> held_;  // operations that wait for the end, by number
   int64_t expected_ = 0, arrived_ = 0, holds_ = 0;
   bool dropped_ = false, agreed_ = false;
-  std::string failure_, earlier_failure_;
+  std::string failure_;
+  EarlierFailure earlier_failure_{};
+  std::shared_ptr<GpuKernels> gpu_;  // from the first operation on one
   std::array<double, kCounters> counters_{};
   Clock::time_point first_ready_, last_ready_, mark_;
   double encoded_before_ = 0;
@@ -135,6 +156,11 @@ class Ledger : public tensorflow::ResourceBase {
   Pace pace_{{}, {}, 0};
   int64_t wanted_at_ = -1;
 };
+
+// The ledger that an operation's input refers to. It is the host's, and operations on a GPU use it,
+// too: TensorFlow's own look-up would refuse it there.
+absl::Status LookupLedger(tensorflow::OpKernelContext* context, int input,
+                          tensorflow::core::RefCountPtr<Ledger>* ledger);
 
 }  // namespace hvd_compress
 

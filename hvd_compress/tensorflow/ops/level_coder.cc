@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cpu_kernels.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -24,7 +25,8 @@ absl::Status LevelCoder::Norms(OpKernelContext* context, const Tensor& gradient,
   TF_RETURN_IF_ERROR(CheckTraced(count_, gradient));
   mutex_lock lock(*residual->mu());
   float* rest;
-  TF_RETURN_IF_ERROR(Prepare(context, count_, residual, &rest));
+  CpuKernels kernels(threads());
+  TF_RETURN_IF_ERROR(Prepare(context, &kernels, count_, residual, &rest));
   const hvdc_feedback feedback = FeedbackWith(rest);
   return Check(hvdc_level_norms(&whole_, gradient.data(), DtypeOf(gradient.dtype()),
                                 rest ? &feedback : nullptr, norms, buckets_, threads()),
@@ -40,7 +42,8 @@ absl::Status LevelCoder::Encode(OpKernelContext* context, const hvdc_noise& nois
   }
   mutex_lock lock(*residual->mu());
   float* rest;
-  TF_RETURN_IF_ERROR(Prepare(context, count_, residual, &rest));
+  CpuKernels kernels(threads());
+  TF_RETURN_IF_ERROR(Prepare(context, &kernels, count_, residual, &rest));
   const hvdc_feedback feedback = FeedbackWith(rest);
   return Check(
       hvdc_level_encode(&whole_, &noise, gradient.data(), DtypeOf(gradient.dtype()),
@@ -51,7 +54,8 @@ absl::Status LevelCoder::Encode(OpKernelContext* context, const hvdc_noise& nois
 
 TakeBack LevelCoder::ToTakeBack(const Tensor& gradient, const Tensor& norms, const Tensor& words,
                                 core::RefCountPtr<Var> residual) const {
-  return [coder = *this, gradient, norms, words, residual = std::move(residual)] {
+  return [coder = *this, gradient, norms, words, residual = std::move(residual)](When when) {
+    if (when == When::kIfFlagged) return absl::OkStatus();  // The host has seen all flags.
     mutex_lock lock(*residual->mu());
     const hvdc_feedback feedback = coder.FeedbackWith(residual->tensor()->flat<float>().data());
     return coder.Check(

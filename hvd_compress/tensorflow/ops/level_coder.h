@@ -9,8 +9,8 @@
 
 namespace hvd_compress {
 
-// Attributes: those of GradientCodec; count (elements, as traced), buckets (norms) and bits (of a
-// lane).
+// On the CPU. Attributes: those of GradientCodec; count (elements, as traced), buckets (norms) and
+// bits (of a lane).
 class LevelCoder : public GradientCodec {
  public:
   explicit LevelCoder(tensorflow::OpKernelConstruction* context);

@@ -13,17 +13,15 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// residual, exchanges, warmup and step: as of HvdcEncode. norms: one of each bucket, none while the
+// residual and step: as of HvdcEncode. norms: one of each bucket, none while the
 // gradient warms up. It does not fail, because the other ranks wait for norms: they get zeros, and
 // then no levels.
 REGISTER_OP("HvdcNorms")
     .Input("gradient: T")
-    .Input("token: float")
+    .Input("step: int64")
     .Input("residual: resource")
-    .Input("exchanges: resource")
     .Input("ledger: resource")
     .Output("norms: float")
-    .Output("step: int64")
     .Attr("T: {float, half, bfloat16}")
     .Attr("label: string")
     .Attr("spec: string")
@@ -34,33 +32,26 @@ REGISTER_OP("HvdcNorms")
     .Attr("count: int")
     .Attr("buckets: int")
     .Attr("bits: int")
-    .Attr("warmup: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
-      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     });
 
 class NormsOp : public OpKernel {
  public:
-  explicit NormsOp(OpKernelConstruction* context) : OpKernel(context), coder_(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
-  }
+  explicit NormsOp(OpKernelConstruction* context) : OpKernel(context), coder_(context) {}
 
   void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> residual, exchanges;
+    core::RefCountPtr<Var> residual;
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &residual));
-    OP_REQUIRES_OK(context, Lookup(context, 3, &exchanges));
-    OP_REQUIRES_OK(context, Lookup(context, 4, &ledger));
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &residual));
+    OP_REQUIRES_OK(context, LookupLedger(context, 3, &ledger));
     const Tensor& gradient = context->input(0);
-    const int64_t step = NextExchange(exchanges.get()) - warmup_;
-    Tensor *norms, *position;
+    const int64_t step = context->input(1).scalar<int64_t>()();
+    Tensor* norms;
     const int64_t buckets = step < 0 ? 0 : coder_.buckets();
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({buckets}), &norms));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
-    position->scalar<int64_t>()() = step;
     ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     if (step < 0) return;
     ledger->Count(kTensors, 1);
@@ -78,7 +69,6 @@ class NormsOp : public OpKernel {
 
  private:
   LevelCoder coder_;
-  int64_t warmup_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcNorms").Device(DEVICE_CPU), NormsOp);
 
@@ -120,8 +110,8 @@ class LevelsOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> residual;
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 3, &residual));
-    OP_REQUIRES_OK(context, Lookup(context, 4, &ledger));
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 3), &residual));
+    OP_REQUIRES_OK(context, LookupLedger(context, 4, &ledger));
     const Tensor &gradient = context->input(0), &norms = context->input(1);
     Tensor* words;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({coder_.words() + 1}), &words));
@@ -188,7 +178,9 @@ class DecodeLevelsOp : public ResultOp {
   }
 
  private:
-  absl::Status Decode(OpKernelContext*, const Tensor& message, Tensor* sum,
+  const GradientCodec& codec() const override { return coder_; }
+
+  absl::Status Decode(OpKernelContext*, Kernels*, const Tensor& message, Tensor* sum,
                       bool* nonfinite) const override {
     const int64_t numbers = coder_.buckets() + coder_.words() + 1;
     if (message.NumElements() != numbers * 4) {

@@ -6,6 +6,7 @@
 
 #include "coder.h"
 #include "cpu/fp_env.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -34,8 +35,8 @@ class OwnerOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> residual;
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &residual));
-    OP_REQUIRES_OK(context, Lookup(context, 3, &ledger));
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &residual));
+    OP_REQUIRES_OK(context, LookupLedger(context, 3, &ledger));
     std::vector<Piece> pieces = coder_.Parts({0}, {length_});
     const int64_t size = MessageBytes(pieces, 1);
     Tensor* payload;
@@ -47,16 +48,20 @@ class OwnerOp : public OpKernel {
     const int64_t step = context->input(1).scalar<int64_t>()();
     Tensor average;
     OP_REQUIRES_OK(context, context->allocate_temp(DT_FLOAT, TensorShape({length_}), &average));
+    const auto kernels = coder_.KernelsFor(context, ledger.get());
     const auto started = std::chrono::steady_clock::now();
-    absl::Status status = Average(pieces, step, context->input(0), &average);
+    absl::Status status = kernels.status();
+    if (status.ok()) {
+      status = Average(kernels->get(), pieces, step, context->input(0), &average);
+    }
     const auto averaged = std::chrono::steady_clock::now();
     if (status.ok()) {
-      status =
-          coder_.Encode(context, pieces, {stream_}, seed_, step, average, payload, residual.get());
+      status = coder_.Encode(context, kernels->get(), pieces, {stream_}, seed_, step, average,
+                             payload, residual.get());
     }
     if (!status.ok()) {
       ledger->Fail(absl::StrCat("as its owner: ", status.message()));
-      payload->flat<uint8_t>().setZero();
+      if (kernels.ok()) OP_REQUIRES_OK(context, (*kernels)->Zero(payload->data(), size));
       return;
     }
     const std::chrono::duration<double> averaging = averaged - started;
@@ -64,15 +69,15 @@ class OwnerOp : public OpKernel {
     ledger->Count(kDecodeSeconds, averaging.count());
     ledger->Count(kEncodeSeconds, encoding.count());
     if (coder_.feedback()) {
-      ledger->Encoded(
-          coder_.ToTakeBack(std::move(pieces), step, average, *payload, std::move(residual)));
+      ledger->Encoded(coder_.ToTakeBack(*kernels, std::move(pieces), step, average, *payload,
+                                        std::move(residual)));
     }
   }
 
  protected:
   // The average of what the ranks sent of the part, which is not empty.
-  virtual absl::Status Average(const std::vector<Piece>& pieces, int64_t step, const Tensor& parts,
-                               Tensor* average) const = 0;
+  virtual absl::Status Average(Kernels* kernels, const std::vector<Piece>& pieces, int64_t step,
+                               const Tensor& parts, Tensor* average) const = 0;
 
   const Coder& coder() const { return coder_; }
   int ranks() const { return ranks_; }
@@ -114,16 +119,23 @@ class AverageOp : public OwnerOp {
   explicit AverageOp(OpKernelConstruction* context) : OwnerOp(context, kGatheredBytes) {}
 
  private:
-  absl::Status Average(const std::vector<Piece>& pieces, int64_t step, const Tensor& parts,
-                       Tensor* average) const override {
+  absl::Status Average(Kernels* kernels, const std::vector<Piece>& pieces, int64_t step,
+                       const Tensor& parts, Tensor* average) const override {
     bool nonfinite = false;  // the average will be, too
-    return coder().Decode(pieces, Source::kRanks, ranks(), 1.0f / ranks(), step, parts, average,
-                          &nonfinite);
+    return coder().Decode(kernels, pieces, Source::kRanks, ranks(), 1.0f / ranks(), step, parts,
+                          average, &nonfinite);
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcAverage").Device(DEVICE_CPU), AverageOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcAverage")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("step")
+                            .HostMemory("residual")
+                            .HostMemory("ledger"),
+                        AverageOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcAverage");
 
-// Within a host: the parts are numbers of type T.
+// Within a host, on the CPU: the parts are numbers of type T.
 REGISTER_OP("HvdcAverageNumbers")
     .Input("parts: uint8")
     .Input("step: int64")
@@ -155,7 +167,7 @@ class AverageNumbersOp : public OwnerOp {
   explicit AverageNumbersOp(OpKernelConstruction* context) : OwnerOp(context, kHostGatheredBytes) {}
 
  private:
-  absl::Status Average(const std::vector<Piece>&, int64_t, const Tensor& parts,
+  absl::Status Average(Kernels*, const std::vector<Piece>&, int64_t, const Tensor& parts,
                        Tensor* average) const override {
     const int64_t count = average->NumElements();
     const int64_t bytes = ranks() * count * static_cast<int64_t>(sizeof(T));

@@ -13,16 +13,14 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// begins, lengths: of each owner's part. own: elements that this rank will encode. exchanges,
-// warmup and step: as of HvdcEncode. It does not fail, because the owners wait for parts: they get
-// none, which they notice. The message is then empty, as it is while the gradient warms up.
+// begins, lengths: of each owner's part. own: elements that this rank will encode. step: as of
+// HvdcEncode. It does not fail, because the owners wait for parts: they get none, which they
+// notice. The message is then empty, as it is while the gradient warms up.
 REGISTER_OP("HvdcParts")
     .Input("gradient: T")
-    .Input("token: float")
-    .Input("exchanges: resource")
+    .Input("step: int64")
     .Input("ledger: resource")
     .Output("message: uint8")
-    .Output("step: int64")
     .Attr("T: {float, half, bfloat16}")
     .Attr("label: string")
     .Attr("spec: string")
@@ -33,11 +31,9 @@ REGISTER_OP("HvdcParts")
     .Attr("begins: list(int)")
     .Attr("lengths: list(int)")
     .Attr("own: int")
-    .Attr("warmup: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
-      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     });
 
@@ -47,19 +43,14 @@ class PartsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
     OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
     OP_REQUIRES_OK(context, context->GetAttr("own", &own_));
-    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
   }
 
   void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> exchanges;
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &exchanges));
-    OP_REQUIRES_OK(context, Lookup(context, 3, &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 2, &ledger));
     const Tensor& gradient = context->input(0);
-    const int64_t step = NextExchange(exchanges.get()) - warmup_;
-    Tensor *message, *position;
-    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &position));
-    position->scalar<int64_t>()() = step;
+    const int64_t step = context->input(1).scalar<int64_t>()();
+    Tensor* message;
     ledger->Ready(static_cast<double>(gradient.TotalBytes()));
     int64_t count = 0;
     for (const int64_t length : lengths_) count += length;
@@ -83,7 +74,7 @@ class PartsOp : public OpKernel {
  private:
   GradientCodec codec_;
   std::vector<int64_t> begins_, lengths_;
-  int64_t own_, warmup_;
+  int64_t own_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcParts").Device(DEVICE_CPU), PartsOp);
 

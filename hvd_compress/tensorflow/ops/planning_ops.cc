@@ -31,8 +31,7 @@ class StepEndOp : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK_ASYNC(context, LookupResource(context, HandleFromInput(context, 1), &ledger),
-                         done);
+    OP_REQUIRES_OK_ASYNC(context, LookupLedger(context, 1, &ledger), done);
     Tensor* wanted;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &wanted), done);
     Ledger* const kept = ledger.release();
@@ -71,7 +70,7 @@ class PaceOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     const Pace pace = ledger->pace();
     const auto count = static_cast<int64_t>(pace.seconds.size());
     Tensor *seconds, *windows, *steps;
@@ -100,7 +99,7 @@ class ScheduleOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     ledger->Schedule(context->input(1).scalar<int64_t>()(), context->input(2).scalar<bool>()());
   }
 };

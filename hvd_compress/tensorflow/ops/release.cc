@@ -42,7 +42,8 @@ absl::Status Release::Add(OpKernelContext* context, const Tensor& gradient, Ledg
   bool own = false;  // the memory that is added to
   for (size_t i = 0; i < begins_.size(); ++i) {
     core::RefCountPtr<Var> variable;
-    TF_RETURN_IF_ERROR(Lookup(context, first + static_cast<int>(i), &variable));
+    const int input = first + static_cast<int>(i);
+    TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable));
     const Tensor held = Held(variable.get());
     const int64_t count = held.NumElements();
     if (count == 0) continue;
@@ -63,8 +64,9 @@ absl::Status Release::Add(OpKernelContext* context, const Tensor& gradient, Ledg
       to[j] = static_cast<T>(static_cast<float>(to[j]) + weights_[i] * from[j]);
     }
     Hold(variable.get(), Tensor(DT_FLOAT, TensorShape({0})));
-    ledger->Encoded([variable = std::move(variable), held] {
-      Hold(variable.get(), held);
+    ledger->Encoded([variable = std::move(variable), held](When when) {
+      // The host has seen all flags: what has to be taken back is taken back at once.
+      if (when == When::kNow) Hold(variable.get(), held);
       return absl::OkStatus();
     });
   }

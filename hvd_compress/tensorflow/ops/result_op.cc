@@ -3,34 +3,19 @@
 #include <chrono>
 #include <utility>
 
-#include "gradient_codec.h"
-#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
 
 using namespace tensorflow;  // NOLINT: the macros need it
 
-namespace {
-
-template <typename Flat>
-absl::Status ScaleInto(const float* values, float scale, Flat out) {
-  for (int64_t i = 0; i < out.size(); ++i) {
-    out(i) = static_cast<typename Flat::Scalar>(values[i] * scale);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 ResultOp::ResultOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-  OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
   OP_REQUIRES_OK(context, context->GetAttr("sum_scale", &sum_scale_));
 }
 
 void ResultOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   core::RefCountPtr<Ledger> ledger;
-  OP_REQUIRES_OK_ASYNC(context, Lookup(context, 4, &ledger), done);
+  OP_REQUIRES_OK_ASYNC(context, LookupLedger(context, 4, &ledger), done);
   const absl::Status status = Result(context, ledger.get());
   if (status.ok()) {
     ledger->Arrived();
@@ -54,12 +39,14 @@ absl::Status ResultOp::Result(OpKernelContext* context, Ledger* ledger) const {
   const Tensor& gradient = context->input(3);
   Tensor* sum;
   TF_RETURN_IF_ERROR(context->allocate_output(0, gradient.shape(), &sum));
+  const auto kernels = codec().KernelsFor(context, ledger);
+  if (!kernels.ok()) return kernels.status();
   const auto started = std::chrono::steady_clock::now();
   bool drop = !gathered;
   if (gathered) {
-    TF_RETURN_IF_ERROR(Decode(context, message, sum, &drop));
+    TF_RETURN_IF_ERROR(Decode(context, kernels->get(), message, sum, &drop));
   } else {
-    TF_RETURN_IF_ERROR(Scale(message, sum));
+    TF_RETURN_IF_ERROR(Scale(kernels->get(), message, sum));
     ledger->Count(kDenseBytes, static_cast<double>(message.TotalBytes()));
   }
   TF_RETURN_IF_ERROR(ledger->Decoded(drop));
@@ -68,21 +55,14 @@ absl::Status ResultOp::Result(OpKernelContext* context, Ledger* ledger) const {
   return absl::OkStatus();
 }
 
-absl::Status ResultOp::Scale(const Tensor& message, Tensor* sum) const {
+absl::Status ResultOp::Scale(Kernels* kernels, const Tensor& message, Tensor* sum) const {
   const int64_t count = sum->NumElements();
   if (message.NumElements() != count * static_cast<int64_t>(sizeof(float))) {
-    return errors::DataLoss(label_, ": expected a sum of ", count, " float32 numbers, got ",
-                            message.NumElements(), " bytes");
+    return errors::DataLoss(codec().label(), ": expected a sum of ", count,
+                            " float32 numbers, got ", message.NumElements(), " bytes");
   }
-  const auto* values = reinterpret_cast<const float*>(message.flat<uint8_t>().data());
-  switch (sum->dtype()) {
-    case DT_HALF:
-      return ScaleInto(values, sum_scale_, sum->flat<Eigen::half>());
-    case DT_BFLOAT16:
-      return ScaleInto(values, sum_scale_, sum->flat<bfloat16>());
-    default:
-      return ScaleInto(values, sum_scale_, sum->flat<float>());
-  }
+  return kernels->Scale(static_cast<const float*>(message.data()), count, sum_scale_, sum->data(),
+                        DtypeOf(sum->dtype()));
 }
 
 }  // namespace hvd_compress

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ledger.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -49,7 +50,7 @@ class ExpectOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     ledger->Expect(graph_, count_);
   }
 
@@ -81,7 +82,7 @@ class BeginOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     const Standing now = ledger->Begin(graph_);
     Tensor *token, *standing;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
@@ -110,7 +111,7 @@ class AgreeOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     ledger->Agree(agreed_);
   }
 
@@ -119,12 +120,18 @@ class AgreeOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcAgree").Device(DEVICE_CPU), AgreeOp);
 
-// What failed here in an earlier step, or an empty string; it is told once.
+// What failed here in an earlier step, or an empty string; it is told once. late: whether that step
+// itself has raised no error.
 REGISTER_OP("HvdcEarlierFailure")
     .Input("ledger: resource")
     .Output("message: string")
+    .Output("late: bool")
     .SetIsStateful()
-    .SetShapeFn(shape_inference::ScalarShape);
+    .SetShapeFn([](shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
 
 class EarlierFailureOp : public OpKernel {
  public:
@@ -132,13 +139,51 @@ class EarlierFailureOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
-    Tensor* message;
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
+    Tensor *message, *late;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &message));
-    message->scalar<tstring>()() = ledger->TakeEarlierFailure();
+    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &late));
+    const EarlierFailure failure = ledger->TakeEarlierFailure();
+    message->scalar<tstring>()() = failure.message;
+    late->scalar<bool>()() = failure.late;
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEarlierFailure").Device(DEVICE_CPU), EarlierFailureOp);
+
+// A gradient's position in the noise: how often it has been exchanged before, less `warmup`; counts
+// one more. exchanges: an int64 variable. On the host, whatever device encodes: it decides what is
+// sent.
+REGISTER_OP("HvdcPosition")
+    .Input("token: float")
+    .Input("exchanges: resource")
+    .Output("step: int64")
+    .Attr("warmup: int")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+class PositionOp : public OpKernel {
+ public:
+  explicit PositionOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> exchanges;
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 1), &exchanges));
+    Tensor* step;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &step));
+    mutex_lock lock(*exchanges->mu());
+    const int64_t before = exchanges->tensor()->scalar<int64_t>()();
+    Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
+    after.scalar<int64_t>()() = before + 1;
+    *exchanges->tensor() = after;
+    step->scalar<int64_t>()() = before - warmup_;
+  }
+
+ private:
+  int64_t warmup_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcPosition").Device(DEVICE_CPU), PositionOp);
 
 // The gradient itself, counted, once the step has begun.
 REGISTER_OP("HvdcDense")
@@ -159,7 +204,7 @@ class DenseOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 2, &ledger));
     const Tensor& gradient = context->input(0);
     ledger->Ready(static_cast<double>(gradient.NumElements()) * item_bytes_);
     ledger->Count(kDenseBytes, static_cast<double>(gradient.TotalBytes()));
@@ -170,6 +215,9 @@ class DenseOp : public OpKernel {
   int item_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcDense").Device(DEVICE_CPU), DenseOp);
+REGISTER_KERNEL_BUILDER(
+    Name("HvdcDense").Device(DEVICE_GPU).HostMemory("token").HostMemory("ledger"), DenseOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcDense");
 
 // What Horovod made of such a gradient, once it is back.
 REGISTER_OP("HvdcArrived")
@@ -186,12 +234,14 @@ class ArrivedOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 1), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 1, &ledger));
     context->set_output(0, context->input(0));
     ledger->Arrived();
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcArrived").Device(DEVICE_CPU), ArrivedOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcArrived").Device(DEVICE_GPU).HostMemory("ledger"), ArrivedOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcArrived");
 
 REGISTER_OP("HvdcCounters")
     .Input("ledger: resource")
@@ -208,7 +258,7 @@ class CountersOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
     Tensor* values;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kCounters}), &values));
     const auto counters = ledger->counters();

@@ -34,7 +34,7 @@ class ReleaseOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 2, &ledger));
     Tensor released = context->input(0);
     if (context->input(1).scalar<bool>()()) {
       OP_REQUIRES_OK(context, release_.Add<T>(context, context->input(0), ledger.get(), &released));
@@ -90,7 +90,7 @@ class SendOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 4, &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 4, &ledger));
     const Tensor &gradient = context->input(0), &ways = context->input(3);
     const bool everybody = context->input(2).scalar<bool>()();
     OP_REQUIRES(context, position_ < ways.NumElements(),
@@ -147,7 +147,7 @@ class ReceiveOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 4, &ledger));
+    OP_REQUIRES_OK(context, LookupLedger(context, 4, &ledger));
     if (context->input(3).scalar<int32_t>()() != 0) {
       context->set_output(0, context->input(1));
       return;

@@ -1,0 +1,32 @@
+// The CPU's kernels.
+#ifndef HVD_COMPRESS_TENSORFLOW_OPS_CPU_KERNELS_H_
+#define HVD_COMPRESS_TENSORFLOW_OPS_CPU_KERNELS_H_
+
+#include "kernels.h"
+
+namespace hvd_compress {
+
+class CpuKernels : public Kernels {
+ public:
+  // threads: how many may work on one call.
+  explicit CpuKernels(int threads) : threads_(threads) {}
+
+  absl::Status Zero(void* memory, int64_t bytes) override;
+  absl::Status Copy(void* to, const void* from, int64_t bytes) override;
+  absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
+                      int dtype, const hvdc_feedback* feedback, void* payload,
+                      int64_t bytes) override;
+  absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
+                         int dtype, bool* nonfinite) override;
+  absl::Status TakeBack(const Payloads& payload, const Senders& sender, const void* numbers,
+                        int dtype, const hvdc_feedback& feedback, When when) override;
+  absl::Status Scale(const float* values, int64_t count, float scale, void* out,
+                     int dtype) override;
+
+ private:
+  int threads_;
+};
+
+}  // namespace hvd_compress
+
+#endif  // HVD_COMPRESS_TENSORFLOW_OPS_CPU_KERNELS_H_

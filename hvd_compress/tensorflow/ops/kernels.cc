@@ -1,0 +1,25 @@
+#include "kernels.h"
+
+#include "tensorflow/core/platform/errors.h"
+
+namespace hvd_compress {
+
+using tensorflow::errors::DataLoss;
+using tensorflow::errors::Internal;
+
+absl::Status BadPayload(const Senders& senders, int status, int copy) {
+  const std::string whose = absl::StrCat("rank ", copy * senders.pieces + senders.piece,
+                                         senders.owners ? "'s average" : "'s payload");
+  switch (status) {
+    case HVDC_BAD_HEADER:
+      return DataLoss(senders.label, ": expected ", whose,
+                      " to be of the same codec, shape and step ", senders.step,
+                      ", got another header");
+    case HVDC_BAD_CHECKSUM:
+      return DataLoss(senders.label, ": expected ", whose, " as it was sent, got another checksum");
+    default:
+      return Internal(senders.label, ": decoding failed with status ", status);
+  }
+}
+
+}  // namespace hvd_compress

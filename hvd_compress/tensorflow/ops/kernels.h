@@ -1,0 +1,70 @@
+// What works on a gradient's numbers and payloads, on the device that they are on.
+#ifndef HVD_COMPRESS_TENSORFLOW_OPS_KERNELS_H_
+#define HVD_COMPRESS_TENSORFLOW_OPS_KERNELS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "hvdc.h"
+
+namespace hvd_compress {
+
+// Adjoining payloads of one tensor.
+struct Payloads {
+  const hvdc_spec& spec;
+  int64_t step;
+  const uint8_t* first;
+  int64_t bytes;  // of each
+  int count;
+};
+
+// Whose payloads one call decodes, for its errors: those of one piece of a gradient. Pieces have
+// senders in the order of ranks, over and over: with two copies of three pieces, rank 4 sent the
+// second copy of the second piece.
+struct Senders {
+  std::string label;  // the gradient's
+  size_t piece, pieces;
+  bool owners;  // who sent averages
+  int64_t step;
+};
+
+// What is said of a payload that is not what it should be. status: HVDC_BAD_HEADER or
+// HVDC_BAD_CHECKSUM.
+absl::Status BadPayload(const Senders& senders, int status, int copy);
+
+// Whether a residual is taken back whatever happens, or if a payload of the step turns out to be
+// flagged: only a device knows.
+enum class When { kNow, kIfFlagged };
+
+// Pointers are to memory of the device; dtype is an hvdc_dtype. Where the device works behind the
+// host's back, so do these calls, in the order in which they are made.
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+
+  virtual absl::Status Zero(void* memory, int64_t bytes) = 0;
+  virtual absl::Status Copy(void* to, const void* from, int64_t bytes) = 0;
+
+  // As hvdc_encode.
+  virtual absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
+                              int dtype, const hvdc_feedback* feedback, void* payload,
+                              int64_t bytes) = 0;
+
+  // out = scale * the sum of the payloads. Sets `nonfinite` where one is flagged, if the host can
+  // know; otherwise TakeBack with When::kIfFlagged does.
+  virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
+                                 void* out, int dtype, bool* nonfinite) = 0;
+
+  // As hvdc_take_back, of one payload.
+  virtual absl::Status TakeBack(const Payloads& payload, const Senders& sender, const void* numbers,
+                                int dtype, const hvdc_feedback& feedback, When when) = 0;
+
+  // out = scale * values.
+  virtual absl::Status Scale(const float* values, int64_t count, float scale, void* out,
+                             int dtype) = 0;
+};
+
+}  // namespace hvd_compress
+
+#endif  // HVD_COMPRESS_TENSORFLOW_OPS_KERNELS_H_

@@ -1,0 +1,121 @@
+// The CUDA library's interface over the emulated kernels: calls return at once, and the machine
+// works them off.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "hvdc_cuda.h"
+#include "machine.h"
+
+namespace {
+
+void* kernels = nullptr;
+
+template <typename Function>
+Function Find(Function, const char* name) {
+  void* const found = kernels ? dlsym(kernels, name) : nullptr;
+  if (found == nullptr) {
+    fprintf(stderr, "emulated GPU: %s is missing\n", name);
+    abort();
+  }
+  return reinterpret_cast<Function>(found);
+}
+#define HVDC_EMULATED(name) Find(&name, #name)
+
+// What a device would not tell before the next synchronization, ends the test at once.
+void Put(const hvdc_cuda_queue& queue, const char* call,
+         std::function<int(const hvdc_cuda_queue*)> work) {
+  if (queue.stream != &emulated_gpu::Machine::Get() || queue.device != 0) {
+    fprintf(stderr, "emulated GPU: %s: another stream\n", call);
+    abort();
+  }
+  emulated_gpu::Machine::Get().Put([queue, call, work = std::move(work)] {
+    hvdc_cuda_queue own = queue;
+    own.stream = nullptr;
+    if (const int status = work(&own)) {
+      fprintf(stderr, "emulated GPU: %s: status %d\n", call, status);
+      abort();
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Where libhvdc_cuda_emulated.so is.
+HVDC_API int hvdc_emulated_gpu_open(const char* path) {
+  kernels = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return kernels != nullptr;
+}
+
+uint32_t hvdc_cuda_abi_version(void) { return HVDC_EMULATED(hvdc_cuda_abi_version)(); }
+const char* hvdc_cuda_message(void) { return HVDC_EMULATED(hvdc_cuda_message)(); }
+int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
+  return HVDC_EMULATED(hvdc_cuda_workspace_bytes)(spec);
+}
+int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
+  return HVDC_EMULATED(hvdc_cuda_square_sum_bytes)(count);
+}
+
+int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__, HVDC_EMULATED(hvdc_cuda_prepare));
+  return HVDC_OK;
+}
+
+int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
+                     int dtype, const hvdc_feedback* feedback, void* payload, int64_t payload_bytes,
+                     const hvdc_cuda_queue* queue) {
+  const hvdc_feedback kept = feedback ? *feedback : hvdc_feedback{};
+  Put(*queue, __func__,
+      [=, run = HVDC_EMULATED(hvdc_cuda_encode), spec = *spec, noise = *noise,
+       with_feedback = feedback != nullptr](const hvdc_cuda_queue* q) {
+        return run(&spec, &noise, gradient, dtype, with_feedback ? &kept : nullptr, payload,
+                   payload_bytes, q);
+      });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
+                         int64_t payload_bytes, int64_t stride, int32_t count, float scale,
+                         void* out, int dtype, int accumulate, hvdc_cuda_error* error, uint64_t tag,
+                         const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__,
+      [=, run = HVDC_EMULATED(hvdc_cuda_decode_sum), spec = *spec](const hvdc_cuda_queue* q) {
+        return run(&spec, step, payloads, payload_bytes, stride, count, scale, out, dtype,
+                   accumulate, error, tag, q);
+      });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
+                        const hvdc_feedback* feedback, const void* payload, int64_t payload_bytes,
+                        const uint32_t* when, hvdc_cuda_error* error, uint64_t tag,
+                        const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__,
+      [=, run = HVDC_EMULATED(hvdc_cuda_take_back), spec = *spec,
+       feedback = *feedback](const hvdc_cuda_queue* q) {
+        return run(&spec, step, gradient, dtype, &feedback, payload, payload_bytes, when, error,
+                   tag, q);
+      });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count, uint32_t* flags,
+                            const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__,
+      [=, run = HVDC_EMULATED(hvdc_cuda_collect_flags)](const hvdc_cuda_queue* q) {
+        return run(payloads, stride, count, flags, q);
+      });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
+                         const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_square_sum)](const hvdc_cuda_queue* q) {
+    return run(values, count, result, q);
+  });
+  return HVDC_OK;
+}
+
+}  // extern "C"
