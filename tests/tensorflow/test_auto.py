@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,8 +14,8 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchange.routing import DENSE
-from hvd_compress.planner import planner as planning
 from hvd_compress.planner.planner import Need
+from tests.planner.budgets import unlimited
 from tests.ranks import on_ranks
 from tests.tensorflow.auto_probes import (
     EXACT,
@@ -79,16 +78,11 @@ def _kept_by_fixed(compressor: hvdc.Auto) -> list[np.ndarray]:
 
 @on_ranks(2, launcher="tensorflow")
 def test_ranks_agree_on_every_plan() -> None:
-    stock = planning.Trials
-    planning.Trials = partial(stock, budget=1e9)  # type: ignore[misc, assignment]
-    try:
+    with unlimited():
         _ranks_agree_on_every_plan()
-    finally:
-        planning.Trials = stock  # type: ignore[misc]
 
 
 def _ranks_agree_on_every_plan() -> None:
-    """With a budget that a busy machine does not use up before several plans have been tried."""
     compressor = start(codecs=EXACT)
     assert "nothing is known yet" in compressor.explain() and not compressor.settled
     course, plans, needs = Course(compressor), [], []
