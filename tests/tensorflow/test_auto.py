@@ -274,7 +274,9 @@ def test_a_rank_that_joins() -> None:
     """The other goes on uncompressed, and plans nothing; what has not been sent waits."""
     compressor = start(codecs=("onebit",), exchanges=("allgather",))
     course = Course(compressor)
-    for _ in range(3):
+    for _ in range(
+        2
+    ):  # In the third, a slow probe may have had another plan tried, without a codec.
         course.step()
     steps = compressor._planner.step
     left = compressor.residual_norm()
