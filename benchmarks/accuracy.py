@@ -95,7 +95,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--compression", nargs="+", default=COMPRESSIONS[1:], metavar="NAME")
     parser.add_argument(
         "--hosts",
-        type=int,
+        type=_one_or_more,
         default=1,
         help="more than one: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
     )
@@ -132,6 +132,12 @@ def main(command_line: list[str] | None = None) -> int:
     (args.out / "accuracy.md").write_text(markdown + "\n")
     print(f"\n{table(rows).text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
     return min(1, report.check(outcome))
+
+
+def _one_or_more(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return int(text)
 
 
 def _several(text: str) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,14 +33,22 @@ def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
         RankError: a rank ended with a status other than 0, or there can be no lab here.
     """
     launcher = ["-m", "benchmarks.lab", "--hosts", str(hosts), "--slots", str(slots), "--"]
-    _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks")
+    # For exchanges within and between hosts.
+    dynamic = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks", dynamic)
 
 
-def _run(launcher: list[str], module: str, arguments: list[str], where: str) -> None:
+def _run(
+    launcher: list[str],
+    module: str,
+    arguments: list[str],
+    where: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",  # No notes on what TensorFlow was built for.
-        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # For exchanges within and between hosts.
+        **variables,
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
