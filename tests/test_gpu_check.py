@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import jobs
 from tests.cuda.executors import missing_gpu
-from tests.ranks import torchrun
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.py"
 
@@ -38,7 +38,8 @@ def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
 def test_the_training_with_ddp_where_the_device_is_the_cpu(tmp_path: Path) -> None:
     out = tmp_path / "ddp.json"
     chosen = ["--compression", "onebit", "--exchange", "two_shot", "--device", "cpu"]
-    printed = torchrun(
+    printed = jobs.run(
+        "torchrun",
         2,
         [sys.executable, "scripts/train_ddp.py", *chosen, "--json", str(out)],
         {"PYTHONPATH": str(SCRIPT.parents[1])},

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.ranks import ROOT, torchrun
+from tests import jobs
 
 SCRIPT = """
 import sys
@@ -30,7 +30,7 @@ for _ in range(3):
 def test_the_process_ends_well_right_after_its_last_step(exchange: str) -> None:
     command = [sys.executable, "-c", SCRIPT, exchange]
     for _ in range(2):  # Without care for it, one start in five ends badly.
-        printed = torchrun(2, command, {"PYTHONPATH": str(ROOT)})
+        printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
         assert printed.count("started") == 2, printed
         assert "terminate" not in printed, printed
         assert "FAILED" not in printed, printed

@@ -40,22 +40,21 @@ def built() -> None:
 
 
 def _bodies(*tests: Any) -> None:
-    emulated.plug_in()
     for test in tests:
         test.body()
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_every_codec_in_one_shot() -> None:
     _bodies(test_exchange.test_every_codec_in_graphs)
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_every_codec_in_two_shots() -> None:
     _bodies(test_two_shot.test_every_codec_in_graphs)
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_gradients_of_every_kind() -> None:
     _bodies(
         test_gradients.test_half_precision,
@@ -65,7 +64,7 @@ def test_gradients_of_every_kind() -> None:
     )
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_what_goes_uncompressed() -> None:
     """Steps of a warm-up, whose sums are scaled on the device."""
     _bodies(
@@ -76,7 +75,7 @@ def test_what_goes_uncompressed() -> None:
     )
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_dropped_steps_and_checkpoints() -> None:
     """Steps that are dropped, and checkpoints of residuals that are on the device."""
     _bodies(
@@ -95,9 +94,8 @@ def _devices(compressor: hvdc.Compressor) -> set[str]:
     }
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_where_residuals_are() -> None:
-    emulated.plug_in()
     for exchange, device, expected in (
         ("allgather", None, "GPU:0"),
         ("two_shot", None, "GPU:0"),
@@ -112,10 +110,9 @@ def test_where_residuals_are() -> None:
         assert all(slot.exchanges.device.endswith("CPU:0") for slot in compressor.slots)
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
     """On all ranks, also where only one of them got it; and the ranks go on."""
-    emulated.plug_in()
     for where in ("before", "after"):
         compressor = test_errors._Altered(where, threshold=THRESHOLD)
         exchange = exchange_with(compressor, graph=True)
@@ -131,10 +128,9 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         test_errors._afresh(exchange)
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_a_gradient_that_cannot_be_encoded() -> None:
     """The other rank's result is NaN: only the device sees that no payload came."""
-    emulated.plug_in()
     compressor = hvdc.OneBit(threshold=THRESHOLD)
     variable = tf.Variable(tf.zeros([3000]), shape=tf.TensorShape([None]))
 
@@ -156,7 +152,7 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
         exchange(tf.ones([3000]))
 
 
-@on_ranks(2, launcher="tensorflow")
+@on_ranks(2, launcher="tensorflow with a GPU")
 def test_a_rank_that_joins() -> None:
     _bodies(test_errors.test_a_rank_that_joins)
 
@@ -167,9 +163,8 @@ def _refused(device: str | None, **options: Any) -> str:
     return str(error.value)
 
 
-@on_ranks(1, launcher="tensorflow")
+@on_ranks(1, launcher="tensorflow with a GPU")
 def test_devices_that_cannot_be() -> None:
-    emulated.plug_in()
     usable = r"expected one of \['CPU:0', 'GPU:0'.*\] for exchange='allgather', got 'GPU:99'"
     assert re.search(usable, _refused("GPU:99"))
     hosts = "expected one of ['CPU:0'] for exchange='hierarchical', got 'GPU:0'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import horovod.torch as hvd
@@ -15,6 +16,12 @@ from hvd_compress.kernels.oracle import OracleKernels
 from tests.integer_sums import integer_sum
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@cache
+def process_set(*ranks: int) -> hvd.ProcessSet:
+    """Those ranks, for all tests of a job: Horovod takes a set once."""
+    return hvd.add_process_set(list(ranks))
 
 
 class Probe(torch.nn.Module):

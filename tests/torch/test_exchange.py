@@ -24,6 +24,7 @@ from tests.torch.probes import (
     assert_same_bits,
     distributed,
     exchange,
+    process_set,
     targets,
     two_valued,
 )
@@ -226,7 +227,7 @@ def test_two_models_at_the_same_time() -> None:
 
 @on_ranks(3, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_process_set() -> None:
-    members = hvd.add_process_set([0, 2])
+    members = process_set(0, 2)
     model = Probe(SHAPES)
     compressor = hvdc.OneBit(model.named_parameters(), threshold=0, process_set=members)
     optimizer = distributed(model, compressor, process_set=members)

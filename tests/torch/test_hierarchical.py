@@ -20,7 +20,8 @@ from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.perfmodel.cost import wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, Link
-from tests.ranks import on_ranks, two_hosts
+from tests import jobs
+from tests.ranks import on_ranks
 from tests.torch.probes import (
     HierarchicalSimulation,
     Probe,
@@ -294,7 +295,7 @@ def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
     """Horovod with dynamic process sets ends the other processes itself, before we can."""
     job = ["-m", "tests.torch.dying_rank", "hierarchical", "a back within host"]
     start = time.monotonic()
-    printed = two_hosts(4, [sys.executable, *job], DYNAMIC)
+    printed = jobs.run("two hosts", 4, [sys.executable, *job], DYNAMIC)
     assert time.monotonic() - start < 60, printed
     assert re.search(
         r"rank \d stopped after .* s by HorovodInternalError|background loop uncaught exception: .*"

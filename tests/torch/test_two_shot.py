@@ -36,6 +36,7 @@ from tests.torch.probes import (
     assert_same_bits,
     distributed,
     exchange,
+    process_set,
     targets,
     two_valued,
 )
@@ -235,7 +236,7 @@ def test_gradients_missing_on_some_ranks() -> None:
 
 @on_ranks(3, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_process_set() -> None:
-    members = hvd.add_process_set([0, 2])
+    members = process_set(0, 2)
     model, compressor = _start(process_set=members)
     optimizer = distributed(model, compressor, process_set=members)
     simulation = TwoShotSimulation(OneBit(), ErrorFeedback(), SHAPES, 2)

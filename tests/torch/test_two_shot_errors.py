@@ -15,7 +15,8 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchange import bundling
-from tests.ranks import horovodrun, on_ranks
+from tests import jobs
+from tests.ranks import on_ranks
 from tests.torch.probes import Probe, distributed, exchange, targets, two_valued
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
@@ -169,7 +170,7 @@ def test_an_owner_that_has_joined_cannot_step() -> None:
 
 def test_a_rank_that_dies_between_the_shots() -> None:
     job = ["-m", "tests.torch.dying_rank", "two_shot", "bundle 0 from owners"]
-    printed = horovodrun(3, [sys.executable, *job])
+    printed = jobs.run("horovodrun", 3, [sys.executable, *job])
     for rank in (0, 2):
         assert re.search(f"rank {rank} stopped after .* s by HorovodInternalError", printed), (
             printed
