@@ -177,6 +177,7 @@ class Compressor(GradientCoder):
     def _begin(self) -> Step:
         self._kernels.check()  # What a device has met in an earlier step.
         self._collectives.begin_step()
+        self._encoder.begin_step()
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())

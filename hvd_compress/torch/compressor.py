@@ -140,6 +140,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         if not self._exchanging:
             self._kernels.check()
             self._step.end()
+            self._encoder.begin_step()
             self._exchanging = True
         self._step.begin()
         self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()

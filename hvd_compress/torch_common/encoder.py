@@ -21,17 +21,22 @@ class Encoder:
         seed: of the noise.
         rank: this rank within its process set or group.
         grad_scaler: whose loss scale the gradients are multiplied by; None is none.
+
+    Attributes:
+        loss_scale: what the gradients of this step are multiplied by.
     """
 
     def __init__(self, kernels: Executors, seed: int, rank: int, grad_scaler: Any | None) -> None:
         self.kernels = kernels
         self.seed = seed
         self.rank = rank
+        self.loss_scale = 1.0
         self._grad_scaler = grad_scaler
 
-    def loss_scale(self) -> float:
-        """What the next gradients are multiplied by."""
-        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+    def begin_step(self) -> None:
+        """Called before a step's first gradient: reads the loss scale, once, for that waits for a GPU."""
+        if self._grad_scaler is not None:
+            self.loss_scale = float(self._grad_scaler.get_scale())
 
     def encode(self, slot: Slot, gradient: torch.Tensor, payload: torch.Tensor) -> Coded:
         """Encodes a gradient by its slot's route; residual and noise position move on.
@@ -67,7 +72,7 @@ class Encoder:
             holder: whose residual.
             device: where the next gradient is: the model may have moved.
         """
-        scale = self.loss_scale()
+        scale = self.loss_scale
         if holder.residual is None:
             holder.residual = torch.zeros(holder.count, device=device)
             holder.residual_scale = scale
@@ -82,7 +87,7 @@ class Encoder:
         """Adds what an earlier codec left unsent to the gradient, and forgets it."""
         if slot.residual is not None:
             self.kernels.order(gradient)
-            rest = slot.residual.to(gradient.device) * (self.loss_scale() / slot.residual_scale)
+            rest = slot.residual.to(gradient.device) * (self.loss_scale / slot.residual_scale)
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))
             slot.residual = None
 
@@ -92,7 +97,7 @@ class Encoder:
         if owned is not None and owned.residual is not None:
             self.kernels.order(gradient)
             rest = torch.zeros(slot.count, device=gradient.device)
-            factor = owned.weight * self.loss_scale() / owned.residual_scale
+            factor = owned.weight * self.loss_scale / owned.residual_scale
             rest[owned.begin : owned.end] = owned.residual * factor
             gradient.add_(rest.view(slot.shape).to(gradient.dtype))
             owned.residual = None

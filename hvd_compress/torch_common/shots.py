@@ -80,7 +80,7 @@ class Shots:
         self._shards = shards_of(slot, size)
         self._route = slot.route
         self._key = NoiseKey(encoder.seed, 0, slot.index, slot.step)
-        self._loss_scale = encoder.loss_scale()
+        self._loss_scale = encoder.loss_scale
         self.sizes = self._shards.payload_bytes(slot.route.codec)
         self.message = torch.empty(sum(self.sizes), dtype=torch.uint8, device=gradient.device)
         self._seconds_encoding = self._seconds_decoding = 0.0

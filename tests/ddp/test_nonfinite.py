@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -154,6 +155,18 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
         losses.append(loss.item())
     assert scales[5] < scales[4] and max(scales) > scales[0]
     assert losses[-1] < losses[0]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_loss_scale_is_read_once_a_step() -> None:
+    """On a GPU, each look at it waits for all work before it."""
+    shapes = {"a": (4096,), "b": (3000,), "c": (70, 3)}
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with mock.patch.object(scaler, "get_scale", wraps=scaler.get_scale) as reads:
+        ddp, _ = distributed(Probe(shapes), OneBit(), ErrorFeedback(), grad_scaler=scaler)
+        for step in range(3):
+            exchange(ddp, targets(shapes, dist.get_rank(), step))
+            assert reads.call_count == step + 1
 
 
 @on_ranks(2, launcher="torchrun")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -95,6 +96,20 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
         losses.append(loss.item())
     assert scales[5] < scales[4] and max(scales) > scales[0]
     assert losses[-1] < losses[0]
+
+
+@on_ranks(2)
+def test_the_loss_scale_is_read_once_a_step() -> None:
+    """On a GPU, each look at it waits for all work before it."""
+    shapes = {"a": (4096,), "b": (3000,), "c": (70, 3)}
+    model = Probe(shapes)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with mock.patch.object(scaler, "get_scale", wraps=scaler.get_scale) as reads:
+        compressor = hvdc.OneBit(model.named_parameters(), threshold=0, grad_scaler=scaler)
+        optimizer = distributed(model, compressor)
+        for step in range(3):
+            exchange(model, optimizer, targets(shapes, hvd.rank(), step))
+            assert reads.call_count == step + 1
 
 
 @on_ranks(2)
