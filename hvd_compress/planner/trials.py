@@ -24,7 +24,14 @@ _LEAST = 2
 _TOLERANCES = (0.25, 0.10)
 """How much slower than the best a plan may be after each round and still be in the next."""
 
-_INDIFFERENCE = 0.02, 0.05
+_ROUNDS = 1 + len(_TOLERANCES)
+
+_DECIDING = 8
+_DECIDERS = 3
+"""Timed steps of a plan in each of more rounds, and how many of them there are at most, between plans whose
+order noise still hides. Their turns are longer, since a change of plan may cost more than the steps."""
+
+_INDIFFERENCE = 0.02, 0.03
 """Plans so close to the fastest are as good, at least and at most; in between, those that are no further
 from it than noise may take them. Of such plans, the one that changes gradients least is chosen."""
 
@@ -56,6 +63,11 @@ class Trial:
     def median(self) -> float:
         """Of the timed steps; infinite without any."""
         return statistics.median(self.seconds) if self.seconds else math.inf
+
+    @property
+    def typical(self) -> float:
+        """What a step takes: the least of a few, any of which may have been disturbed, or the median."""
+        return self.median if len(self.seconds) > _SAMPLES else min(self.seconds, default=math.inf)
 
 
 class Trials:
@@ -100,17 +112,13 @@ class Trials:
     def best(self) -> Trial:
         """The fastest so far; of plans that are as good, the one that changes gradients least."""
         fastest = min(self.trials, key=lambda trial: trial.median)
-        noise = self._noise()
-
-        def as_good(trial: Trial) -> bool:
-            if trial is fastest:
-                return True
-            error = noise * math.hypot(*(1 / math.sqrt(len(t.seconds)) for t in (trial, fastest)))
-            least, most = _INDIFFERENCE
-            return trial.median <= (1 + min(max(2 * error, least), most)) * fastest.median
-
-        good = [trial for trial in self.trials if trial.seconds and as_good(trial)]
-        return min(good or [fastest], key=lambda t: (t.candidate.loss, t.median))
+        least, most = _INDIFFERENCE
+        good = [
+            trial
+            for trial in self.trials
+            if trial.median <= (1 + min(max(self._error(trial), least), most)) * fastest.median
+        ]
+        return min(good, key=lambda t: (t.candidate.loss, t.median))
 
     def predicted(self, trial: Trial) -> float:
         """Seconds of a step: the exchange's, and those of everything else as the best plan's steps show."""
@@ -123,12 +131,12 @@ class Trials:
     def cost(self) -> float:
         """Seconds that all this has taken beyond as many steps of the best plan.
 
-        A plan's steps count as its fastest one, and what a change takes beyond that as in the middle of
-        all changes: a disturbance is not the plan's fault.
+        A plan's steps count as a typical one, and what a change takes beyond that as in the middle of all
+        changes: a disturbance is not the plan's fault.
         """
         fastest, ran = self._fastest(), [trial for trial in self.trials if trial.seconds]
-        slower = sum(trial.steps * max(0.0, min(trial.seconds) - fastest) for trial in ran)
-        changes = [one - min(trial.seconds) for trial in ran for one in trial.changes]
+        slower = sum(trial.steps * max(0.0, trial.typical - fastest) for trial in ran)
+        changes = [one - trial.typical for trial in ran for one in trial.changes]
         change = max(0.0, statistics.median(changes)) if changes else 0.0
         return self._overhead + slower + len(changes) * change
 
@@ -160,11 +168,14 @@ class Trials:
     def _start_round(self, trials: list[Trial]) -> bool:
         self._round += 1
         self._queue = list(trials)
-        return self._round == 1 or (self._round <= 1 + len(_TOLERANCES) and len(trials) > 1)
+        return self._round == 1 or (self._round <= _ROUNDS + _DECIDERS and len(trials) > 1)
 
     def _survivors(self) -> list[Trial]:
+        """The plans of the next round."""
+        if self._round >= _ROUNDS:
+            return [trial for trial in self._undecided() if self._affords(trial, 1 + _DECIDING)]
         fastest = self._fastest()
-        tolerance = _TOLERANCES[min(self._round, len(_TOLERANCES)) - 1]
+        tolerance = _TOLERANCES[self._round - 1]
 
         def second_chance(trial: Trial) -> bool:
             # A round may have met a busy moment, and nothing may be slower than these plans.
@@ -174,19 +185,39 @@ class Trials:
         return [t for t in self.trials if t.median <= (1 + tolerance) * fastest or second_chance(t)]
 
     def _enter(self, trial: Trial, settling: bool) -> None:
-        self._current, self._settling, self._left = trial, settling, _SAMPLES
+        steps = _SAMPLES if self._round <= _ROUNDS else _DECIDING
+        self._current, self._settling, self._left = trial, settling, steps
 
     def _affords(self, trial: Trial, steps: int) -> bool:
         fastest = self._fastest()
         if not fastest:
             return True  # The first plan is measured whatever it takes.
         left = self._budget * fastest - self.cost
-        expected = min([*trial.seconds, *trial.changes], default=0.0)
+        expected = min([trial.typical, *trial.changes])
         if not trial.seconds:
             expected = self.predicted(trial)
             if trial.candidate.loss < 2:
                 left = max(left, RESERVE * fastest)
         return expected <= fastest or steps * (expected - fastest) <= left
+
+    def _undecided(self) -> list[Trial]:
+        """Plans of which any may still be the fastest, and be so by more than makes no difference."""
+        least, _ = _INDIFFERENCE
+        fastest = self._fastest()
+        errors = {trial: self._error(trial) for trial in self.trials if trial.seconds}
+        return [
+            trial
+            for trial, error in errors.items()
+            if trial.median == fastest or (least < error and trial.median <= (1 + error) * fastest)
+        ]
+
+    def _error(self, trial: Trial) -> float:
+        """Twice the standard error of a plan's time over the fastest plan's."""
+        fastest = min(self.trials, key=lambda trial: trial.median)
+        if trial is fastest or not trial.seconds:
+            return 0.0
+        inverse = (1 / math.sqrt(len(one.seconds)) for one in (trial, fastest))
+        return 2 * self._noise() * math.hypot(*inverse)
 
     def _noise(self) -> float:
         """The standard error of a median, times the root of the number of steps, relative to it.
