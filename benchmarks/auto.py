@@ -229,6 +229,7 @@ def main(command_line: list[str] | None = None) -> int:
         "schema": SCHEMA,
         "hosts": os.environ.get("LAB_HOSTS"),
         "link": os.environ.get("LAB_RATE"),
+        "patient": "LAB_PATIENT" in os.environ,
         "ranks": trainer.size,
         "configuration": dataclasses.asdict(settings),
         "pace": args.pace,

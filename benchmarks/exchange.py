@@ -179,6 +179,7 @@ def _write(path: Path, args: argparse.Namespace, rows: list[dict[str, Any]]) -> 
         "ranks": hvd.size(),
         "ranks_per_host": hvd.local_size(),
         "link": os.environ.get("LAB_RATE"),
+        "patient": "LAB_PATIENT" in os.environ,
         "dtype": "float32",
         "threads": args.threads,
         "repeats": args.repeats,

@@ -235,6 +235,7 @@ def main(command_line: list[str] | None = None) -> int:
             "ranks": hvd.size(),
             "hosts": os.environ.get("LAB_HOSTS"),
             "link": os.environ.get("LAB_RATE"),
+            "patient": "LAB_PATIENT" in os.environ,
             "threads": args.threads,
             "repeats": args.repeats,
             "versions": machine.versions(),

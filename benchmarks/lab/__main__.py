@@ -10,10 +10,10 @@ import os
 import shutil
 import sys
 
-from benchmarks.lab import rate
+from benchmarks.lab import patience, rate
 from benchmarks.lab.errors import LabError
 from benchmarks.lab.isolation import run_isolated
-from benchmarks.lab.network import MOST_HOSTS, build
+from benchmarks.lab.network import FOLDER, MOST_HOSTS, build
 
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "mount": "mount", "unshare": "util-linux"}
 
@@ -22,7 +22,7 @@ def main(command_line: list[str] | None = None) -> int:
     """Builds the network, runs the command on every host, and takes everything down."""
     args = _parse(command_line)
     try:
-        _check()
+        _check(args.patient)
         return run_isolated(lambda: _inside(args))
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -33,10 +33,12 @@ def _inside(args: argparse.Namespace) -> int:
     # Horovod's runner is imported here: nothing may start a thread before the lab forks.
     from benchmarks.lab.job import Job, run
 
-    return run(Job(args.command, args.slots, args.rate, args.grace), build(args.hosts, args.rate))
+    hosts = build(args.hosts, args.rate)
+    preload = patience.build(FOLDER) if args.patient else None
+    return run(Job(args.command, args.slots, args.rate, args.grace, preload), hosts)
 
 
-def _check() -> None:
+def _check(patient: bool) -> None:
     """Whether a lab can be made here.
 
     Raises:
@@ -46,7 +48,8 @@ def _check() -> None:
         raise LabError(
             f"expected root, which network namespaces need, got user {os.geteuid()}: use sudo"
         )
-    for program, package in _PROGRAMS.items():
+    needed = {**_PROGRAMS, "cc": "gcc"} if patient else _PROGRAMS
+    for program, package in needed.items():
         if not shutil.which(program):
             raise LabError(f"expected the program {program}, got none: apt-get install {package}")
 
@@ -65,6 +68,8 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
         help="of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
         help="how long ranks may go on after another one failed; default: 5")  # fmt: skip
+    add("--patient", action="store_true",
+        help="ranks that wait for Horovod sleep instead of spin: for more ranks than cores")  # fmt: skip
     add("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
     return parser.parse_args(command_line)
 

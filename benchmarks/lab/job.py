@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from horovod.runner import gloo_run
@@ -42,12 +43,14 @@ class Job:
         slots: ranks a host.
         rate: of the links; ranks find it in ``LAB_RATE``, and the hosts' number in ``LAB_HOSTS``.
         grace: seconds that ranks go on after another one failed, to fail by themselves and say why.
+        preload: a library that ranks are started with.
     """
 
     command: list[str]
     slots: int
     rate: Rate
     grace: float
+    preload: Path | None = None
 
 
 def run(job: Job, hosts: list[Host]) -> int:
@@ -86,7 +89,10 @@ def _environment(slot: Any, port: int, job: Job, hosts: list[Host]) -> dict[str,
         "MASTER_PORT": _MASTER_PORT,
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
-    lab = {"LAB_HOSTS": len(hosts), "LAB_RATE": job.rate.text}
+    lab: dict[str, object] = {"LAB_HOSTS": len(hosts), "LAB_RATE": job.rate.text}
+    if job.preload is not None:
+        already = filter(None, [os.environ.get("LD_PRELOAD")])
+        lab.update(LAB_PATIENT=1, LD_PRELOAD=":".join([str(job.preload), *already]))
     # One thread a rank, unless the caller says otherwise: hosts share this machine's processors.
     base = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
     added = {**horovod, **torchrun, **lab}

@@ -22,7 +22,9 @@ MOST_HOSTS = 1000
 
 _SUBNET = ipaddress.ip_network("198.18.0.0/15")
 _SWITCH = "switch"
-_NAMES = Path("/run/netns")
+FOLDER = Path("/run/netns")
+"""Where ``ip netns`` keeps names; in a lab, a memory file system that nobody else sees."""
+
 _HOSTS_FILE = Path("/etc/hosts")
 _QUEUE = "50ms"
 _SETTINGS = "/proc/sys/net/ipv4"
@@ -109,9 +111,9 @@ def _name_hosts(named: list[Host]) -> None:
     # file for /etc/hosts has no name of its own any more once it is mounted there. Gloo needs it: groups
     # of ranks listen at the address that the host's name stands for, whatever the interface.
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in named)]
-    _NAMES.mkdir(parents=True, exist_ok=True)
-    command("mount", "-t", "tmpfs", "lab", str(_NAMES))
-    draft = _NAMES / "hosts"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    command("mount", "-t", "tmpfs", "lab", str(FOLDER))
+    draft = FOLDER / "hosts"
     draft.write_text("".join(f"{line}\n" for line in lines))
     command("mount", "--bind", str(draft), str(_HOSTS_FILE))
     draft.unlink()

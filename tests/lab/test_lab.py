@@ -173,3 +173,14 @@ def test_two_labs_at_once_do_not_meet():
     assert other.wait(20) == 128 + signal.SIGTERM and _gone(others)
     for lab in (one, other):
         lab.stdout.close()
+
+
+def test_patient_ranks_sleep_where_they_would_yield():
+    program = (
+        "import os, time; start = time.perf_counter(); [os.sched_yield() for _ in range(200)]; "
+        "assert time.perf_counter() - start >= 200 * 100e-6; print(os.environ['LAB_PATIENT'])"
+    )
+    done = machine.run("--patient", "--", sys.executable, "-c", program)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stdout>:1") == 2
