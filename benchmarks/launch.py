@@ -32,7 +32,8 @@ def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
     Raises:
         RankError: a rank ended with a status other than 0, or there can be no lab here.
     """
-    launcher = ["-m", "benchmarks.lab", "--hosts", str(hosts), "--slots", str(slots), "--"]
+    size = ["--hosts", str(hosts), "--slots", str(slots)]
+    launcher = ["-m", "benchmarks.lab", *size, "--patient", "--"]
     # For exchanges within and between hosts.
     dynamic = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks", dynamic)
