@@ -27,7 +27,8 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
 
 
 def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
-    """The same on ``slots`` ranks of each of so many hosts of a lab, whose links are not limited.
+    """The same on ``slots`` ranks of each of so many hosts of a lab, whose links are not limited and whose
+    ranks wait patiently.
 
     Raises:
         RankError: a rank ended with a status other than 0, or there can be no lab here.
