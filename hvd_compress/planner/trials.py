@@ -111,12 +111,11 @@ class Trials:
     @property
     def best(self) -> Trial:
         """The fastest so far; of plans that are as good, the one that changes gradients least."""
-        fastest = min(self.trials, key=lambda trial: trial.median)
         least, most = _INDIFFERENCE
         good = [
             trial
             for trial in self.trials
-            if trial.median <= (1 + min(max(self._error(trial), least), most)) * fastest.median
+            if trial.median <= (1 + min(max(self._error(trial), least), most)) * self._leader.median
         ]
         return min(good, key=lambda t: (t.candidate.loss, t.median))
 
@@ -200,6 +199,10 @@ class Trials:
                 left = max(left, RESERVE * fastest)
         return expected <= fastest or steps * (expected - fastest) <= left
 
+    @property
+    def _leader(self) -> Trial:
+        return min(self.trials, key=lambda trial: trial.median)
+
     def _undecided(self) -> list[Trial]:
         """Plans of which any may still be the fastest, and be so by more than makes no difference."""
         least, _ = _INDIFFERENCE
@@ -213,10 +216,9 @@ class Trials:
 
     def _error(self, trial: Trial) -> float:
         """Twice the standard error of a plan's time over the fastest plan's."""
-        fastest = min(self.trials, key=lambda trial: trial.median)
-        if trial is fastest or not trial.seconds:
+        if trial is self._leader or not trial.seconds:
             return 0.0
-        inverse = (1 / math.sqrt(len(one.seconds)) for one in (trial, fastest))
+        inverse = (1 / math.sqrt(len(one.seconds)) for one in (trial, self._leader))
         return 2 * self._noise() * math.hypot(*inverse)
 
     def _noise(self) -> float:
