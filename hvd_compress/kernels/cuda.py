@@ -285,7 +285,8 @@ class CudaKernels:
             )
         if status == _TOO_LARGE:
             raise ValueError(
-                f"{call}: expected less than 2**31 elements, got more: split the tensor"
+                f"{call}: expected less than 2**31 elements, and as few words in the payload, got more: "
+                f"split the tensor"
             )
         if status == _MISALIGNED:
             raise ValueError(

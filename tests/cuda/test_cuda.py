@@ -105,10 +105,12 @@ def test_feedback_and_residual_come_together(kernels: Checked) -> None:
             call_encode(kernels, **changed)
 
 
-def test_tensors_that_are_too_large(kernels: Checked) -> None:
-    """Of 2**31 elements; memory for them is never touched, and so is not there."""
-    shape = (2**31,)
-    codec = OneBit(64)
+@pytest.mark.parametrize(
+    ("codec", "count"), ((OneBit(64), 2**31), (NoCompression(), 2**31 - 8)), ids=str
+)
+def test_tensors_that_are_too_large(kernels: Checked, codec: Codec, count: int) -> None:
+    """Their elements, or their payload's words; memory is never touched, and so is not there."""
+    shape = (count,)
 
     class Large:
         dtype, device = torch.float32, torch.zeros(0, device=kernels.device).device
@@ -125,11 +127,11 @@ def test_tensors_that_are_too_large(kernels: Checked) -> None:
         def data_ptr(self) -> int:
             return 256
 
-    with pytest.raises(ValueError, match=r"expected less than 2\*\*31 elements, got more"):
+    with pytest.raises(ValueError, match=r"expected less than 2\*\*31 elements, and as few"):
         kernels.encode(
             codec,
             shape,
-            Large(2**31, torch.float32),
+            Large(count, torch.float32),
             Large(codec.payload_bytes(shape), torch.uint8),
             feedback=OFF,
             residual=None,

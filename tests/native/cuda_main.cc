@@ -13,6 +13,8 @@
 #include <random>
 
 #include "cases.h"
+#include "codec/trits.h"
+#include "cuda/jobs.h"
 #include "hvdc_cuda.h"
 
 extern "C" void hvdc_emulated_configure(int processors, unsigned seed);
@@ -160,11 +162,33 @@ void CheckOne(Random* random) {
                               test.dtype, test.accumulate, &error, 12, &queue) == HVDC_OK);
 }
 
+// Shortcuts give what they stand for.
+void CheckArithmetic(Random* random) {
+  using namespace hvdc::HVDC_ARCH;
+  for (int i = 0; i < 100000; ++i) {
+    const uint32_t divisor =
+        2 + static_cast<uint32_t>((*random)() >> (33 + (*random)() % 31)) % 0x7FFFFFFEu;
+    const uint32_t number = static_cast<uint32_t>((*random)() >> (33 + (*random)() % 31));
+    const uint32_t multiple = number / divisor * divisor;
+    const hvdc::Divider divider = MakeDivider(divisor);
+    for (const uint32_t n : {number, multiple, multiple ? multiple - 1 : 0u, 0x7FFFFFFFu}) {
+      DEMAND(Quotient(divider, n) == n / divisor);
+    }
+  }
+  for (uint16_t byte = 0; byte < 256; ++byte) {
+    uint16_t rest = byte;
+    for (uint32_t digits = 0; digits < 5; ++digits, rest = PopTrit(rest)) {
+      DEMAND(PopTrits(byte, digits) == rest);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? atof(argv[1]) : 10;
   Random random(argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
+  CheckArithmetic(&random);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   long runs = 0;
   for (; std::chrono::steady_clock::now() < end; ++runs) CheckOne(&random);

@@ -10,9 +10,9 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What the word at that byte of a payload adds.
-HVDC_HD uint64_t WeightedWord(uint32_t word, int64_t offset) {
-  return word * static_cast<uint64_t>(offset / 2 + 1);
+// What one word of a payload of fewer than 2**31 words adds.
+HVDC_HD uint64_t WeightedWord(uint32_t word, uint32_t index) {
+  return static_cast<uint64_t>(word) * (2 * index + 1);
 }
 
 // The part of bytes [begin, end) of a payload; both are multiples of four.

@@ -7,14 +7,26 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// Digits are pushed from the last one to the first.
-HVDC_HD uint8_t PushTrit(uint8_t value, uint8_t digit) {
-  return static_cast<uint8_t>(3 * value + digit);
+// Digits are pushed from the last one to the first; into a byte, or into the four of a word, where
+// none overflows into the next.
+template <class T>
+HVDC_HD T PushTrit(T value, T digit) {
+  return static_cast<T>(3 * value + digit);
 }
 
 // What is left of a byte without its first digit: 171 / 512 is a third, closely enough for all
 // bytes.
 HVDC_HD uint16_t PopTrit(uint16_t value) { return static_cast<uint16_t>(value * 171) >> 9; }
+
+// The same without its first digits, up to four of them: the powers' inverses in units of 2^-16.
+HVDC_HD uint16_t PopTrits(uint16_t value, uint32_t digits) {
+  const uint32_t inverse = digits == 0   ? 65536
+                           : digits == 1 ? 21846
+                           : digits == 2 ? 7282
+                           : digits == 3 ? 2428
+                                         : 810;
+  return static_cast<uint16_t>(value * inverse >> 16);
+}
 
 // The first digit of value, of which rest is what is left. The top digit of bytes above 242, which
 // no encoder writes, is 0.

@@ -66,7 +66,10 @@ int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* jo
   job->spec = *spec;
   job->dtype = dtype;
   job->layout = MakeLayout(*spec);
-  if (job->layout.count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
+  if (job->layout.count > INT32_MAX || job->layout.payload_bytes / 4 > INT32_MAX) {
+    return HVDC_CUDA_TOO_LARGE;
+  }
+  job->blocks = MakeBlocks(*spec, job->layout);
   *passes = MakePasses(*spec, job->layout);
   if (!Aligned(queue->workspace, 256)) return HVDC_CUDA_MISALIGNED;
   int64_t needed;

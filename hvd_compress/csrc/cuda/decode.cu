@@ -41,29 +41,27 @@ struct PayloadSums {
   int32_t count;
 };
 
-// The words that no quad has read: header, scales that belong to many blocks, padding.
+// The words that quads do not add: header, scales, padding.
 __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
-  const Layout& layout = job.layout;
-  const int64_t own = IsContiguous(job.spec) ? 4 * layout.scales : 0;
-  const int64_t header = (kHeaderBytes - 8) / 4;
-  const int64_t scales = (layout.codes_offset - kHeaderBytes - own) / 4;
-  int64_t end = layout.payload_bytes;
-  if (layout.count) {
-    // As far as quads reach: four elements' codes, or whole words of packed ones.
-    const int64_t reach = IsCast(job.spec) ? (job.spec.codec == HVDC_FP32 ? 16 : 8) : 4;
-    end = RoundUp(BlockOffset(layout, layout.blocks - 1) + layout.last_bytes, reach);
+  const Blocks& blocks = job.blocks;
+  const uint32_t header = kHeaderWords - 2;  // the rest of it is the checksum
+  const uint32_t before = blocks.codes - 2;
+  const uint32_t words = static_cast<uint32_t>(job.layout.payload_bytes / 4);
+  uint32_t end = words;
+  if (blocks.count) {
+    // As far as quads reach: casts' are two words and four.
+    const uint32_t quad = job.spec.codec == HVDC_FP32 ? 4 : IsCast(job.spec) ? 2 : 1;
+    end = CodesOfBlock(blocks, blocks.count - 1) + (blocks.last_words + quad - 1) / quad * quad;
   }
-  const int64_t all = header + scales + (layout.payload_bytes - end) / 4;
+  const uint32_t all = before + (words - end);
   // Whole warps at a time, so that their sums can be taken.
-  for (int64_t first = WarpOfGrid() * kWarpSize; first < all; first += ThreadsOfGrid()) {
-    const int64_t i = first + LaneOfWarp();
-    int64_t at = 4 * i;
-    if (i >= header) at = kHeaderBytes + own + 4 * (i - header);
-    if (i >= header + scales) at = end + 4 * (i - header - scales);
+  for (uint32_t first = WarpOfGrid() * kWarpSize; first < all; first += ThreadsOfGrid()) {
+    const uint32_t i = first + LaneOfWarp();
+    const uint32_t at = i < header ? i : i < before ? i + 2 : end + (i - before);
     for (int32_t k = 0; k < job.count; ++k) {
       Totals totals;
       if (i < all) {
-        totals.Word(*reinterpret_cast<const uint32_t*>(job.payloads + k * job.stride + at), at);
+        totals.Word(reinterpret_cast<const uint32_t*>(job.payloads + k * job.stride)[at], at);
       }
       sums.Add(k, totals);
     }
@@ -109,74 +107,113 @@ __device__ inline void FillWithNan(const DecodeJob& job) {
   Quad nan;
 #pragma unroll
   for (int k = 0; k < 4; ++k) nan.v[k] = BitsFloat(kNanBits);
-  const uint32_t count = static_cast<uint32_t>(job.layout.count);
-  for (uint32_t at = 4 * threadIdx.x; at < count; at += 4 * kThreads) {
-    StoreQuad(job.dtype, job.out, at, ValidOf(at, count), job.aligned, nan);
-  }
+  const uint32_t count = job.blocks.elements;
+  WithDtype(job.dtype, [&](auto dtype) {
+    for (uint32_t at = 4 * threadIdx.x; at < count; at += 4 * kThreads) {
+      StoreQuadAs<decltype(dtype)::value, false>(job.out, at, ValidOf(at, count), nan);
+    }
+  });
 }
 
-__device__ inline void StoreSum(const DecodeJob& job, const QuadPlace& place, Quad total) {
-  if (!place.valid) return;
-  Quad before = {};
+// The thread's quads of neighbouring rows: what has to be read for all of them is asked for before
+// the first of it is used.
+template <int kDtype, bool kWhole, int kQuads>
+__device__ inline void StoreSums(const DecodeJob& job, uint32_t element, uint32_t valid,
+                                 const Quad* sums) {
+  Quad before[kQuads];
   if (job.accumulate) {
-    before = LoadQuad(job.dtype, job.out, place.element, place.valid, job.aligned);
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      before[i] = LoadQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid);
+    }
   }
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    total.v[k] = Thread::Mul(total.v[k], job.scale);
-    if (job.accumulate) total.v[k] = Thread::Add(before.v[k], total.v[k]);
-  }
-  StoreQuad(job.dtype, job.out, place.element, place.valid, job.aligned, total);
-}
-
-__device__ inline void StoreTakenBack(const DecodeJob& job, const QuadPlace& place,
-                                      const Quad& decoded) {
-  if (!place.valid) return;
-  const Quad g = LoadQuad(job.dtype, job.gradient, place.element, place.valid, job.aligned);
-  Quad h = LoadQuadAs<HVDC_DTYPE_FLOAT32>(job.residual, place.element, place.valid, job.aligned);
+  for (uint32_t i = 0; i < kQuads; ++i) {
+    Quad after;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    h.v[k] = hvdc::HVDC_ARCH::TakeBack<Thread>(g.v[k], h.v[k], decoded.v[k], job.beta);
+    for (int k = 0; k < 4; ++k) {
+      after.v[k] = Thread::Mul(sums[i].v[k], job.scale);
+      if (job.accumulate) after.v[k] = Thread::Add(before[i].v[k], after.v[k]);
+    }
+    StoreQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid, after);
   }
-  StoreQuadAs<HVDC_DTYPE_FLOAT32>(job.residual, place.element, place.valid, job.aligned, h);
 }
 
-// A warp takes kQuads times 128 neighbouring elements at a time, of one payload after the other.
+// The same for residuals.
+template <int kDtype, bool kWhole, int kQuads>
+__device__ inline void StoreTakenBack(const DecodeJob& job, uint32_t element, uint32_t valid,
+                                      const Quad* decoded) {
+  Quad g[kQuads], h[kQuads];
+#pragma unroll
+  for (uint32_t i = 0; i < kQuads; ++i) {
+    g[i] = LoadQuadAs<kDtype, kWhole>(job.gradient, element + i * kRow, valid);
+    h[i] = LoadResidual<kWhole>(job.residual, element + i * kRow, valid);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kQuads; ++i) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      h[i].v[k] =
+          hvdc::HVDC_ARCH::TakeBack<Thread>(g[i].v[k], h[i].v[k], decoded[i].v[k], job.beta);
+    }
+    StoreResidual<kWhole>(job.residual, element + i * kRow, valid, h[i]);
+  }
+}
+
+// kQuads rows of a warp from an element on, of one payload after the other. kWhole: all of their
+// elements exist, and the tensors are aligned to four.
+template <class C, bool kBack, bool kWhole, int kQuads>
+__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const PayloadSums& sums,
+                                  uint32_t first) {
+  using Decoder = QuadDecoder<C, kWhole>;
+  const uint32_t element = first + 4 * LaneOfWarp();
+  const auto place_of = [&](int i) {
+    return QuadPlace<C, kWhole>(job.blocks, element + static_cast<uint32_t>(i) * kRow);
+  };
+  Quad total[kQuads] = {};
+  for (int32_t payload = 0; payload < job.count; ++payload) {
+    const uint8_t* const bytes = job.payloads + payload * job.stride;
+    Totals totals;
+    Codes codes[kQuads];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) codes[i] = Decoder::Read(job, bytes, place_of(i), &totals);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const Quad decoded = Decoder::Decode(job, coder, bytes, place_of(i), codes[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        total[i].v[k] = kBack ? decoded.v[k] : Thread::Add(total[i].v[k], decoded.v[k]);
+      }
+    }
+    sums.Add(payload, totals);
+  }
+  const uint32_t valid = kWhole ? 4 : ValidOf(element, job.blocks.elements);
+  if (!valid) return;
+  WithDtype(job.dtype, [&](auto dtype) {
+    constexpr int kDtype = decltype(dtype)::value;
+    if constexpr (kBack) {
+      StoreTakenBack<kDtype, kWhole, kQuads>(job, element, valid, total);
+    } else {
+      StoreSums<kDtype, kWhole, kQuads>(job, element, valid, total);
+    }
+  });
+}
+
+// A warp takes kQuads rows at a time.
 template <class C, bool kBack>
 __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   constexpr int kQuads = 4;
-  constexpr uint32_t kSpan = kQuads * 4 * kWarpSize;
+  constexpr uint32_t kSpan = kQuads * kRow;
   if (kBack && job.when && !*job.when) return;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const PayloadSums sums(job);
-  const uint32_t count = static_cast<uint32_t>(job.layout.count);
+  const uint32_t count = job.blocks.elements;
   for (uint32_t first = WarpOfGrid() * kSpan; first < count; first += WarpsOfGrid() * kSpan) {
-    Quad total[kQuads] = {};
-    const auto place_of = [&](int i) {
-      return QuadPlace(job.layout,
-                       first + 4 * (static_cast<uint32_t>(i) * kWarpSize + LaneOfWarp()));
-    };
-    for (int32_t payload = 0; payload < job.count; ++payload) {
-      Totals totals;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        const QuadPlace place = place_of(i);
-        if (!place.valid) continue;
-        const uint8_t* bytes = job.payloads + payload * job.stride;
-        const Quad decoded = QuadDecoder<C>::Run(job, coder, bytes, place, &totals);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          total[i].v[k] = kBack ? decoded.v[k] : Thread::Add(total[i].v[k], decoded.v[k]);
-        }
-      }
-      sums.Add(payload, totals);
-    }
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      if constexpr (kBack) {
-        StoreTakenBack(job, place_of(i), total[i]);
-      } else {
-        StoreSum(job, place_of(i), total[i]);
+    if (job.aligned && count - first >= kSpan) {
+      DecodeRows<C, kBack, true, kQuads>(job, coder, sums, first);
+    } else {
+      for (uint32_t row = first; row < count && row < first + kSpan; row += kRow) {
+        DecodeRows<C, kBack, false, 1>(job, coder, sums, row);
       }
     }
   }

@@ -8,43 +8,103 @@
 #include "codec/trits.h"
 #include "cuda/finish.h"
 #include "cuda/grid.h"
+#include "cuda/planes.h"
 #include "cuda/quads.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// Where a quad is, the same in all payloads.
-struct QuadPlace {
-  __device__ QuadPlace(const Layout& layout, uint32_t at)
-      : element(at),
-        block(at / static_cast<uint32_t>(layout.block)),
-        position(at - block * static_cast<uint32_t>(layout.block)),
-        valid(ValidOf(at, static_cast<uint32_t>(layout.count))) {}
+// What a thread reads of a payload for one quad of codes.
+struct Codes {
+  static constexpr int kMost = 4;
 
-  uint32_t element;   // of the tensor
-  uint32_t block;     // that it is packed in
-  uint32_t position;  // in the block
-  uint32_t valid;     // elements that exist; 0 past the tensor's end
+  uint32_t words[kMost];
+  float lower, upper;  // 1-bit: the block's values; the others: upper is the scale
 };
 
-template <class C>
+// Where a quad of C's codes is, the same in all payloads; kWhole: all four elements exist. Threads
+// past the tensor's end, but in its last tile, read planes for their neighbours.
+template <class C, bool kWhole>
+struct QuadPlace {
+  static constexpr bool kBits = C::kType == CodeType::kBit;
+  static constexpr bool kPlanes = kBits || C::kPacking == Packing::kPlanes;
+  static constexpr uint32_t kWords = C::kType == CodeType::kHalf   ? 2
+                                     : C::kType == CodeType::kWord ? 4
+                                                                   : 1;
+
+  __device__ QuadPlace(const Blocks& blocks, uint32_t at) : element(at) {
+    const uint32_t end = kPlanes ? (blocks.elements + kTile - 1) / kTile * kTile : blocks.elements;
+    reads = kWhole || at < end;
+    block = reads ? Quotient(blocks.by_size, at) : 0;
+    const uint32_t position = at - block * blocks.size;
+    adds = reads;
+    index = CodesOfBlock(blocks, block);
+    if constexpr (kBits) {
+      index += PlaneWord(blocks, position, 0);
+      adds = reads && PlaceInHalfTile() == 0;
+    } else if constexpr (kPlanes) {
+      index += PlaneWord(blocks, position, PlaceInHalfTile());
+      reads = adds = reads && PlaceInHalfTile() < blocks.planes;
+    } else if constexpr (C::kPacking == Packing::kTrits) {
+      const uint32_t size = 4 * WordsOfBlock(blocks, block);
+      digit = 0;
+#pragma unroll
+      for (uint32_t i = 1; i < 5; ++i) digit += position >= i * size;
+      index += (position - digit * size) / 4;
+      adds = reads && digit == 0;
+    } else {
+      index += position / 4 * kWords;
+    }
+  }
+
+  uint32_t element;  // of the tensor
+  uint32_t block;    // that it is packed in
+  uint32_t index;    // of the first word that is read
+  uint32_t digit;    // trits: of the words' bytes
+  bool reads, adds;  // whether the thread reads words, and adds them to the checksum
+};
+
+template <class C, bool kWhole>
 struct QuadDecoder {
+  using Place = QuadPlace<C, kWhole>;
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<Thread>>::value;
 
-  // The quad's numbers. Every word of codes, and every scale that belongs to one block, is added to
-  // the checksum by exactly one of the quads that read it.
-  __device__ static Quad Run(const DecodeJob& job, C coder, const uint8_t* payload,
-                             const QuadPlace& place, Totals* totals) {
+  // Every word of codes is added to the checksum by one of the threads that read it.
+  __device__ static Codes Read(const DecodeJob& job, const uint8_t* payload, const Place& place,
+                               Totals* totals) {
+    const uint32_t* const words = reinterpret_cast<const uint32_t*>(payload);
+    Codes codes = {};
+    if (place.reads) ReadWords(words + place.index, codes.words);
+    if constexpr (!C::kCast && !kMatrix) {
+      const float* const scales = reinterpret_cast<const float*>(words + kHeaderWords);
+      const uint32_t group = IsContiguous(job.spec) ? place.block : 0;
+      if constexpr (Place::kBits) codes.lower = scales[group];
+      codes.upper = scales[group + (Place::kBits ? job.layout.scales / 2 : 0)];
+    }
+    if (place.adds) {
+#pragma unroll
+      for (uint32_t i = 0; i < Place::kWords; ++i) totals->Word(codes.words[i], place.index + i);
+    }
+    return codes;
+  }
+
+  // The quad's numbers. Called by all threads of a warp, quad by quad in order.
+  __device__ static Quad Decode(const DecodeJob& job, C coder, const uint8_t* payload,
+                                const Place& place, const Codes& read) {
     float lower[4], upper[4];
     if constexpr (kMatrix) {
-      LoadMatrixValues(job.spec, payload, place.element, lower, upper);
+      const uint32_t element = kWhole || place.element < job.blocks.elements ? place.element : 0;
+      LoadMatrixValues(job.spec, payload, element, lower, upper);
       coder.lower = lower;
       coder.upper = upper;
     } else if constexpr (!C::kCast) {
-      coder.SetGroup(LoadGroup(job, payload, place, totals));
+      GroupScale scale = {};
+      scale.lower = read.lower;
+      scale.upper = scale.sent = read.upper;
+      coder.SetGroup(scale);
     }
     uint32_t codes[4];
-    LoadCodes(job, payload + BlockOffset(job.layout, place.block), payload, place, codes, totals);
+    Unpack(place, read.words, codes);
     Quad decoded;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -61,77 +121,39 @@ struct QuadDecoder {
   }
 
  private:
-  __device__ static GroupScale LoadGroup(const DecodeJob& job, const uint8_t* payload,
-                                         const QuadPlace& place, Totals* totals) {
-    const float* scales = reinterpret_cast<const float*>(payload + kHeaderBytes);
-    const bool own = job.spec.grouping == HVDC_CONTIGUOUS;
-    const int64_t group = own ? place.block : 0;
-    GroupScale scale = {};
-    const auto load = [&](int64_t index) {
-      const float value = scales[index];
-      if (own && place.position == 0) totals->Word(FloatBits(value), kHeaderBytes + 4 * index);
-      return value;
-    };
-    if constexpr (C::kType == CodeType::kBit) {
-      scale.lower = load(group);
-      scale.upper = load(job.layout.scales / 2 + group);
+  __device__ static void ReadWords(const uint32_t* from, uint32_t* words) {
+    if constexpr (Place::kWords == 1) {
+      words[0] = *from;
+    } else if constexpr (Place::kWords == 2) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(from);
+      memcpy(words, &pair, sizeof(pair));
     } else {
-      scale.sent = load(group);
+      const uint4 four = *reinterpret_cast<const uint4*>(from);
+      memcpy(words, &four, sizeof(four));
     }
-    return scale;
   }
 
-  __device__ static void LoadCodes(const DecodeJob& job, const uint8_t* packed,
-                                   const uint8_t* payload, const QuadPlace& place, uint32_t* codes,
-                                   Totals* totals) {
-    const auto load = [&](int64_t at, bool mine) {
-      const uint32_t word = *reinterpret_cast<const uint32_t*>(packed + at);
-      if (mine) totals->Word(word, packed - payload + at);
-      return word;
-    };
-    if constexpr (C::kType == CodeType::kBit || C::kPacking == Packing::kPlanes) {
-      const int bits = C::kType == CodeType::kBit ? 1 : EcqBits(job.spec.levels);
-      const uint32_t tile = place.position / kTile, within = place.position % kTile;
+  __device__ static void Unpack(const Place& place, const uint32_t* words, uint32_t* codes) {
+    if constexpr (C::kType == CodeType::kBit) {
+      const uint32_t four = words[0] >> 4 * PlaceInHalfTile();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) codes[k] = 0;
-      for (int bit = 0; bit < bits; ++bit) {
-        // Both halves of a plane at once: a tensor's last tile may have no quad in the second.
-        const int64_t at = 8 * (static_cast<int64_t>(tile) * bits + bit);
-        const uint2 words = *reinterpret_cast<const uint2*>(packed + at);
-        if (within == 0) {
-          totals->Word(words.x, packed - payload + at);
-          totals->Word(words.y, packed - payload + at + 4);
-        }
-        const uint32_t four = (within < 32 ? words.x : words.y) >> within % 32;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) codes[k] |= (four >> k & 1u) << bit;
-      }
-    } else if constexpr (C::kPacking == Packing::kTrits) {
-      const int64_t count = BlockElements(job.layout, place.block);
-      const uint32_t size = static_cast<uint32_t>(TritBytes(count));
-      const uint32_t digit = place.position / size;
-      const uint32_t word = load(place.position - digit * size, digit == 0);
+      for (int k = 0; k < 4; ++k) codes[k] = four >> k & 1u;
+    } else if constexpr (C::kType == CodeType::kByte) {
+      const uint32_t bytes = Place::kPlanes ? CodesOfPlane(words[0]) : words[0];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        uint16_t value = word >> 8 * k & 0xFFu;
-        for (uint32_t i = 0; i < digit; ++i) value = PopTrit(value);
-        codes[k] = FirstTrit(value, PopTrit(value));
+        codes[k] = bytes >> 8 * k & 0xFFu;
+        if constexpr (C::kPacking == Packing::kTrits) {
+          const uint16_t rest = PopTrits(static_cast<uint16_t>(codes[k]), place.digit);
+          codes[k] = FirstTrit(rest, PopTrit(rest));
+        }
       }
-    } else if constexpr (C::kType == CodeType::kByte) {
-      const uint32_t word = load(place.position, true);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) codes[k] = word >> 8 * k & 0xFFu;
     } else if constexpr (C::kType == CodeType::kHalf) {
-      const int64_t at = 2 * static_cast<int64_t>(place.position);
-      const uint32_t first = load(at, true), second = load(at + 4, true);
-      codes[0] = first & 0xFFFFu;
-      codes[1] = first >> 16;
-      codes[2] = second & 0xFFFFu;
-      codes[3] = second >> 16;
-    } else {
-      const int64_t at = 4 * static_cast<int64_t>(place.position);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) codes[k] = load(at + 4 * k, true);
+      for (int k = 0; k < 4; ++k) codes[k] = words[k / 2] >> 16 * (k % 2) & 0xFFFFu;
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) codes[k] = words[k];
     }
   }
 };

@@ -10,45 +10,57 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// Gradient and residual of a group into shared memory, as what is encoded. Four quads a thread are
-// asked for before the first of them is used.
-template <int kDtype>
-__device__ inline void HoldAs(const EncodeJob& job, uint32_t start, uint32_t count, float* x,
-                              float* kept) {
-  constexpr int kAhead = 4;
-  const bool feedback = job.mode != Mode::kNone;
-  for (uint32_t base = 4 * LaneOfWarp(); base < count; base += 4 * kWarpSize * kAhead) {
-    Quad g[kAhead], h[kAhead] = {};
+constexpr uint32_t kRowsAhead = 4;
+
+__device__ inline void StoreHeld(const Compensated& both, uint32_t position, float* x, float* kept,
+                                 Mode mode) {
+  *reinterpret_cast<Quad*>(x + position) = both.x;
+  if (mode == Mode::kGeneral) *reinterpret_cast<Quad*>(kept + position) = both.kept;
+}
+
+// Whole rows of a warp's quads into shared memory, as what is encoded: several rows are asked for
+// before the first of them is used.
+template <int kDtype, Mode kMode>
+__device__ inline void HoldRows(const EncodeJob& job, uint32_t start, uint32_t rows, float* x,
+                                float* kept) {
+  for (uint32_t row = 0; row < rows; row += kRowsAhead) {
+    const uint32_t base = row * kRow + 4 * LaneOfWarp();
+    Quad g[kRowsAhead], h[kRowsAhead] = {};
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const uint32_t position = base + static_cast<uint32_t>(4 * kWarpSize * i);
-      const uint32_t valid = ValidOf(position, count);
-      if (!valid) continue;
-      g[i] = LoadQuadAs<kDtype>(job.gradient, start + position, valid, job.aligned);
-      if (feedback) {
-        h[i] = LoadQuadAs<HVDC_DTYPE_FLOAT32>(job.residual, start + position, valid, job.aligned);
+    for (uint32_t i = 0; i < kRowsAhead; ++i) {
+      g[i] = LoadQuadAs<kDtype, true>(job.gradient, start + base + i * kRow, 4);
+      if constexpr (kMode != Mode::kNone) {
+        h[i] = LoadResidual<true>(job.residual, start + base + i * kRow, 4);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const uint32_t position = base + static_cast<uint32_t>(4 * kWarpSize * i);
-      if (position >= count) continue;
-      const Compensated both = CompensateQuad(job, g[i], h[i]);
-      *reinterpret_cast<Quad*>(x + position) = both.x;
-      if (kept != x) *reinterpret_cast<Quad*>(kept + position) = both.kept;
+    for (uint32_t i = 0; i < kRowsAhead; ++i) {
+      StoreHeld(CompensateQuad(job, kMode, g[i], h[i]), base + i * kRow, x, kept, kMode);
     }
   }
 }
 
+// A group into shared memory.
 __device__ inline void Hold(const EncodeJob& job, uint32_t start, uint32_t count, float* x,
                             float* kept) {
-  switch (job.dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return HoldAs<HVDC_DTYPE_FLOAT32>(job, start, count, x, kept);
-    case HVDC_DTYPE_FLOAT16:
-      return HoldAs<HVDC_DTYPE_FLOAT16>(job, start, count, x, kept);
-    default:
-      return HoldAs<HVDC_DTYPE_BFLOAT16>(job, start, count, x, kept);
+  const uint32_t rows = job.aligned ? count / (kRowsAhead * kRow) * kRowsAhead : 0;
+  WithDtype(job.dtype, [&](auto dtype) {
+    constexpr int kDtype = decltype(dtype)::value;
+    switch (job.mode) {
+      case Mode::kNone:
+        return HoldRows<kDtype, Mode::kNone>(job, start, rows, x, kept);
+      case Mode::kShared:
+        return HoldRows<kDtype, Mode::kShared>(job, start, rows, x, kept);
+      default:
+        return HoldRows<kDtype, Mode::kGeneral>(job, start, rows, x, kept);
+    }
+  });
+  const FromTensor source = {start};
+  for (uint32_t base = rows * kRow + 4 * LaneOfWarp(); base < count; base += kRow) {
+    const uint32_t valid = ValidOf(base, count);
+    const Compensated both = valid == 4 && job.aligned ? source.Load<true>(job, base, 4)
+                                                       : source.Load<false>(job, base, valid);
+    StoreHeld(both, base, x, kept, job.mode);
   }
 }
 
@@ -79,16 +91,15 @@ __device__ inline GroupStats StatsOf(const EncodeJob& job, const float* x, uint3
 
 // The blocks' scales are theirs alone: one thread stores them and adds them to the checksum.
 template <class C>
-__device__ inline void StoreOwnScales(const EncodeJob& job, int64_t block, const GroupScale& scale,
+__device__ inline void StoreOwnScales(const EncodeJob& job, uint32_t block, const GroupScale& scale,
                                       Totals* totals) {
-  const auto store = [&](int64_t index, float value) {
-    const int64_t at = kHeaderBytes + 4 * index;
-    *reinterpret_cast<float*>(job.payload + at) = value;
-    totals->Word(FloatBits(value), at);
+  const auto store = [&](uint32_t index, float value) {
+    ScalesOf(job.payload)[index] = value;
+    totals->Word(FloatBits(value), kHeaderWords + index);
   };
   if constexpr (C::kType == CodeType::kBit) {
     store(block, scale.lower);
-    store(job.layout.blocks + block, scale.upper);
+    store(job.blocks.count + block, scale.upper);
   } else {
     store(block, scale.sent);
   }
@@ -101,27 +112,27 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const EncodeJob job) {
   const bool general = job.mode == Mode::kGeneral;
   float* const x =
       reinterpret_cast<float*>(SharedMemory()) + WarpOfBlock() * group * (general ? 2 : 1);
-  float* const kept = general ? x + group : x;
+  float* const kept = x + group;  // where the mode is general
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   Totals totals;
   const uint32_t warps = gridDim.x * (blockDim.x / kWarpSize);
-  for (int64_t index = blockIdx.x * (blockDim.x / kWarpSize) + WarpOfBlock();
-       index < job.layout.blocks; index += warps) {
-    const uint32_t start = static_cast<uint32_t>(index) * group;
-    const uint32_t count = static_cast<uint32_t>(BlockElements(job.layout, index));
+  for (uint32_t index = blockIdx.x * (blockDim.x / kWarpSize) + WarpOfBlock();
+       index < job.blocks.count; index += warps) {
+    const uint32_t start = index * group;
+    const uint32_t count = ElementsOfBlock(job.blocks, index);
     Hold(job, start, count, x, kept);
     __syncwarp();
     const GroupScale scale = ScaleOf(job.spec, StatsOf<C>(job, x, count), count);
     coder.SetGroup(scale);
     if (LaneOfWarp() == 0) StoreOwnScales<C>(job, index, scale, &totals);
-    const Block<FromShared> block = {{x, kept, start}, BlockOffset(job.layout, index), count};
+    const Block<FromShared> block = {{x, kept, start}, CodesOfBlock(job.blocks, index), count};
     if constexpr (C::kPacking == Packing::kTrits) {
-      const uint32_t words = static_cast<uint32_t>(TritBytes(count)) / 4;
-      for (uint32_t word = LaneOfWarp(); word < words; word += kWarpSize) {
-        QuadEncoder<C>::Trits(job, coder, scale, block, word, &totals);
+      const uint32_t words = WordsOfBlock(job.blocks, index);
+      for (uint32_t base = 0; base < words; base += kWarpSize) {
+        QuadEncoder<C>::Trits(job, coder, scale, block, base + LaneOfWarp(), words, &totals);
       }
     } else {
-      for (uint32_t base = 0; base < count; base += 4 * kWarpSize) {
+      for (uint32_t base = 0; base < count; base += kRow) {
         QuadEncoder<C>::Run(job, coder, scale, block, base + 4 * LaneOfWarp(), &totals);
       }
     }
@@ -135,19 +146,16 @@ struct QuadValues {
   float lower[4], upper[4];
 };
 
-// The scale of an element whose group was summed before this kernel, in the coder as well.
+// The scale of a group that was summed before this kernel, in the coder as well. Where elements
+// have values of their own (a matrix), or none (a cast), any scale will do.
 template <class C>
-__device__ inline GroupScale OpenKnown(const EncodeJob& job, uint32_t block, uint32_t element,
-                                       bool finite, QuadValues* values, C* coder) {
+__device__ inline GroupScale OpenGroup(const EncodeJob& job, uint32_t group, bool finite,
+                                       C* coder) {
   GroupScale scale = {};
-  scale.finite = scale.kept = true;
-  if constexpr (std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
-    LoadMatrixValues(job.spec, job.payload, element, values->lower, values->upper);
-    coder->lower = values->lower;
-    coder->upper = values->upper;
-    scale.finite = finite;
-  } else if constexpr (!C::kCast) {
-    scale = job.workspace.scales[job.spec.grouping == HVDC_CONTIGUOUS ? block : 0];
+  scale.finite = finite;
+  scale.kept = true;
+  if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
+    scale = job.workspace.scales[group];
     coder->SetGroup(scale);
   }
   return scale;
@@ -156,41 +164,44 @@ __device__ inline GroupScale OpenKnown(const EncodeJob& job, uint32_t block, uin
 // A quad a thread, or a word of trits, wherever it lies.
 template <class C>
 __global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
-  const Layout& layout = job.layout;
+  const Blocks& blocks = job.blocks;
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
-  const bool finite = !job.workspace.control->nonfinite;
+  const bool finite = C::kCast || !job.workspace.control->nonfinite;
+  const bool own = IsContiguous(job.spec);
+  GroupScale scale = {};
+  if (blocks.count) scale = OpenGroup(job, 0, finite, &coder);
   QuadValues values;
   Totals totals;
-  const uint32_t size = static_cast<uint32_t>(layout.block);
   const auto block_at = [&](uint32_t index) {
-    return Block<FromTensor>{{index * size},
-                             BlockOffset(layout, index),
-                             static_cast<uint32_t>(BlockElements(layout, index))};
+    return Block<FromTensor>{
+        {index * blocks.size}, CodesOfBlock(blocks, index), ElementsOfBlock(blocks, index)};
   };
   if constexpr (C::kPacking == Packing::kTrits) {
-    const uint32_t words = static_cast<uint32_t>(layout.block_bytes) / 4;
-    const uint32_t all = static_cast<uint32_t>(layout.blocks - 1) * words +
-                         static_cast<uint32_t>(layout.last_bytes) / 4;
-    for (uint32_t word = ThreadOfGrid(); word < all; word += ThreadsOfGrid()) {
-      const Block<FromTensor> block = block_at(word / words);
-      const GroupScale scale =
-          OpenKnown(job, word / words, block.source.start, finite, &values, &coder);
-      QuadEncoder<C>::Trits(job, coder, scale, block, word % words, &totals);
+    const uint32_t all = blocks.count ? (blocks.count - 1) * blocks.words + blocks.last_words : 0;
+    for (uint32_t first = WarpOfGrid() * kWarpSize; first < all; first += ThreadsOfGrid()) {
+      // Past the end a thread only helps its neighbours.
+      const uint32_t at = first + LaneOfWarp();
+      const uint32_t index = at < all ? Quotient(blocks.by_words, at) : 0;
+      if (own) scale = OpenGroup(job, index, finite, &coder);
+      QuadEncoder<C>::Trits(job, coder, scale, block_at(index), at - index * blocks.words,
+                            at < all ? WordsOfBlock(blocks, index) : 0, &totals);
     }
   } else {
-    const uint32_t count = static_cast<uint32_t>(layout.count);
-    const uint32_t spans = (count + 4 * kWarpSize - 1) / (4 * kWarpSize);
-    for (uint32_t span = WarpOfGrid(); span < spans; span += WarpsOfGrid()) {
-      const uint32_t element = 4 * (span * kWarpSize + LaneOfWarp());
+    for (uint32_t first = WarpOfGrid() * kRow; first < blocks.elements;
+         first += WarpsOfGrid() * kRow) {
+      const uint32_t element = first + 4 * LaneOfWarp();
       // Past the end a thread only helps its neighbours with their planes: those of the last tile,
       // or nobody with anything.
-      const bool help = element / kTile * kTile < count;
-      const uint32_t index = help ? element / size : 0;
-      const Block<FromTensor> block = block_at(index);
-      GroupScale scale = {};
-      if (element < count) scale = OpenKnown(job, index, element, finite, &values, &coder);
-      const uint32_t position = help ? element - index * size : size;
-      QuadEncoder<C>::Run(job, coder, scale, block, position, &totals);
+      const bool help = element / kTile * kTile < blocks.elements;
+      const uint32_t index = help ? Quotient(blocks.by_size, element) : 0;
+      if (own) scale = OpenGroup(job, index, finite, &coder);
+      if constexpr (std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
+        LoadMatrixValues(job.spec, job.payload, help ? element : 0, values.lower, values.upper);
+        coder.lower = values.lower;
+        coder.upper = values.upper;
+      }
+      const uint32_t position = help ? element - index * blocks.size : blocks.size;
+      QuadEncoder<C>::Run(job, coder, scale, block_at(index), position, &totals);
     }
   }
   AddSharedScales(job, finite, &totals);

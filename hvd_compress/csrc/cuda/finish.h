@@ -9,6 +9,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+constexpr uint32_t kHeaderWords = kHeaderBytes / 4;
+
 __device__ inline float* ScalesOf(uint8_t* payload) {
   return reinterpret_cast<float*>(payload + kHeaderBytes);
 }
@@ -47,9 +49,10 @@ __device__ inline void AddSharedScales(const EncodeJob& job, bool finite, Totals
   const bool blank =
       job.spec.codec == HVDC_ONEBIT && !finite && job.spec.grouping != HVDC_CONTIGUOUS;
   float* const scales = ScalesOf(job.payload);
-  for (int64_t i = ThreadOfGrid(); i < job.layout.scales; i += ThreadsOfGrid()) {
+  const uint32_t count = static_cast<uint32_t>(job.layout.scales);
+  for (uint32_t i = ThreadOfGrid(); i < count; i += ThreadsOfGrid()) {
     if (blank) scales[i] = BitsFloat(kNanBits);
-    totals->Word(FloatBits(blank ? BitsFloat(kNanBits) : scales[i]), kHeaderBytes + 4 * i);
+    totals->Word(FloatBits(blank ? BitsFloat(kNanBits) : scales[i]), kHeaderWords + i);
   }
 }
 
@@ -63,16 +66,16 @@ __device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals)
   header.flags = atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0;
   header.checksum = atomicExch(&control->checksum, 0ull);
   atomicExch(&control->tickets, 0u);
-  uint32_t words[kHeaderBytes / 4];
+  uint32_t words[kHeaderWords];
   memcpy(words, &header, sizeof(words));
   uint64_t sum = header.checksum;
 #pragma unroll
-  for (int i = 0; i < 6; ++i) sum += WeightedWord(words[i], 4 * i);
+  for (uint32_t i = 0; i < 6; ++i) sum += WeightedWord(words[i], i);
   words[6] = static_cast<uint32_t>(sum);
   words[7] = static_cast<uint32_t>(sum >> 32);
   uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
 #pragma unroll
-  for (int i = 0; i < kHeaderBytes / 4; ++i) to[i] = words[i];
+  for (uint32_t i = 0; i < kHeaderWords; ++i) to[i] = words[i];
   for (int64_t at = kHeaderBytes + 4 * layout.scales; at < layout.codes_offset; at += 4) {
     to[at / 4] = 0;
   }

@@ -39,8 +39,8 @@ struct Totals {
   uint64_t checksum = 0;
   bool nonfinite = false;
 
-  // A word that was written, or read, at that byte of the payload.
-  __device__ void Word(uint32_t word, int64_t offset) { checksum += WeightedWord(word, offset); }
+  // A word that was written, or read, at that place in the payload.
+  __device__ void Word(uint32_t word, uint32_t index) { checksum += WeightedWord(word, index); }
 };
 
 // Adds the totals of all threads of a warp to the workspace's.

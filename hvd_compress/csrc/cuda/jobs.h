@@ -35,6 +35,24 @@ struct Workspace {
   uint32_t* above;
 };
 
+// Numbers below 2^31 are divided by one that many share: a multiplication and a shift on a device.
+struct Divider {
+  uint32_t inverse, shift;
+};
+
+// The payload's blocks in numbers of 32 bits, and words of four bytes, of which it has fewer than
+// 2^31.
+struct Blocks {
+  uint32_t elements;    // of the tensor
+  uint32_t size;        // elements of a full block
+  uint32_t count;       // blocks
+  uint32_t codes;       // the word at which the first one's codes start
+  uint32_t words;       // codes of a full block
+  uint32_t last_words;  // of the last one, the end of which may be in the middle of a word
+  uint32_t planes;      // bits of a code, where bits are packed apart
+  Divider by_size, by_words;
+};
+
 // Where the numbers of a spec's groups come from.
 struct Passes {
   bool held;       // one pass: a warp holds the group
@@ -48,6 +66,7 @@ struct Passes {
 struct EncodeJob {
   hvdc_spec spec;
   Layout layout;
+  Blocks blocks;
   Passes passes;
   Workspace workspace;
   NoiseState noise;
@@ -64,6 +83,7 @@ struct EncodeJob {
 struct DecodeJob {
   hvdc_spec spec;
   Layout layout;
+  Blocks blocks;
   Workspace workspace;
   uint32_t step;
   const uint8_t* payloads;
@@ -83,6 +103,54 @@ struct DecodeJob {
 };
 
 namespace HVDC_ARCH {
+
+// By at least 2.
+HVDC_HD Divider MakeDivider(uint32_t divisor) {
+  // With 2^bits >= divisor > 2^(bits - 1), the inverse times 2^(31 + bits), rounded up, fits 32
+  // bits, and what rounding adds to a quotient is less than one divisor's part.
+  uint32_t bits = 0;
+  while (uint64_t{1} << bits < divisor) ++bits;
+  const uint64_t one = uint64_t{1} << (31 + bits);
+  return {static_cast<uint32_t>((one + divisor - 1) / divisor), bits - 1};
+}
+
+HVDC_HD uint32_t Quotient(const Divider& divider, uint32_t number) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(number) * divider.inverse >> 32) >>
+         divider.shift;
+}
+
+// Of a payload of fewer than 2^31 words.
+HVDC_HD Blocks MakeBlocks(const hvdc_spec& spec, const Layout& layout) {
+  Blocks blocks;
+  blocks.elements = static_cast<uint32_t>(layout.count);
+  blocks.size = static_cast<uint32_t>(layout.block);
+  blocks.count = static_cast<uint32_t>(layout.blocks);
+  blocks.codes = static_cast<uint32_t>(layout.codes_offset / 4);
+  blocks.words = static_cast<uint32_t>(layout.block_bytes / 4);
+  blocks.last_words = static_cast<uint32_t>((layout.last_bytes + 3) / 4);
+  blocks.planes = spec.codec == HVDC_ECQ ? static_cast<uint32_t>(EcqBits(spec.levels)) : 1;
+  blocks.by_size = MakeDivider(blocks.size);
+  blocks.by_words = MakeDivider(blocks.words);
+  return blocks;
+}
+
+HVDC_HD uint32_t CodesOfBlock(const Blocks& blocks, uint32_t block) {
+  return blocks.codes + block * blocks.words;
+}
+
+HVDC_HD uint32_t WordsOfBlock(const Blocks& blocks, uint32_t block) {
+  return block + 1 == blocks.count ? blocks.last_words : blocks.words;
+}
+
+HVDC_HD uint32_t ElementsOfBlock(const Blocks& blocks, uint32_t block) {
+  const uint32_t rest = blocks.elements - block * blocks.size;
+  return rest < blocks.size ? rest : blocks.size;
+}
+
+// Where in its block's codes the word of a plane is that has the bits of this element.
+HVDC_HD uint32_t PlaneWord(const Blocks& blocks, uint32_t position, uint32_t plane) {
+  return 2 * (position / kTile * blocks.planes + plane) + position % kTile / 32;
+}
 
 HVDC_HD Passes MakePasses(const hvdc_spec& spec, const Layout& layout) {
   Passes passes = {};

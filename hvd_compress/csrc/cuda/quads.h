@@ -1,14 +1,21 @@
-// Four neighbouring elements of a tensor, which one thread reads or writes at once.
+// Four neighbouring elements of a tensor, which one thread reads or writes at once. Where all four
+// exist and memory is aligned to them (kWhole), that is one access without a condition; so several
+// of them can be under way.
 #ifndef HVDC_CUDA_QUADS_H_
 #define HVDC_CUDA_QUADS_H_
 
 #include <string.h>
 
+#include <type_traits>
+
 #include "codec/cast.h"
+#include "cuda/grid.h"
 #include "simd/thread.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
+
+constexpr uint32_t kRow = 4 * kWarpSize;  // elements of a warp's quads, side by side
 
 // Aligned, so that shared memory is read and written four elements at a time as well.
 struct alignas(16) Quad {
@@ -33,16 +40,29 @@ __device__ inline uint32_t ValidOf(uint32_t position, uint32_t count) {
   return count - position < 4 ? count - position : 4;
 }
 
-// The first valid elements from base + at on, zeros for the others. aligned: whether base is, to
-// four elements; at is a multiple of four.
-template <int kDtype>
-__device__ inline Quad LoadQuadAs(const void* base, uint32_t at, uint32_t valid, bool aligned) {
+// Calls work with a dtype that is known to the compiler.
+template <class Work>
+__device__ inline auto WithDtype(int dtype, const Work& work) {
+  switch (dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return work(std::integral_constant<int, HVDC_DTYPE_FLOAT32>());
+    case HVDC_DTYPE_FLOAT16:
+      return work(std::integral_constant<int, HVDC_DTYPE_FLOAT16>());
+    default:
+      return work(std::integral_constant<int, HVDC_DTYPE_BFLOAT16>());
+  }
+}
+
+// The first valid elements from base + at on, zeros for the others; at is a multiple of four, and
+// valid is 4 where kWhole.
+template <int kDtype, bool kWhole>
+__device__ inline Quad LoadQuadAs(const void* base, uint32_t at, uint32_t valid) {
   using E = Elements<Thread, kDtype>;
   using T = typename E::T;
   using Memory = typename QuadMemory<sizeof(T)>::T;
   const T* from = static_cast<const T*>(base) + at;
   T elements[4] = {};
-  if (aligned && valid == 4) {
+  if constexpr (kWhole) {
     const Memory memory = *reinterpret_cast<const Memory*>(from);
     memcpy(elements, &memory, sizeof(memory));
   } else {
@@ -57,9 +77,8 @@ __device__ inline Quad LoadQuadAs(const void* base, uint32_t at, uint32_t valid,
   return quad;
 }
 
-template <int kDtype>
-__device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, bool aligned,
-                                   const Quad& quad) {
+template <int kDtype, bool kWhole>
+__device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, const Quad& quad) {
   using E = Elements<Thread, kDtype>;
   using T = typename E::T;
   using Memory = typename QuadMemory<sizeof(T)>::T;
@@ -67,7 +86,7 @@ __device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, bool
   T elements[4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) E::Store(elements + k, quad.v[k]);
-  if (aligned && valid == 4) {
+  if constexpr (kWhole) {
     Memory memory;
     memcpy(&memory, elements, sizeof(memory));
     *reinterpret_cast<Memory*>(to) = memory;
@@ -79,28 +98,15 @@ __device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, bool
   }
 }
 
-__device__ inline Quad LoadQuad(int dtype, const void* base, uint32_t at, uint32_t valid,
-                                bool aligned) {
-  switch (dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return LoadQuadAs<HVDC_DTYPE_FLOAT32>(base, at, valid, aligned);
-    case HVDC_DTYPE_FLOAT16:
-      return LoadQuadAs<HVDC_DTYPE_FLOAT16>(base, at, valid, aligned);
-    default:
-      return LoadQuadAs<HVDC_DTYPE_BFLOAT16>(base, at, valid, aligned);
-  }
+// Of a float32 residual.
+template <bool kWhole>
+__device__ inline Quad LoadResidual(const float* base, uint32_t at, uint32_t valid) {
+  return LoadQuadAs<HVDC_DTYPE_FLOAT32, kWhole>(base, at, valid);
 }
 
-__device__ inline void StoreQuad(int dtype, void* base, uint32_t at, uint32_t valid, bool aligned,
-                                 const Quad& quad) {
-  switch (dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return StoreQuadAs<HVDC_DTYPE_FLOAT32>(base, at, valid, aligned, quad);
-    case HVDC_DTYPE_FLOAT16:
-      return StoreQuadAs<HVDC_DTYPE_FLOAT16>(base, at, valid, aligned, quad);
-    default:
-      return StoreQuadAs<HVDC_DTYPE_BFLOAT16>(base, at, valid, aligned, quad);
-  }
+template <bool kWhole>
+__device__ inline void StoreResidual(float* base, uint32_t at, uint32_t valid, const Quad& quad) {
+  StoreQuadAs<HVDC_DTYPE_FLOAT32, kWhole>(base, at, valid, quad);
 }
 
 }  // namespace HVDC_ARCH

@@ -45,17 +45,10 @@ __device__ inline int64_t RowElements(const EncodeJob& job, int64_t row) {
 
 template <StatsKind kKind>
 __device__ inline GroupStats SumOf(const EncodeJob& job, int64_t start, uint32_t count) {
-  switch (job.dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return SumChunk<kKind>(
-          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_FLOAT32>(job, start + i); });
-    case HVDC_DTYPE_FLOAT16:
-      return SumChunk<kKind>(
-          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_FLOAT16>(job, start + i); });
-    default:
-      return SumChunk<kKind>(
-          count, [&](uint32_t i) { return ReadAs<HVDC_DTYPE_BFLOAT16>(job, start + i); });
-  }
+  return WithDtype(job.dtype, [&](auto dtype) {
+    return SumChunk<kKind>(
+        count, [&](uint32_t i) { return ReadAs<decltype(dtype)::value>(job, start + i); });
+  });
 }
 
 // All chunks of all rows. A row of one chunk has its scale at once; where there is one group of no
@@ -145,14 +138,7 @@ __device__ inline void SumColumnsAs(const EncodeJob& job) {
 }
 
 __global__ void __launch_bounds__(kThreads) SumColumns(const EncodeJob job) {
-  switch (job.dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return SumColumnsAs<HVDC_DTYPE_FLOAT32>(job);
-    case HVDC_DTYPE_FLOAT16:
-      return SumColumnsAs<HVDC_DTYPE_FLOAT16>(job);
-    default:
-      return SumColumnsAs<HVDC_DTYPE_BFLOAT16>(job);
-  }
+  WithDtype(job.dtype, [&](auto dtype) { SumColumnsAs<decltype(dtype)::value>(job); });
 }
 
 __global__ void __launch_bounds__(kThreads) FoldColumns(const EncodeJob job) {

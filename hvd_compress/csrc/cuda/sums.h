@@ -18,20 +18,18 @@ __device__ inline uint32_t LaneOfSum() { return threadIdx.x % kLanes; }
 // element i. Both halves of a warp come here together, with chunks of their own or with the same.
 template <StatsKind kKind, class Read>
 __device__ inline GroupStats SumChunk(uint32_t count, const Read& read) {
-  constexpr int kAhead = 8;  // elements that are asked for before the first of them is added
+  constexpr uint32_t kAhead = 8;  // elements that are asked for before the first of them is added
   Accumulator<Thread, kKind> sums;
-  for (uint32_t start = LaneOfSum(); start < count; start += kAhead * kLanes) {
+  uint32_t at = LaneOfSum();
+  for (const uint32_t whole = count / (kAhead * kLanes) * (kAhead * kLanes); at < whole;
+       at += kAhead * kLanes) {
     float x[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const uint32_t at = start + static_cast<uint32_t>(i) * kLanes;
-      x[i] = at < count ? read(at) : 0.0f;
-    }
+    for (uint32_t i = 0; i < kAhead; ++i) x[i] = read(at + i * kLanes);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (start + static_cast<uint32_t>(i) * kLanes < count) sums.Add(x[i]);
-    }
+    for (uint32_t i = 0; i < kAhead; ++i) sums.Add(x[i]);
   }
+  for (; at < count; at += kLanes) sums.Add(read(at));
   GroupStats stats = {};
   sums.Finish(&stats);
   return stats;

@@ -20,7 +20,7 @@ enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 // What these calls may return beside hvdc_status.
 enum hvdc_cuda_status {
   HVDC_CUDA_FAILED = 16,      // hvdc_cuda_message() says why
-  HVDC_CUDA_TOO_LARGE = 17,   // 2^31 elements or more, or too many payloads
+  HVDC_CUDA_TOO_LARGE = 17,   // 2^31 elements or words of the payload, or too many payloads
   HVDC_CUDA_MISALIGNED = 18,  // a payload, tensor or workspace is not aligned
   HVDC_CUDA_WORKSPACE = 19,   // the workspace is smaller than hvdc_cuda_workspace_bytes says
 };
