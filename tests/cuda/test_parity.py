@@ -37,7 +37,7 @@ NOISE = NoiseKey(seed=3, rank=1, tensor=9, step=1)
 
 SIZES = tuple(
     Row(f"{name}-{size}", codec(size), 0, MODES[2])
-    for size in (2112, 4096, 4160, 8192, 65536)
+    for size in (1024, 1088, 2112, 4096, 4160, 8192, 65536)
     for name, codec in (
         ("onebit", OneBit),
         ("linear", lambda size: Int8("linear", size)),
@@ -46,7 +46,7 @@ SIZES = tuple(
         ("ecq", lambda size: ECQ(bucket=size)),
     )
 )
-"""Groups that a warp holds in two chunks, the largest that it holds, and larger ones."""
+"""Groups of one warp and of a block, held in two chunks, the largest that is held, and larger ones."""
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)

@@ -3,91 +3,12 @@
 
 #include "cuda/encode_quads.h"
 #include "cuda/finish.h"
+#include "cuda/held.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
-#include "cuda/sums.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
-
-constexpr uint32_t kRowsAhead = 4;
-
-__device__ inline void StoreHeld(const Compensated& both, uint32_t position, float* x, float* kept,
-                                 Mode mode) {
-  *reinterpret_cast<Quad*>(x + position) = both.x;
-  if (mode == Mode::kGeneral) *reinterpret_cast<Quad*>(kept + position) = both.kept;
-}
-
-// Whole rows of a warp's quads into shared memory, as what is encoded: several rows are asked for
-// before the first of them is used.
-template <int kDtype, Mode kMode>
-__device__ inline void HoldRows(const EncodeJob& job, uint32_t start, uint32_t rows, float* x,
-                                float* kept) {
-  for (uint32_t row = 0; row < rows; row += kRowsAhead) {
-    const uint32_t base = row * kRow + 4 * LaneOfWarp();
-    Quad g[kRowsAhead], h[kRowsAhead] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < kRowsAhead; ++i) {
-      g[i] = LoadQuadAs<kDtype, true>(job.gradient, start + base + i * kRow, 4);
-      if constexpr (kMode != Mode::kNone) {
-        h[i] = LoadResidual<true>(job.residual, start + base + i * kRow, 4);
-      }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kRowsAhead; ++i) {
-      StoreHeld(CompensateQuad(job, kMode, g[i], h[i]), base + i * kRow, x, kept, kMode);
-    }
-  }
-}
-
-// A group into shared memory.
-__device__ inline void Hold(const EncodeJob& job, uint32_t start, uint32_t count, float* x,
-                            float* kept) {
-  const uint32_t rows = job.aligned ? count / (kRowsAhead * kRow) * kRowsAhead : 0;
-  WithDtype(job.dtype, [&](auto dtype) {
-    constexpr int kDtype = decltype(dtype)::value;
-    switch (job.mode) {
-      case Mode::kNone:
-        return HoldRows<kDtype, Mode::kNone>(job, start, rows, x, kept);
-      case Mode::kShared:
-        return HoldRows<kDtype, Mode::kShared>(job, start, rows, x, kept);
-      default:
-        return HoldRows<kDtype, Mode::kGeneral>(job, start, rows, x, kept);
-    }
-  });
-  const FromTensor source = {start};
-  for (uint32_t base = rows * kRow + 4 * LaneOfWarp(); base < count; base += kRow) {
-    const uint32_t valid = ValidOf(base, count);
-    const Compensated both = valid == 4 && job.aligned ? source.Load<true>(job, base, 4)
-                                                       : source.Load<false>(job, base, valid);
-    StoreHeld(both, base, x, kept, job.mode);
-  }
-}
-
-template <StatsKind kKind>
-__device__ inline GroupStats SumHeld(const float* x, uint32_t count) {
-  ChunkTotals<kKind> totals;
-  for (uint32_t start = 0, chunk = 0; start < count; start += kChunk, ++chunk) {
-    const uint32_t size = count - start < kChunk ? count - start : kChunk;
-    const GroupStats one = SumChunk<kKind>(size, [x, start](uint32_t i) { return x[start + i]; });
-    if (count <= kChunk) return one;
-    if (LaneOfSum() == chunk % kLanes) totals.Add(one);
-  }
-  return totals.Finish();
-}
-
-// The sums that this coder's scale is made from.
-template <class C>
-__device__ inline GroupStats StatsOf(const EncodeJob& job, const float* x, uint32_t count) {
-  if constexpr (C::kType == CodeType::kBit) {
-    return SumHeld<StatsKind::kSides>(x, count);
-  } else if constexpr (C::kNoise) {
-    constexpr StatsKind kKind =
-        C::kPacking == Packing::kTrits ? StatsKind::kMoments : StatsKind::kSquares;
-    if (KindOf(job.spec) == kKind) return SumHeld<kKind>(x, count);
-  }
-  return SumHeld<StatsKind::kLargest>(x, count);
-}
 
 // The blocks' scales are theirs alone: one thread stores them and adds them to the checksum.
 template <class C>
@@ -105,38 +26,33 @@ __device__ inline void StoreOwnScales(const EncodeJob& job, uint32_t block, cons
   }
 }
 
-// One pass over memory, a warp a group.
+// One pass over memory, a team of warps a group.
 template <class C>
 __global__ void __launch_bounds__(kThreads) EncodeHeld(const EncodeJob job) {
-  const uint32_t group = job.spec.group;
-  const bool general = job.mode == Mode::kGeneral;
-  float* const x =
-      reinterpret_cast<float*>(SharedMemory()) + WarpOfBlock() * group * (general ? 2 : 1);
-  float* const kept = x + group;  // where the mode is general
+  const Team team(job);
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   Totals totals;
-  const uint32_t warps = gridDim.x * (blockDim.x / kWarpSize);
-  for (uint32_t index = blockIdx.x * (blockDim.x / kWarpSize) + WarpOfBlock();
-       index < job.blocks.count; index += warps) {
-    const uint32_t start = index * group;
+  for (uint32_t index = team.index; index < job.blocks.count; index += team.teams) {
+    const uint32_t start = index * job.blocks.size;
     const uint32_t count = ElementsOfBlock(job.blocks, index);
-    Hold(job, start, count, x, kept);
-    __syncwarp();
-    const GroupScale scale = ScaleOf(job.spec, StatsOf<C>(job, x, count), count);
+    Hold(job, team, start, count);
+    team.Meet();
+    const GroupScale scale = ScaleOf(job.spec, StatsOf<C>(job, team, count), count);
     coder.SetGroup(scale);
-    if (LaneOfWarp() == 0) StoreOwnScales<C>(job, index, scale, &totals);
-    const Block<FromShared> block = {{x, kept, start}, CodesOfBlock(job.blocks, index), count};
+    if (team.IsFirstThread()) StoreOwnScales<C>(job, index, scale, &totals);
+    const Block<FromShared> block = {
+        {team.x, team.kept, start}, CodesOfBlock(job.blocks, index), count};
     if constexpr (C::kPacking == Packing::kTrits) {
       const uint32_t words = WordsOfBlock(job.blocks, index);
-      for (uint32_t base = 0; base < words; base += kWarpSize) {
-        QuadEncoder<C>::Trits(job, coder, scale, block, base + LaneOfWarp(), words, &totals);
+      for (uint32_t first = team.rank * kWarpSize; first < words; first += team.warps * kWarpSize) {
+        QuadEncoder<C>::Trits(job, coder, scale, block, first + LaneOfWarp(), words, &totals);
       }
     } else {
-      for (uint32_t base = 0; base < count; base += kRow) {
-        QuadEncoder<C>::Run(job, coder, scale, block, base + 4 * LaneOfWarp(), &totals);
+      for (uint32_t row = team.rank * kRow; row < count; row += team.warps * kRow) {
+        QuadEncoder<C>::Run(job, coder, scale, block, row + 4 * LaneOfWarp(), &totals);
       }
     }
-    __syncwarp();
+    team.Meet();
   }
   FinishPayload(job, totals);
 }
@@ -211,14 +127,10 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
 namespace {
 
 int LaunchHeld(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t stream) {
-  // What a block may have on every device without asking for more, less what the kernel itself
-  // uses.
-  constexpr uint32_t kShared = 47 << 10;
-  const uint32_t each = 4 * job.spec.group * (job.mode == Mode::kGeneral ? 2 : 1);
-  const uint32_t fit = kShared / each;
-  const uint32_t warps = fit < kWarps ? fit : kWarps;
-  return Launch(kernel, GridFor((job.layout.blocks + warps - 1) / warps), warps * kWarpSize,
-                warps * each, stream, job);
+  const uint32_t groups = HeldGroups(job);
+  const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
+  const size_t shared = sizeof(float) * groups * HeldFloats(job);
+  return Launch(kernel, GridFor(blocks), kThreads, shared, stream, job);
 }
 
 int LaunchKnown(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t stream) {

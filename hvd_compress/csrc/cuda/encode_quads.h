@@ -35,7 +35,7 @@ __device__ inline Compensated CompensateQuad(const EncodeJob& job, Mode mode, co
 }
 
 // Where the elements of a block come from: straight from gradient and residual, or from the shared
-// memory in which a warp holds them.
+// memory in which they are held.
 struct FromTensor {
   template <bool kWhole>
   __device__ Compensated Load(const EncodeJob& job, uint32_t position, uint32_t valid) const {

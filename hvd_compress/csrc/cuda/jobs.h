@@ -12,7 +12,7 @@ constexpr int kWarps = 4;  // of a block of threads
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 
-constexpr uint32_t kHeldGroup = 4096;  // the largest group that a warp holds in shared memory
+constexpr uint32_t kHeldGroup = 4096;  // the largest group that is held in shared memory
 
 // What the blocks of one kernel tell each other; zeros between calls.
 struct Control {
@@ -27,7 +27,7 @@ struct Workspace {
   Control* control;
   unsigned long long* checksums;  // one a payload; zeros between calls
   Int8Tables* tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
-  GroupScale* scales;             // of groups that are larger than what a warp holds
+  GroupScale* scales;             // of groups that are larger than what is held
   GroupStats* stats;              // of the groups' chunks, group by group
   GroupStats* folded;             // of 2,048 chunks each, where a group has more
   float* lower;                   // column sums of kRowChunk rows each
@@ -55,7 +55,7 @@ struct Blocks {
 
 // Where the numbers of a spec's groups come from.
 struct Passes {
-  bool held;       // one pass: a warp holds the group
+  bool held;       // one pass: the group is held in shared memory
   bool columns;    // sums down the columns
   int64_t rows;    // otherwise: rows of this many elements, of which
   int64_t length;  // each is a group

@@ -10,7 +10,7 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// Scales of groups that no warp holds; nothing where there are none.
+// Scales of groups that are not held; nothing where there are none.
 int Statistics(const EncodeJob& job, cudaStream_t stream);
 // The payload, scales known or held.
 int Encode(const EncodeJob& job, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// The pass over memory before encoding, where a group is larger than what a warp holds: chunks are
+// The pass over memory before encoding, where a group is larger than what is held: chunks are
 // summed, a half warp each; then the chunks' sums, once or twice; columns go chunk of rows by
 // chunk.
 #define HVDC_ARCH device

@@ -71,7 +71,7 @@ struct ChunkTotals {
 template <StatsKind kKind>
 __device__ inline GroupStats SumChunks(const GroupStats* chunks, int64_t count) {
   ChunkTotals<kKind> totals;
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t i = LaneOfSum(); i < count; i += kLanes) totals.Add(chunks[i]);
   return totals.Finish();
 }
