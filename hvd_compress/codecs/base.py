@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -128,9 +129,7 @@ class Codec:
 
     def payload_bytes(self, shape: Shape) -> int:
         """Exact size in bytes of a payload for a tensor of that shape, header and padding included."""
-        from hvd_compress.codecs.payload import HEADER_BYTES
-
-        return HEADER_BYTES + self.layout(shape).body_bytes
+        return _payload_bytes(self, shape)
 
     def bits_per_element(self, shape: Shape) -> float:
         """Payload bits per element, everything included; infinite for an empty tensor."""
@@ -145,6 +144,14 @@ class Codec:
         """The first four bytes of the SHA-256 of the configuration's canonical JSON, little-endian."""
         text = json.dumps(self.to_config(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+# Every call of a kernel asks, in every step for the same tensors.
+@lru_cache(maxsize=4096)
+def _payload_bytes(codec: Codec, shape: Shape) -> int:
+    from hvd_compress.codecs.payload import HEADER_BYTES
+
+    return HEADER_BYTES + codec.layout(shape).body_bytes
 
 
 def round_up(value: int, multiple: int) -> int:
