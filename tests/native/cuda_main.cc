@@ -162,6 +162,19 @@ void CheckOne(Random* random) {
                               test.dtype, test.accumulate, &error, 12, &queue) == HVDC_OK);
 }
 
+void CheckSquareSum(Random* random) {
+  const int64_t count = static_cast<int64_t>((*random)() % 5000);
+  Memory values(4 * count, 4, 0), result(8, 8, 0);
+  FillNumbers(random, HVDC_DTYPE_FLOAT32, false, &values);
+  const float* const numbers = reinterpret_cast<const float*>(values.data);
+  Memory workspace(hvdc_cuda_square_sum_bytes(count), 256, 0);
+  const hvdc_cuda_queue queue = {0, 0, nullptr, workspace.data, workspace.size};
+  DEMAND(hvdc_cuda_prepare(&queue) == HVDC_OK);
+  double* const sum = reinterpret_cast<double*>(result.data);
+  DEMAND(hvdc_cuda_square_sum(numbers, count, sum, &queue) == HVDC_OK);
+  DEMAND(*sum == hvdc_square_sum(numbers, count, 1));
+}
+
 // Shortcuts give what they stand for.
 void CheckArithmetic(Random* random) {
   using namespace hvdc::HVDC_ARCH;
@@ -191,7 +204,10 @@ int main(int argc, char** argv) {
   CheckArithmetic(&random);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   long runs = 0;
-  for (; std::chrono::steady_clock::now() < end; ++runs) CheckOne(&random);
+  for (; std::chrono::steady_clock::now() < end; ++runs) {
+    CheckOne(&random);
+    CheckSquareSum(&random);
+  }
   printf("%ld tensors\n", runs);
   return runs ? 0 : 1;
 }

@@ -88,8 +88,8 @@ struct Accumulator {
   HVDC_HD void Finish(GroupStats* stats) const {
     if constexpr (kKind == StatsKind::kNone) return;
     stats->largest = V::LargestLane(largest);
-    stats->above = V::FoldCount(above);
     if constexpr (kSides) {
+      stats->above = V::FoldCount(above);
       stats->lower = V::Fold(lower);
       stats->upper = V::Fold(upper);
     }

@@ -113,7 +113,7 @@ int Check(cudaError_t error) {
 }
 
 int Prepare(const Workspace& workspace, cudaStream_t stream) {
-  return Launch(FillWorkspace, 1, kThreads, 0, stream, workspace);
+  return Launch(FillWorkspace, 1, 0, stream, workspace);
 }
 
 }  // namespace HVDC_ARCH
@@ -175,6 +175,10 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   status = guard.status();
   if (status == HVDC_OK) status = Statistics(job, StreamOf(*queue));
   if (status == HVDC_OK) status = Encode(job, StreamOf(*queue));
+  if (status != HVDC_OK) {
+    // What the one has left for the other is not the next call's.
+    cudaMemsetAsync(job.workspace.control, 0, sizeof(Control), StreamOf(*queue));
+  }
   return Settle(status, *queue);
 }
 

@@ -10,11 +10,16 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// A warp's sums for each payload, in shared memory: [payload][warp].
+// The sums for each payload, in shared memory: of every thread of the block, or of every warp where
+// there are many payloads.
 struct PayloadSums {
+  HVDC_HD static int32_t Slots(int32_t payloads) { return payloads <= 16 ? kThreads : kWarps; }
+
   __device__ PayloadSums(const DecodeJob& job)
-      : sums(reinterpret_cast<unsigned long long*>(SharedMemory())), count(job.count) {
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kWarps * count; i += kThreads) {
+      : sums(reinterpret_cast<unsigned long long*>(SharedMemory())),
+        payloads(job.count),
+        slots(Slots(job.count)) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < slots * payloads; i += kThreads) {
       sums[i] = 0;
     }
     __syncthreads();
@@ -22,23 +27,30 @@ struct PayloadSums {
 
   // Called by all threads of a warp.
   __device__ void Add(int32_t payload, const Totals& totals) const {
+    unsigned long long* const own = sums + payload * slots;
+    if (slots == kThreads) {
+      own[threadIdx.x] += totals.checksum;
+      return;
+    }
     const unsigned long long sum = WarpSum(totals.checksum);
-    if (LaneOfWarp() == 0) sums[payload * kWarps + static_cast<int32_t>(WarpOfBlock())] += sum;
+    if (LaneOfWarp() == 0) own[WarpOfBlock()] += sum;
   }
 
   // Called by all threads of a block.
   __device__ void Finish(unsigned long long* all) const {
     __syncthreads();
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) {
+    for (int32_t k = static_cast<int32_t>(WarpOfBlock()); k < payloads; k += kWarps) {
       unsigned long long sum = 0;
-#pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) sum += sums[i * kWarps + warp];
-      if (sum) atomicAdd(&all[i], sum);
+      for (int32_t i = static_cast<int32_t>(LaneOfWarp()); i < slots; i += kWarpSize) {
+        sum += sums[k * slots + i];
+      }
+      sum = WarpSum(sum);
+      if (LaneOfWarp() == 0 && sum) atomicAdd(&all[k], sum);
     }
   }
 
   unsigned long long* sums;
-  int32_t count;
+  int32_t payloads, slots;
 };
 
 // The words that quads do not add: header, scales, padding.
@@ -171,15 +183,27 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
     return QuadPlace<C, kWhole>(job.blocks, element + static_cast<uint32_t>(i) * kRow);
   };
   Quad total[kQuads] = {};
-  for (int32_t payload = 0; payload < job.count; ++payload) {
-    const uint8_t* const bytes = job.payloads + payload * job.stride;
-    Totals totals;
-    Codes codes[kQuads];
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) codes[i] = Decoder::Read(job, bytes, place_of(i), &totals);
+  Codes codes[kQuads];
+  const auto read = [&](int32_t payload) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const Quad decoded = Decoder::Decode(job, coder, bytes, place_of(i), codes[i]);
+      codes[i] = Decoder::Read(job, job.payloads + payload * job.stride, place_of(i));
+    }
+  };
+  if (job.count) read(0);
+  for (int32_t payload = 0; payload < job.count; ++payload) {
+    const uint8_t* const bytes = job.payloads + payload * job.stride;
+    Codes now[kQuads];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) now[i] = codes[i];
+    // The next payload's are on their way while this one's are decoded.
+    if (payload + 1 < job.count) read(payload + 1);
+    Totals totals;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const QuadPlace<C, kWhole> place = place_of(i);
+      Decoder::Count(place, now[i], &totals);
+      const Quad decoded = Decoder::Decode(job, coder, bytes, place, now[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         total[i].v[k] = kBack ? decoded.v[k] : Thread::Add(total[i].v[k], decoded.v[k]);
@@ -237,11 +261,12 @@ namespace {
 template <bool kBack>
 int LaunchDecode(const DecodeJob& job, cudaStream_t stream) {
   constexpr int64_t kSpans = 4;  // of a thread's quads
-  const uint32_t blocks = GridFor((BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans);
-  const size_t shared = static_cast<size_t>(job.count) * kWarps * sizeof(unsigned long long);
+  const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
+  const size_t slots = static_cast<size_t>(job.count) * PayloadSums::Slots(job.count);
+  const size_t shared = slots * sizeof(unsigned long long);
   return WithCoder(job.spec, [&](auto coder) {
     using C = typename decltype(coder)::Type;
-    return Launch(Decode<C, kBack>, blocks, kThreads, shared, stream, job);
+    return Launch(Decode<C, kBack>, blocks, shared, stream, job);
   });
 }
 
@@ -255,8 +280,8 @@ int TakeBack(const DecodeJob& job, cudaStream_t stream) { return LaunchDecode<tr
 
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream) {
-  return Launch(CollectHeaders, GridFor((count + kThreads - 1) / kThreads), kThreads, 0, stream,
-                payloads, stride, count, flags);
+  return Launch(CollectHeaders, (count + kThreads - 1) / kThreads, 0, stream, payloads, stride,
+                count, flags);
 }
 
 }  // namespace HVDC_ARCH

@@ -69,9 +69,7 @@ struct QuadDecoder {
   using Place = QuadPlace<C, kWhole>;
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<Thread>>::value;
 
-  // Every word of codes is added to the checksum by one of the threads that read it.
-  __device__ static Codes Read(const DecodeJob& job, const uint8_t* payload, const Place& place,
-                               Totals* totals) {
+  __device__ static Codes Read(const DecodeJob& job, const uint8_t* payload, const Place& place) {
     const uint32_t* const words = reinterpret_cast<const uint32_t*>(payload);
     Codes codes = {};
     if (place.reads) ReadWords(words + place.index, codes.words);
@@ -81,11 +79,14 @@ struct QuadDecoder {
       if constexpr (Place::kBits) codes.lower = scales[group];
       codes.upper = scales[group + (Place::kBits ? job.layout.scales / 2 : 0)];
     }
-    if (place.adds) {
-#pragma unroll
-      for (uint32_t i = 0; i < Place::kWords; ++i) totals->Word(codes.words[i], place.index + i);
-    }
     return codes;
+  }
+
+  // Every word of codes is added to the checksum by one of the threads that read it.
+  __device__ static void Count(const Place& place, const Codes& codes, Totals* totals) {
+    if (!place.adds) return;
+#pragma unroll
+    for (uint32_t i = 0; i < Place::kWords; ++i) totals->Word(codes.words[i], place.index + i);
   }
 
   // The quad's numbers. Called by all threads of a warp, quad by quad in order.

@@ -42,14 +42,20 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const EncodeJob job) {
     if (team.IsFirstThread()) StoreOwnScales<C>(job, index, scale, &totals);
     const Block<FromShared> block = {
         {team.x, team.kept, start}, CodesOfBlock(job.blocks, index), count};
-    if constexpr (C::kPacking == Packing::kTrits) {
-      const uint32_t words = WordsOfBlock(job.blocks, index);
-      for (uint32_t first = team.rank * kWarpSize; first < words; first += team.warps * kWarpSize) {
-        QuadEncoder<C>::Trits(job, coder, scale, block, first + LaneOfWarp(), words, &totals);
+    for (uint32_t row = team.rank * kRow; row < count; row += team.warps * kRow) {
+      const uint32_t position = row + 4 * LaneOfWarp();
+      if constexpr (C::kPacking == Packing::kTrits) {
+        QuadEncoder<C>::HoldDigits(job, coder, scale, block, position, team.x, &totals);
+      } else {
+        QuadEncoder<C>::Run(job, coder, scale, block, position, &totals);
       }
-    } else {
-      for (uint32_t row = team.rank * kRow; row < count; row += team.warps * kRow) {
-        QuadEncoder<C>::Run(job, coder, scale, block, row + 4 * LaneOfWarp(), &totals);
+    }
+    if constexpr (C::kPacking == Packing::kTrits) {
+      team.Meet();
+      const uint32_t words = WordsOfBlock(job.blocks, index);
+      for (uint32_t word = team.rank * kWarpSize + LaneOfWarp(); word < words;
+           word += team.warps * kWarpSize) {
+        QuadEncoder<C>::PackDigits(job, block, word, words, &totals);
       }
     }
     team.Meet();
@@ -130,11 +136,11 @@ int LaunchHeld(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t str
   const uint32_t groups = HeldGroups(job);
   const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
   const size_t shared = sizeof(float) * groups * HeldFloats(job);
-  return Launch(kernel, GridFor(blocks), kThreads, shared, stream, job);
+  return Launch(kernel, blocks, shared, stream, job);
 }
 
 int LaunchKnown(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t stream) {
-  return Launch(kernel, GridFor(BlocksForQuads(job.layout.count)), kThreads, 0, stream, job);
+  return Launch(kernel, BlocksForQuads(job.layout.count), 0, stream, job);
 }
 
 template <class C>

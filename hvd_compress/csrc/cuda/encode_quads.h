@@ -81,15 +81,36 @@ struct QuadEncoder {
   template <class Source>
   __device__ static void Run(const EncodeJob& job, const C& coder, const GroupScale& scale,
                              const Block<Source>& block, uint32_t position, Totals* totals) {
-    Quad uniform = {};
-    if constexpr (C::kNoise) uniform = SharedNoise(job.noise, block.source.start + position);
     uint32_t codes[4];
-    Quantize(job, coder, scale, block, position, uniform, codes, totals);
+    QuantizeInOrder(job, coder, scale, block, position, codes, totals);
     if constexpr (C::kType == CodeType::kBit || C::kPacking == Packing::kPlanes) {
       StorePlanes(job, block, position, codes, totals);
     } else {
       StoreDirect(job, block, position, codes, totals);
     }
+  }
+
+  // A held block's digits: a quad's four bytes take the place of its first element. Called like
+  // Run.
+  __device__ static void HoldDigits(const EncodeJob& job, const C& coder, const GroupScale& scale,
+                                    const Block<FromShared>& block, uint32_t position, float* held,
+                                    Totals* totals) {
+    uint32_t codes[4];
+    QuantizeInOrder(job, coder, scale, block, position, codes, totals);
+    if (position < block.count) held[position] = BitsFloat(Bytes(codes));
+  }
+
+  // One word of a held block's trits, when all digits are there; words: of the block's trits.
+  __device__ static void PackDigits(const EncodeJob& job, const Block<FromShared>& block,
+                                    uint32_t word, uint32_t words, Totals* totals) {
+    uint32_t packed = 0;
+#pragma unroll
+    for (int digit = 4; digit >= 0; --digit) {
+      const uint32_t position = 4 * (static_cast<uint32_t>(digit) * words + word);
+      const uint32_t four = position < block.count ? FloatBits(block.source.x[position]) : 0;
+      packed = PushTrit(packed, four);
+    }
+    StoreWord(job, block.codes + word, packed, totals);
   }
 
   // One word of a block's trits, which holds five quads that stand far apart; words: of the block's
@@ -127,6 +148,16 @@ struct QuadEncoder {
                                    Totals* totals) {
     reinterpret_cast<uint32_t*>(job.payload)[index] = word;
     totals->Word(word, index);
+  }
+
+  // Quantizes for threads that come in order, as Run says.
+  template <class Source>
+  __device__ static void QuantizeInOrder(const EncodeJob& job, const C& coder,
+                                         const GroupScale& scale, const Block<Source>& block,
+                                         uint32_t position, uint32_t* codes, Totals* totals) {
+    Quad uniform = {};
+    if constexpr (C::kNoise) uniform = SharedNoise(job.noise, block.source.start + position);
+    Quantize(job, coder, scale, block, position, uniform, codes, totals);
   }
 
   // Codes of the block's elements from position on; past its end they are 0.

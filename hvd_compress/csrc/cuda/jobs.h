@@ -196,7 +196,7 @@ HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uin
     all.above = reinterpret_cast<uint32_t*>(take(size));
   } else if (passes.rows) {
     const int64_t groups = spec.grouping == HVDC_ROW ? 0 : passes.rows;
-    const int64_t chunks = passes.chunks > 1 ? passes.rows * passes.chunks : 0;
+    const int64_t chunks = passes.rows * passes.chunks;
     all.scales =
         reinterpret_cast<GroupScale*>(take(groups * static_cast<int64_t>(sizeof(GroupScale))));
     all.stats =

@@ -13,27 +13,29 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// As many blocks as there is work for, but no more than fill the device: they take what is left
-// over.
-inline uint32_t GridFor(int64_t blocks) {
-  constexpr int kPerProcessor = 16;
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int64_t most = static_cast<int64_t>(processors < 1 ? 1 : processors) * kPerProcessor;
-  if (blocks > most) blocks = most;
-  return static_cast<uint32_t>(blocks < 1 ? 1 : blocks);
-}
-
 // Blocks whose threads have one quad each.
 inline int64_t BlocksForQuads(int64_t count) { return (count + 4 * kThreads - 1) / (4 * kThreads); }
 
+// As many blocks of kThreads as there is work for, at least one, but no more than the device runs
+// at a time: they take what is left over, and all end together.
 template <class... Parameters, class... Arguments>
-int Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads, size_t shared,
-           cudaStream_t stream, const Arguments&... arguments) {
+int Launch(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStream_t stream,
+           const Arguments&... arguments) {
+  int device = 0, processors = 0, resident = 0;
+  int status = Check(cudaGetDevice(&device));
+  if (status == HVDC_OK) {
+    status = Check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  }
+  if (status == HVDC_OK) {
+    status =
+        Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, shared));
+  }
+  if (status != HVDC_OK) return status;
+  const int64_t most = static_cast<int64_t>(processors) * resident;
+  if (blocks > most) blocks = most;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
+  config.gridDim = dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks));
+  config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   return Check(cudaLaunchKernelEx(&config, kernel, arguments...));

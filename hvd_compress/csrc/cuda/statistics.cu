@@ -179,27 +179,24 @@ int RowStatistics(const EncodeJob& job, bool squares, cudaStream_t stream) {
   const Passes& passes = job.passes;
   const int64_t per_block = 2 * kWarps;
   const int64_t blocks = (passes.rows * passes.chunks + per_block - 1) / per_block;
-  int status = Launch(SumAllChunks<kKind>, GridFor(blocks), kThreads, 0, stream, job, squares);
+  int status = Launch(SumAllChunks<kKind>, blocks, 0, stream, job, squares);
   if (status == HVDC_OK && passes.folds) {
     const int64_t folds = (passes.rows * passes.folds + kWarps - 1) / kWarps;
-    status = Launch(FoldChunks<kKind>, GridFor(folds), kThreads, 0, stream, job);
+    status = Launch(FoldChunks<kKind>, folds, 0, stream, job);
   }
   // What SumAllChunks has not finished by itself.
   const bool rows = passes.folds || (passes.rows > 1 && passes.chunks > 1);
   if (status == HVDC_OK && rows && !squares) {
-    const uint32_t blocks_of_rows = GridFor((passes.rows + kWarps - 1) / kWarps);
-    status = Launch(FoldRows<kKind>, blocks_of_rows, kThreads, 0, stream, job);
+    status = Launch(FoldRows<kKind>, (passes.rows + kWarps - 1) / kWarps, 0, stream, job);
   }
   return status;
 }
 
 int ColumnStatistics(const EncodeJob& job, cudaStream_t stream) {
   const int64_t sums = job.passes.chunks * job.spec.columns;
-  const uint32_t blocks = GridFor((sums + kThreads - 1) / kThreads);
-  const int status = Launch(SumColumns, blocks, kThreads, 0, stream, job);
+  const int status = Launch(SumColumns, (sums + kThreads - 1) / kThreads, 0, stream, job);
   if (status != HVDC_OK) return status;
-  return Launch(FoldColumns, GridFor((job.spec.columns + kThreads - 1) / kThreads), kThreads, 0,
-                stream, job);
+  return Launch(FoldColumns, (job.spec.columns + kThreads - 1) / kThreads, 0, stream, job);
 }
 
 }  // namespace
@@ -222,7 +219,7 @@ int Statistics(const EncodeJob& job, cudaStream_t stream) {
 int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream) {
   const int status = RowStatistics<StatsKind::kSquares>(job, true, stream);
   if (status != HVDC_OK) return status;
-  return Launch(AddPieces, 1, kWarpSize, 0, stream, job, result);
+  return Launch(AddPieces, 1, 0, stream, job, result);
 }
 
 }  // namespace HVDC_ARCH

@@ -54,8 +54,8 @@ struct ChunkTotals {
   __device__ GroupStats Finish() const {
     GroupStats stats = {};
     stats.largest = Thread::LargestLane(all.largest);
-    stats.above = Thread::FoldCount(all.above);
     if constexpr (A::kSides) {
+      stats.above = Thread::FoldCount(all.above);
       stats.lower = Thread::Fold(all.lower);
       stats.upper = Thread::Fold(all.upper);
     }

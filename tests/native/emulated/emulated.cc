@@ -184,6 +184,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  memset(memory, value, bytes);
+  return cudaSuccess;
+}
 
 // How many processors the device has, and in which order threads and blocks take turns.
 extern "C" __attribute__((visibility("default"))) void hvdc_emulated_configure(int processors,
