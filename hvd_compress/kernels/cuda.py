@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +47,10 @@ class Device(Protocol):
 
     type: str
     """``tensor.device.type`` of the tensors that are taken."""
+
+    def guard(self, index: int) -> AbstractContextManager[object]:
+        """Has a device be the current one, and the one before again, which may have no context yet."""
+        ...
 
     def stream(self, index: int) -> int:
         """The current stream of a device, a ``cudaStream_t``."""
@@ -113,7 +119,11 @@ class CudaKernels:
         if residual is not None:
             pointer = arrays.pointer("residual", residual, count, "float32")
             coefficients = ctypes.byref(feedback_of(feedback, pointer))
-        status = self._library.hvdc_cuda_encode(
+        self._call(
+            f"encode: {codec!r}, shape {shape}",
+            self._library.hvdc_cuda_encode,
+            arrays.index,
+            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             ctypes.byref(noise_of(noise)),
             arrays.pointer("gradient", gradient, count),
@@ -121,9 +131,7 @@ class CudaKernels:
             coefficients,
             arrays.pointer("payload", payload, size, "uint8"),
             size,
-            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
         )
-        self._check_status(status, f"encode: {codec!r}, shape {shape}")
 
     def decode_sum(
         self,
@@ -148,7 +156,11 @@ class CudaKernels:
             raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
         spec = _spec(codec, shape)
         arrays = _Arrays(self._device.type, out)
-        status = self._library.hvdc_cuda_decode_sum(
+        self._call(
+            f"decode_sum: {codec!r}, shape {shape}",
+            self._library.hvdc_cuda_decode_sum,
+            arrays.index,
+            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             step,
             arrays.rows("payloads", payloads),
@@ -161,9 +173,7 @@ class CudaKernels:
             accumulate,
             self._error.data_ptr(),
             self._remember(codec, shape),
-            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
         )
-        self._check_status(status, f"decode_sum: {codec!r}, shape {shape}")
 
     def take_back(
         self,
@@ -187,7 +197,11 @@ class CudaKernels:
         count, size = math.prod(shape), codec.payload_bytes(shape)
         arrays = _Arrays(self._device.type, gradient)
         pointer = arrays.pointer("residual", residual, count, "float32")
-        status = self._library.hvdc_cuda_take_back(
+        self._call(
+            f"take_back: {codec!r}, shape {shape}",
+            self._library.hvdc_cuda_take_back,
+            arrays.index,
+            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             step,
             arrays.pointer("gradient", gradient, count),
@@ -198,9 +212,7 @@ class CudaKernels:
             None if when is None else arrays.pointer("when", when, 1, "int32"),
             self._error.data_ptr(),
             self._remember(codec, shape),
-            self._queue(arrays.index, self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))),
         )
-        self._check_status(status, f"take_back: {codec!r}, shape {shape}")
 
     def collect_flags(self, payloads: Any, flags: Any) -> None:
         """Ors the flags of all payloads' headers into ``flags``, a device tensor of one int32.
@@ -211,27 +223,31 @@ class CudaKernels:
         """
         ranks = len(payloads)
         arrays = _Arrays(self._device.type, payloads)
-        status = self._library.hvdc_cuda_collect_flags(
+        self._call(
+            "collect_flags",
+            self._library.hvdc_cuda_collect_flags,
+            arrays.index,
+            0,
             arrays.rows("payloads", payloads),
             payloads.stride(0),
             ranks,
             arrays.pointer("flags", flags, 1, "int32"),
-            self._queue(arrays.index, 0),
         )
-        self._check_status(status, "collect_flags")
 
     def square_sum(self, values: Any) -> float:
         """Sum of squares of a float32 tensor, in double precision; waits for it."""
         count = _count(values)
         arrays = _Arrays(self._device.type, values)
         result = self._device.empty(8, arrays.index)
-        status = self._library.hvdc_cuda_square_sum(
+        self._call(
+            f"square_sum: {count} elements",
+            self._library.hvdc_cuda_square_sum,
+            arrays.index,
+            self._library.hvdc_cuda_square_sum_bytes(count),
             arrays.pointer("values", values, count, "float32"),
             count,
             result.data_ptr(),
-            self._queue(arrays.index, self._library.hvdc_cuda_square_sum_bytes(count)),
         )
-        self._check_status(status, f"square_sum: {count} elements")
         return self._device.number(result)
 
     def check(self) -> None:
@@ -251,6 +267,27 @@ class CudaKernels:
             f"rank {rank}'s payload: expected the {what} that {codec!r} writes for shape {shape} and this "
             f"step, got another one; its result is NaN"
         )
+
+    def _call(
+        self,
+        what: str,
+        function: Callable[..., int],
+        index: int,
+        workspace_bytes: int,
+        *arguments: Any,
+    ) -> None:
+        """Puts work into the current stream of a device.
+
+        Args:
+            what: for messages.
+            function: of the library.
+            index: the device's.
+            workspace_bytes: what the work needs.
+            arguments: the function's, but for the last one, the queue.
+        """
+        with self._device.guard(index):
+            queue = self._queue(index, workspace_bytes)
+            self._check_status(function(*arguments, queue), what)
 
     def _queue(self, index: int, workspace_bytes: int) -> Any:
         """The current stream with a workspace of its own, large enough and prepared."""

@@ -20,6 +20,10 @@ class TorchDevice:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
 
+    def guard(self, index: int) -> Any:
+        """See :meth:`hvd_compress.kernels.cuda.Device.guard`."""
+        return self._torch.cuda.device(index)
+
     def stream(self, index: int) -> int:
         """See :meth:`hvd_compress.kernels.cuda.Device.stream`."""
         return self._torch.cuda.current_stream(index).cuda_stream

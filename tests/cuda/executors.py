@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ class HostDevice:
     """Host memory for the emulated kernels; memory comes full of garbage, as from a device."""
 
     type = "cpu"
+
+    def guard(self, index: int) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def stream(self, index: int) -> int:
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from hvd_compress.codecs.payload import FLAG_NONFINITE
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import OFF, encode, normal
-from tests.cuda.executors import Checked, HostDevice
+from tests.cuda.executors import Checked, HostDevice, emulated_library
 from tests.kernels.test_cpu import Truncated
 
 SHAPE = (70,)
@@ -218,6 +220,33 @@ def test_payloads_of_another_size(kernels: Checked) -> None:
 
 
 # Steps that are dropped without the host's knowing
+
+
+def test_the_tensors_device_is_current_while_work_is_given() -> None:
+    current: list[int] = []
+
+    class Guarded(HostDevice):
+        @contextmanager
+        def guard(self, index: int) -> Iterator[None]:
+            current.append(index)
+            yield
+            current.pop()
+
+        def stream(self, index: int) -> int:
+            assert current == [index]
+            return super().stream(index)
+
+    kernels = CudaKernels(Guarded(), emulated_library())
+    gradient, residual, flags = torch.ones(SHAPE), torch.zeros(SHAPE), torch.ones(1).int()
+    payload = torch.zeros(1, SIZE, dtype=torch.uint8)
+    kernels.encode(
+        CODEC, SHAPE, gradient, payload[0], feedback=FULL, residual=residual, noise=NoiseKey()
+    )
+    kernels.decode_sum(CODEC, SHAPE, payload, gradient, step=0)
+    kernels.take_back(CODEC, SHAPE, gradient, residual, payload[0], feedback=FULL, step=0)
+    kernels.collect_flags(payload, flags)
+    kernels.square_sum(residual)
+    assert current == []
 
 
 @pytest.mark.parametrize("bad", (False, True))
