@@ -11,13 +11,11 @@ import numpy as np
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8
 from hvd_compress.exchange.routing import DENSE
+from tests.planner.budgets import MOST_STEPS
 from tests.tensorflow.probes import SHAPES, THRESHOLD, exchange_with, targets
 
 EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
-
-MOST = 100
-"""Steps within which there is a plan: four for probes, and three rounds of five with six plans at most."""
 
 
 class Course:
@@ -42,7 +40,7 @@ class Course:
 
     def until_planned(self, each: Callable[[], object] = lambda: None) -> None:
         """Steps until there is a plan. Later ones might measure anew on a busy machine."""
-        for _ in range(MOST):
+        for _ in range(MOST_STEPS):
             self.step()
             each()
             if self.compressor.settled:

@@ -14,7 +14,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.exchange.routing import DENSE, EXCHANGES
 from hvd_compress.planner.planner import Need
-from tests.planner.budgets import unlimited
+from tests.planner.budgets import MOST_STEPS, unlimited
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     Probe,
@@ -30,9 +30,6 @@ SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "small": (50,)}
 EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
-MOST = 100
-"""Steps within which there is a plan: four for probes, and three rounds of five with six plans at most."""
-
 
 def _start(**options: Any) -> tuple[Probe, hvdc.Auto, Any]:
     model = Probe(SHAPES)
@@ -47,7 +44,7 @@ def _everywhere(text: str) -> set[str]:
 
 def _until_planned(compressor: hvdc.Auto, step: Callable[[int], object]) -> int:
     """Makes steps until there is a plan; how many. Later ones might measure anew on a busy machine."""
-    for number in range(MOST):
+    for number in range(MOST_STEPS):
         step(number)
         if compressor._planner.settled:
             return number + 1
