@@ -219,9 +219,6 @@ def test_payloads_of_another_size(kernels: Checked) -> None:
         )
 
 
-# Steps that are dropped without the host's knowing
-
-
 def test_the_tensors_device_is_current_while_work_is_given() -> None:
     current: list[int] = []
 
@@ -247,6 +244,9 @@ def test_the_tensors_device_is_current_while_work_is_given() -> None:
     kernels.collect_flags(payload, flags)
     kernels.square_sum(residual)
     assert current == []
+
+
+# Steps that are dropped without the host's knowing
 
 
 @pytest.mark.parametrize("bad", (False, True))

@@ -172,8 +172,8 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
     job.aligned = job.aligned && Aligned(job.residual, 16);
   }
   const DeviceGuard guard(queue->device);
-  status = guard.status();
-  if (status == HVDC_OK) status = Statistics(job, StreamOf(*queue));
+  if (guard.status() != HVDC_OK) return guard.status();
+  status = Statistics(job, StreamOf(*queue));
   if (status == HVDC_OK) status = Encode(job, StreamOf(*queue));
   if (status != HVDC_OK) {
     // What the one has left for the other is not the next call's.

@@ -16,9 +16,7 @@ namespace HVDC_ARCH {
 
 // What a thread reads of a payload for one quad of codes.
 struct Codes {
-  static constexpr int kMost = 4;
-
-  uint32_t words[kMost];
+  uint32_t words[4];
   float lower, upper;  // 1-bit: the block's values; the others: upper is the scale
 };
 

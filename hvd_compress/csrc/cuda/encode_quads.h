@@ -115,9 +115,8 @@ struct QuadEncoder {
 
   // One word of a block's trits, which holds five quads that stand far apart; words: of the block's
   // trits. Called by all threads of a warp with neighbouring words, perhaps of several blocks.
-  template <class Source>
   __device__ static void Trits(const EncodeJob& job, const C& coder, const GroupScale& scale,
-                               const Block<Source>& block, uint32_t word, uint32_t words,
+                               const Block<FromTensor>& block, uint32_t word, uint32_t words,
                                Totals* totals) {
     const bool here = word < words;
     const uint32_t size = 4 * words;
