@@ -17,6 +17,10 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # The editable install builds with the environment's own setuptools: quick, and no download.
 INSTALL_SELF := $(INSTALL) --no-build-isolation --editable
 STAMPS := $(VENV)/.stamps
+# No notes on what TensorFlow was built for, whenever a command starts it.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+# $(call phase,NAME,TEXT) COMMAND: runs it with one line on the terminal, the rest in build/log.
+phase = @$(PYTHON) scripts/phase.py build/log/$(1).log '$(2)'
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(shell find hvd_compress/csrc -type f 2>/dev/null | sort)
 OPERATIONS_SOURCES := hvd_compress/tensorflow/build.py $(shell find hvd_compress/tensorflow/ops -type f | sort)
@@ -29,13 +33,29 @@ stamp = $(STAMPS)/$(1)-$(shell cat $(2) | sha256sum | cut -c 1-16)
 done = @rm -f $(STAMPS)/$(1)-* && touch $@
 
 VENV_READY := $(STAMPS)/venv
-FRAMEWORKS := $(call stamp,frameworks,constraints.txt)
-HOROVOD := $(call stamp,horovod,constraints.txt scripts/horovod_wheel.py)
+TORCH := $(call stamp,torch,constraints.txt)
+TENSORFLOW := $(call stamp,tensorflow,constraints.txt)
+HOROVOD_FOR_TORCH := $(call stamp,horovod-torch,constraints.txt scripts/horovod_wheel.py)
+HOROVOD_FOR_BOTH := $(call stamp,horovod-both,constraints.txt scripts/horovod_wheel.py)
 PACKAGE := $(call stamp,package,constraints.txt setup.cfg setup.py pyproject.toml)
 NATIVE := $(call stamp,native,$(NATIVE_SOURCES) <(echo '$(CMAKE_ARGS) $(HVDC_CUDA)'))
 OPERATIONS := $(call stamp,operations,constraints.txt $(NATIVE_SOURCES) $(OPERATIONS_SOURCES))
+TESTS := $(call stamp,tests,constraints.txt setup.cfg)
 DOCS := $(call stamp,docs,constraints.txt setup.cfg)
 LINT := $(call stamp,lint,constraints.txt setup.cfg)
+
+FRAMEWORK ?= torch
+ifneq ($(filter-out torch tensorflow keras,$(FRAMEWORK)),)
+  $(error FRAMEWORK: expected torch, tensorflow or keras, got $(FRAMEWORK))
+endif
+# TensorFlow, and a Horovod for it, are for those commands only that use them. A Horovod for both
+# frameworks serves torch as well, so that one that is there stays.
+WITH_TENSORFLOW := $(filter tensorflow keras,$(FRAMEWORK))$(filter setup test docs,$(MAKECMDGOALS))
+ifneq ($(WITH_TENSORFLOW)$(wildcard $(HOROVOD_FOR_BOTH)),)
+  HOROVOD := $(HOROVOD_FOR_BOTH)
+else
+  HOROVOD := $(HOROVOD_FOR_TORCH)
+endif
 
 # Programs are found in the environment first: tests and benchmarks start horovodrun and python.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -43,7 +63,7 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 .PHONY: help setup native train test bench gpu-check docs lint format clean distclean
 
 help:
-	@echo 'make setup   everything below needs; quick when nothing changed'
+	@echo 'make setup   install what the commands below use; each does it for itself, too'
 	@echo 'make train   train on two ranks with every codec, compare in one table (FRAMEWORK=tensorflow, keras)'
 	@echo 'make test    run all tests (ARGS="..." goes to pytest)'
 	@echo 'make bench   measure the codecs'
@@ -52,53 +72,71 @@ help:
 	@echo 'make lint    check style and types; make format repairs what can be repaired'
 	@echo 'make clean   remove what was built; make distclean also the environment'
 
-setup: $(NATIVE) $(OPERATIONS)
+setup: $(HOROVOD) $(NATIVE) $(OPERATIONS) $(TESTS)
 
 $(VENV_READY):
 	@command -v cmake >/dev/null || { echo 'cmake is missing: install it first' >&2; exit 1; }
 	@test -n '$(PYTHON)' || { echo 'Python 3.11 is missing: install it first' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo 'expected Python 3.11 or newer, got' "$$($(PYTHON) --version)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(call phase,venv,Creating the environment in $(VENV)) $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(FRAMEWORKS): | $(VENV_READY)
-	$(INSTALL) setuptools numpy torch tensorflow-cpu
-	@# It asks for a distribution called tensorflow, which would overwrite tensorflow-cpu.
-	$(INSTALL) --no-deps tf_keras
-	$(call done,frameworks)
+$(TORCH): | $(VENV_READY)
+	$(call phase,torch,Installing PyTorch (PyPI has one of 3 GB)) $(INSTALL) setuptools numpy torch
+	$(call done,torch)
 
+$(TENSORFLOW): | $(VENV_READY)
+	$(call phase,tensorflow,Installing TensorFlow) $(INSTALL) setuptools numpy tensorflow-cpu
+	@# It asks for a distribution called tensorflow, which would overwrite tensorflow-cpu.
+	$(call phase,tf_keras,Installing tf_keras) $(INSTALL) --no-deps tf_keras
+	$(call done,tensorflow)
+
+# A comma in an argument of call would begin the next one.
+BOTH := torch,tensorflow
+HOROVOD_TIME := some minutes; later installs take it from a cache
 # A wheel of the same version but another build would count as installed, hence the uninstall.
-$(HOROVOD): $(FRAMEWORKS)
-	wheel=$$($(PY) scripts/horovod_wheel.py --frameworks torch,tensorflow) \
-	  && $(PIP) uninstall --quiet --yes horovod \
-	  && $(INSTALL) "$$wheel"
+INSTALL_HOROVOD = bash -euo pipefail -c 'wheel=$$($(PY) scripts/horovod_wheel.py --frameworks $(1)); \
+  $(PIP) uninstall --quiet --yes horovod; $(INSTALL) "$$wheel"'
+
+$(HOROVOD_FOR_TORCH): $(TORCH)
+	$(call phase,horovod,Building Horovod for torch ($(HOROVOD_TIME))) $(call INSTALL_HOROVOD,torch)
 	$(call done,horovod)
 
-$(PACKAGE): $(HOROVOD)
-	$(INSTALL_SELF) '.[torch,tensorflow,test,benchmarks]'
+$(HOROVOD_FOR_BOTH): $(TORCH) $(TENSORFLOW)
+	$(call phase,horovod,Building Horovod for torch and TensorFlow ($(HOROVOD_TIME))) \
+	  $(call INSTALL_HOROVOD,$(BOTH))
+	$(call done,horovod)
+
+$(PACKAGE): $(TORCH)
+	$(call phase,package,Installing hvd_compress and what its benchmarks need) \
+	  $(INSTALL_SELF) '.[torch,benchmarks]'
 	$(call done,package)
 
 # The editable install built the library; from then on only what changed is compiled.
 $(NATIVE): $(PACKAGE)
-	$(PY) setup.py --quiet build_ext --inplace
+	$(call phase,native,Compiling the native library) $(PY) setup.py --quiet build_ext --inplace
 	$(call done,native)
 
 # TensorFlow's operations are compiled into a cache when they are first used, or here.
-$(OPERATIONS): $(NATIVE)
-	$(PY) -m hvd_compress.tensorflow.build >/dev/null
+$(OPERATIONS): $(TENSORFLOW) $(NATIVE)
+	$(call phase,operations,Compiling the operations for TensorFlow) $(PY) -m hvd_compress.tensorflow.build
 	$(call done,operations)
 
-native: $(NATIVE) $(OPERATIONS)
+$(TESTS): $(PACKAGE)
+	$(call phase,tests,Installing what the tests need) $(INSTALL_SELF) '.[test]'
+	$(call done,tests)
 
-train: setup
-	$(IN_VENV) $(PY) -m benchmarks.main_job $(if $(FRAMEWORK),--framework $(FRAMEWORK)) \
-	  --out build/train$(FRAMEWORK:%=-%)
+native: $(NATIVE) $(if $(wildcard $(TENSORFLOW)),$(OPERATIONS))
+
+train: $(HOROVOD) $(NATIVE) $(if $(WITH_TENSORFLOW),$(OPERATIONS))
+	@$(IN_VENV) $(PY) -m benchmarks.main_job --framework $(FRAMEWORK) \
+	  --out build/train$(patsubst %,-%,$(filter-out torch,$(FRAMEWORK)))
 
 test: setup
 	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(ARGS)
 
-bench: setup
+bench: $(NATIVE)
 	@mkdir -p build
 	$(IN_VENV) $(PY) -m benchmarks.codec --json build/codec.json
 
@@ -107,23 +145,24 @@ gpu-check:
 	$(PYTHON) scripts/gpu_check.py $(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
 
 $(DOCS): $(PACKAGE)
-	$(INSTALL_SELF) '.[docs]'
+	$(call phase,docs,Installing what the documentation needs) $(INSTALL_SELF) '.[docs]'
 	$(call done,docs)
 
 docs: setup $(DOCS)
 	$(PY) -m sphinx -W --keep-going -b html docs build/docs
 
 $(LINT): $(PACKAGE)
-	$(INSTALL_SELF) '.[lint]'
+	$(call phase,lint,Installing the linters) $(INSTALL_SELF) '.[lint]'
 	$(call done,lint)
 
-lint: setup $(LINT)
+lint: $(LINT)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES))
 
-format: setup $(LINT)
+format: $(LINT)
+	$(PY) -m scripts.stubs
 	$(VENV)/bin/ruff check --fix --exit-zero .
 	$(VENV)/bin/ruff format .
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format -i $(CPP_FILES))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import launch, lenet_digits, report, results, trainers
+from benchmarks.command_line import Parser, compression
 from benchmarks.intervals import paired
 from benchmarks.results import Results
 from benchmarks.tables import Table
@@ -85,14 +86,16 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 def main(command_line: list[str] | None = None) -> int:
     """Trains whatever is missing in the output folder, then compares."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.accuracy",
         description=f"{__doc__} Started again, it goes on where it stopped.",
     )
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
     parser.add_argument("--seeds", type=_several, default=30)
-    parser.add_argument("--compression", nargs="+", default=COMPRESSIONS[1:], metavar="NAME")
+    parser.add_argument(
+        "--compression", nargs="+", type=compression, default=COMPRESSIONS[1:], metavar="NAME"
+    )
     parser.add_argument(
         "--hosts",
         type=_one_or_more,

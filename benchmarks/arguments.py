@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import option
 from benchmarks.models import MODELS
 from benchmarks.settings import Settings
@@ -14,7 +15,7 @@ from benchmarks.trainers import FRAMEWORKS
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line, or ``arguments`` in its place."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.train",
         description="Train a model once for each compression and seed, on one process or under "
         "horovodrun, and write what came out as JSON.",
@@ -22,7 +23,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     add("--model", choices=tuple(MODELS), required=True)
-    add("--compression", nargs="+", required=True, metavar="NAME[:key=value,...]",
+    add("--compression", nargs="+", type=compression, required=True, metavar="NAME[:key=value,...]",
         help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "
         "auto, which chooses by measurement, or local, which exchanges nothing")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
@@ -30,20 +31,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="a setting for every compression, such as threshold=1024")  # fmt: skip
     add("--data", type=Path, metavar="PATH",
         help="MNIST, CIFAR-10 or ImageNet; default: digits or synthetic")  # fmt: skip
-    add("--epochs", type=_positive, default=1)
-    add("--steps", type=_positive, help="instead of --epochs")
-    add("--batch-size", type=_positive, default=32, help="images a rank and step")
+    add("--epochs", type=positive, default=1)
+    add("--steps", type=positive, help="instead of --epochs")
+    add("--batch-size", type=positive, default=32, help="images a rank and step")
     add("--lr", type=float, default=0.01)
     add("--schedule", choices=("cosine", "constant"), default="cosine")
     add("--lr-warmup", type=int, default=0, help="steps in which the learning rate rises")
     add("--shift", type=int, default=0, help="pixels by which training images move at random")
     add("--momentum", type=float, default=0.9)
     add("--weight-decay", type=float, default=0.0)
-    add("--threads", type=_positive, default=1, help="threads a rank computes with")
+    add("--threads", type=positive, default=1, help="threads a rank computes with")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="what a rank computes on")
-    add("--curve-points", type=_positive, default=50, help="points of the loss curve")
+    add("--curve-points", type=positive, default=50, help="points of the loss curve")
     add("--seed", type=int, default=0, help="the first seed")
-    add("--seeds", type=_positive, default=1, help="how many seeds")
+    add("--seeds", type=positive, default=1, help="how many seeds")
     add("--test-at-end", action="store_true", help="instead of after every epoch")
     add("--quiet", action="store_true", help="do not print the table")
     add("--explain", action="store_true", help="print why auto chose what it chose")
@@ -55,10 +56,3 @@ def settings(arguments: argparse.Namespace) -> Settings:
     """The recipe among the arguments."""
     names = [field.name for field in dataclasses.fields(Settings)]
     return Settings(**{name: getattr(arguments, name) for name in names})
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text}")
-    return value

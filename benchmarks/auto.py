@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 import hvd_compress.torch as hvdc
 from benchmarks import compressions, data, machine
+from benchmarks.command_line import Parser, compression, positive
 from benchmarks.intervals import paired
 from benchmarks.loop import Batch
 from benchmarks.models import MODELS
@@ -254,7 +255,7 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.auto",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -262,20 +263,22 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
     add("--model", choices=tuple(MODELS), default="resnet20")
-    add("--batch-size", type=int, default=8, help="images a rank and step; default: 8")
+    add("--batch-size", type=positive, default=8, help="images a rank and step; default: 8")
     add("--lr", type=float, default=0.001, help="default: 0.001")
-    add("--threads", type=int, default=1, help="threads a rank; default: 1")
+    add("--threads", type=positive, default=1, help="threads a rank; default: 1")
     add("--pace", type=float, metavar="SECONDS",
         help="a step waits so long instead of computing, since a lab's hosts share processors")  # fmt: skip
-    add("--compression", nargs="+", default=FIXED, metavar="NAME[:key=value,...]",
+    add("--compression", nargs="+", type=compression, default=FIXED, metavar="NAME[:key=value,...]",
         help=f"the fixed choices, {' and '.join(UNCOMPRESSED)} always among them; "
         f"default: {' '.join(FIXED)}")  # fmt: skip
-    add("--block", type=int, default=10, help="timed steps of a choice in a round; default: 10")
-    add("--rounds", type=int, default=24, help="at most so many; default: 24")
+    add(
+        "--block", type=positive, default=10, help="timed steps of a choice in a round; default: 10"
+    )
+    add("--rounds", type=positive, default=24, help="at most so many; default: 24")
     add("--seconds", type=float, default=1800.0, help="no new round after so many; default: 1800")
     add("--width", type=float, default=0.03, metavar="RATIO",
         help="how wide the interval may be in the end; default: 0.03")  # fmt: skip
-    add("--longest", type=int, default=400, help="steps that a plan may take; default: 400")
+    add("--longest", type=positive, default=400, help="steps that a plan may take; default: 400")
     return parser.parse_args(command_line)
 
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from benchmarks import machine
 from benchmarks.codec_cases import CODECS, BitsAndBytesCase, Buffers, CodecCase
+from benchmarks.command_line import Parser, positive
 from benchmarks.tables import Table
 from benchmarks.timing import Timing, beside_copies
 from hvd_compress.kernels.interface import Kernels
@@ -127,13 +128,13 @@ def _chosen(args: argparse.Namespace) -> list[str]:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.codec", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.codec", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
-    add("--elements", type=int, default=1 << 26)
-    add("--threads", type=int, default=2)
-    add("--repeats", type=int, default=9)
-    add("--kernels", choices=("cpu", "oracle"), default="cpu")
+    add("--elements", type=positive, default=1 << 26)
+    add("--threads", type=positive, default=2)
+    add("--repeats", type=positive, default=9)
+    add("--kernels", choices=("cpu", "reference"), default="cpu")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--codec", nargs="+", default=["*"], metavar="NAME", help="how the names begin")
     add("--markdown", action="store_true", help="print the table as Markdown")
@@ -149,10 +150,10 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
 
 
 def _kernels(name: str, threads: int) -> Kernels:
-    if name == "oracle":
-        from hvd_compress.kernels.oracle import OracleKernels
+    if name == "reference":
+        from hvd_compress.kernels.reference import ReferenceKernels
 
-        return OracleKernels()
+        return ReferenceKernels()
     from hvd_compress.kernels.cpu import CpuKernels
 
     return CpuKernels(threads=threads)

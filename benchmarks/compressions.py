@@ -12,6 +12,9 @@ TERNARY = "ternary"
 LOCAL = "local"
 """No exchange at all: every rank trains alone, which shows how much an exchange costs at least."""
 
+STOCK = "stock"
+"""Horovod without any compressor, in TensorFlow."""
+
 _LISTS = ("exclude", "codecs", "exchanges")
 """Settings whose values are several, separated by ``|``."""
 
@@ -22,7 +25,8 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: what ``Compression.by_name`` of a frontend knows, ``auto`` included, or :data:`LOCAL`.
+        name: what ``Compression.by_name`` of a frontend knows, ``auto`` included, or
+            :data:`LOCAL`, or :data:`STOCK`.
         options: its further keywords.
     """
 
@@ -48,9 +52,9 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
     name, _, rest = text.partition(":")
     defaults = {"exclude": (last_layer,)} if name == TERNARY else {}
     own = dict(option(part) for part in rest.split(",") if part)
-    if name == LOCAL:
+    if name in (LOCAL, STOCK):
         if own:
-            raise ValueError(f"expected {LOCAL} without settings, got {text!r}")
+            raise ValueError(f"expected {name} without settings, got {text!r}")
         return Compression(text, name)
     return Compression(text, name, {**defaults, **common, **own})
 

@@ -21,10 +21,12 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import machine
+from benchmarks.command_line import Parser
 from benchmarks.exchanges import EXCHANGES, exchange
-from benchmarks.exchanges.base import FLOAT_BYTES, Clock, Exchange, Work
+from benchmarks.exchanges.base import Clock, Exchange, Work
 from benchmarks.results import Seconds
 from benchmarks.tables import Table, si_bytes
+from hvd_compress.exchange.steps import FLOAT_BYTES
 from hvd_compress.torch.collectives import Collectives
 
 SCHEMA = "hvd_compress/exchange/1"
@@ -98,7 +100,7 @@ def main(command_line: list[str] | None = None) -> int:
     wrong = [row for row in rows if row["error"] is None]
     if wrong and collectives.rank == 0:
         names = ", ".join(f"{row['exchange']} of {row['elements']}" for row in wrong)
-        print(f"error: expected the oracle's sums, got others from {names}", file=sys.stderr)
+        print(f"error: expected the reference's sums, got others from {names}", file=sys.stderr)
     hvd.barrier()
     return min(1, len(wrong))
 
@@ -108,7 +110,7 @@ def _verify(
 ) -> float | None:
     """The largest error of a first exchange; None where it is too large, or ranks differ.
 
-    One rank compares with the right answer, and all compare with each other: the oracle is slow.
+    One rank compares with the right answer, and all compare with each other: the reference is slow.
     """
     result = work(gradient, Clock()).numpy()
     digest = np.frombuffer(hashlib.sha256(result.tobytes()).digest(), np.uint8)
@@ -119,8 +121,8 @@ def _verify(
         total, bound = case.answer(gradients)
         error = np.abs(result - total)
         right[:] = (error <= bound).all() and (digests == digests[0]).all().item(), error.max()
-    # The others add zeros, and sleep until then: the oracle needs the processors.
-    handle = collectives.sum(torch.from_numpy(right), "right")
+    # The others add zeros, and sleep until then: the reference needs the processors.
+    handle = collectives.all_reduce(torch.from_numpy(right), "right")
     ok, largest = collectives.wait(handle).tolist()
     return largest if ok else None
 
@@ -192,7 +194,7 @@ def _write(path: Path, args: argparse.Namespace, rows: list[dict[str, Any]]) -> 
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.exchange", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
     add("--exchange", nargs="+", default=DEFAULT, metavar="NAME:COMPRESSION[:key=value,...]",

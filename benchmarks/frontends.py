@@ -22,14 +22,19 @@ import tensorflow as tf
 import torch
 
 from benchmarks import machine
+from benchmarks.command_line import Parser, positive
 from benchmarks.models import MODELS
 from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES
+from hvd_compress.exchange.registry import Group
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
-from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
+from hvd_compress.torch_common.batches import Batches
+from hvd_compress.torch_common.drivers import Pending
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Slot
@@ -41,30 +46,31 @@ class TorchSide:
     """Encodes and decodes as ``hvd_compress.torch`` does, into memory of its own."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
-        self._kernels = Executors(threads)
-        self._encoder = Encoder(self._kernels, 0, 0, None)
+        group = Group(0, 1)
+        self._batches = Batches(Encoder(Executors(threads), 0, 0, None), group)
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
-        self._out = [torch.zeros(gradient.size) for gradient in gradients]
         self._slots = [
-            Slot(f"gradient.{i}", i, gradient, route) for i, gradient in enumerate(self._gradients)
+            Slot(name=f"gradient.{i}", index=i, parameter=gradient, route=route)
+            for i, gradient in enumerate(self._gradients)
         ]
 
     def step(self) -> None:
-        """One step's work on every gradient."""
-        for slot, gradient, out in zip(self._slots, self._gradients, self._out, strict=True):
-            payload = torch.empty(slot.route.codec.payload_bytes(slot.shape), dtype=torch.uint8)
-            coded = self._encoder.encode(slot, gradient, payload)
-            coded.flat = out
-            coded.decode(self._kernels, payload[None], 1.0)
+        """One step's work on every gradient, all of them in one bucket."""
+        given = [gradient.clone() for gradient in self._gradients]
+        batch, exchanging = self._batches.make(self._slots, given)
+        Pending("bucket", 0, exchanging, batch.note)  # Alone, a rank has its results at once.
+        batch.write(1.0)
+        batch.settle(False)
 
 
 class GraphSide:
-    """The same by the operations, in one graph."""
+    """The same by the operations, as one bucket in one graph."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
-        self._ops.hvdc_expect(self._ledger, graph=1, count=len(gradients))
+        count = len(gradients)
+        self._ops.hvdc_expect(self._ledger, 1, count, [count], np.ones(count))
         self._coder = Coder(self._ops, self._ledger, 0, 0, threads)
         self._gradients = [tf.constant(gradient) for gradient in gradients]
         self._slots = [
@@ -78,15 +84,22 @@ class GraphSide:
         self._run(self._gradients)
 
     def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        token, _ = self._ops.hvdc_begin(self._ledger, graph=1)
-        sums = [self._one(slot, g, token) for slot, g in zip(self._slots, gradients, strict=True)]
-        with tf.control_dependencies(sums):
-            return tf.identity(token)
-
-    def _one(self, slot: GraphSlot, gradient: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
-        payload, step = self._coder.encode(slot, gradient, token, streams=[0], ranks=1)
-        encoded = Encoded(slot, gradient, step, tf.constant(True), payload)
-        return self._coder.decode(encoded, token, ranks=1, scale=1.0, sum_scale=1.0)
+        begun, _ = self._ops.hvdc_begin(self._ledger, graph=1)
+        exchange: Any = None  # Nothing is sent.
+        bucket = Bucket(0, exchange, tf.compat.v1.get_default_graph())
+        tokens = [
+            self._coder.submit(bucket, bucket.add(slot), gradient, begun, Cut(streams=[0]))
+            for slot, gradient in zip(self._slots, gradients, strict=True)
+        ]
+        message = self._coder.encode(bucket, tokens[0], tf.constant(True), "payloads", ranks=1)
+        bucket.arrived, bucket.encoded = message.data, message.encoded
+        decoded = self._coder.decode(bucket, "payloads", copies=1)
+        sums = [
+            self._coder.result(bucket, member, gradient, tokens[member])
+            for member, gradient in enumerate(gradients)
+        ]
+        with tf.control_dependencies([decoded, *sums]):
+            return tf.identity(begun)
 
 
 @dataclass(frozen=True)
@@ -177,14 +190,14 @@ def _timed(work: Callable[[], None]) -> Turn:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    encoded = [n for n, s in SCHEMES.items() if not Route(s.codec(), s.feedback).dense]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.frontends", description=__doc__)
+    encoded = [n for n, s in SCHEMES.items() if not Route(s.codec(), s.feedback).uncompressed]
+    parser = Parser(prog="python -m benchmarks.frontends", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
     add("--model", choices=tuple(MODELS), default="alexnet")
     add("--codec", nargs="+", choices=encoded, default=encoded, metavar="NAME")
-    add("--threads", type=int, default=1)
-    add("--repeats", type=int, default=15)
+    add("--threads", type=positive, default=1)
+    add("--repeats", type=positive, default=15)
     add("--markdown", action="store_true", help="print the table as Markdown")
     return parser.parse_args(command_line)
 

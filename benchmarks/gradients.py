@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 import hvd_compress.torch as hvdc
 from benchmarks import compressions, machine
+from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import Compression
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
@@ -132,12 +133,12 @@ class Side:
         )
         alike = bool((digests == digests[0]).all())
         routes = self.compressor.routes().values()
-        if not all(route.dense or route.feedback.enabled for route in routes):
+        if not all(route.uncompressed or route.feedback.enabled for route in routes):
             return alike
         kept, owned = self._residuals()
         found = self._gradients.sample() + _mean(kept) + hvd.size() * _mean(owned)
         error = float(np.abs(found - mean).max() / np.abs(mean).max())
-        cast = any(route.dense and route.dense_dtype == "float16" for route in routes)
+        cast = any(route.uncompressed and route.cast_dtype == "float16" for route in routes)
         return alike and error < (1e-2 if cast else _TOLERANCE)
 
     def _residuals(self) -> tuple[np.ndarray, np.ndarray]:
@@ -262,7 +263,7 @@ def _sample(tensors: Any) -> np.ndarray:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.gradients",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -270,10 +271,10 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
     add("--model", choices=tuple(MODELS), default="alexnet")
-    add("--compression", nargs="+", default=DEFAULT, metavar="NAME[:key=value,...]",
+    add("--compression", nargs="+", type=compression, default=DEFAULT, metavar="NAME[:key=value,...]",
         help=f"default: {' '.join(DEFAULT)}")  # fmt: skip
-    add("--repeats", type=int, default=3, help="exchanges of each; default: 3")
-    add("--threads", type=int, default=1, help="threads a rank; default: 1")
+    add("--repeats", type=positive, default=3, help="exchanges of each; default: 3")
+    add("--threads", type=positive, default=1, help="threads a rank; default: 1")
     add("--markdown", action="store_true", help="print the table as Markdown")
     return parser.parse_args(command_line)
 

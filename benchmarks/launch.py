@@ -22,7 +22,7 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
     Raises:
         RankError: a rank ended with a status other than 0.
     """
-    launcher = ["-m", "horovod.runner.launch", "--gloo", "-np", str(ranks)]
+    launcher = ["-m", "benchmarks.horovodrun", "--gloo", "-np", str(ranks)]
     _run(launcher, module, arguments, f"{ranks} ranks")
 
 

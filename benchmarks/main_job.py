@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from benchmarks import launch, lenet_digits, plots, report, results, trainers
+from benchmarks.command_line import Parser
 
 COMPRESSIONS = ["none", "fp16", "onebit", "int8", "ternary", "ecq"]
 SHORTER = ["--epochs", "20", "--lr", "0.02"]
@@ -15,7 +15,7 @@ SHORTER = ["--epochs", "20", "--lr", "0.02"]
 
 def main(command_line: list[str] | None = None) -> int:
     """Trains, prints one table and draws the loss curves."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.main_job", description=__doc__)
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="a folder")
     args = parser.parse_args(command_line)

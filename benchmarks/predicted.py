@@ -9,7 +9,6 @@ nothing overlapping.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compressions, report, results
+from benchmarks.command_line import Parser
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
@@ -26,9 +26,10 @@ from benchmarks.results import Results
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.exchange.steps import Work
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
-from hvd_compress.perfmodel.cost import seconds, steps_of, wire_bytes
-from hvd_compress.perfmodel.exchanges import Collective, Work, together
+from hvd_compress.perfmodel.collectives import Collective
+from hvd_compress.perfmodel.cost import collective_seconds, seconds, stages_of, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import NETWORKS, Network
 from hvd_compress.perfmodel.profiles import Profile
@@ -99,10 +100,11 @@ def measured_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[Coding,
         parts, route = row["parts"], _route_of(row)
         if "encode" not in parts:
             continue
-        steps = steps_of((row["elements"],), route, cluster)
-        works = [step for step in steps if isinstance(step, Work)]
-        rings = [step for step in steps if isinstance(step, Collective)]
-        rest = parts["transfer"] - sum(together([(one, CodecSpeed())], cluster) for one in rings)
+        stages = stages_of((row["elements"],), route, cluster)
+        works = [stage for stage in stages if isinstance(stage, Work)]
+        rings = [stage for stage in stages if isinstance(stage, Collective)]
+        wire = sum(collective_seconds([(ring, CodecSpeed())], cluster) for ring in rings)
+        rest = parts["transfer"] - wire
         found.setdefault((route.codec, route.feedback), []).append(
             CodecSpeed(
                 _each(parts["encode"], sum(work.encoded for work in works)),
@@ -234,7 +236,7 @@ def exchange_table(record: Mapping[str, Any], profile: Profile) -> Table:
 
 def main(command_line: list[str] | None = None) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.predicted", description=__doc__)
     parser.add_argument(
         "json", type=Path, help="of benchmarks.train with local, or of benchmarks.exchange"
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import plots, results
+from benchmarks.command_line import Parser
 from benchmarks.results import Results, Run
 from benchmarks.tables import Table, si_bytes
 
@@ -52,7 +52,7 @@ def check(outcome: Results) -> int:
 
 def main(command_line: list[str] | None = None) -> int:
     """``python -m benchmarks.report FILE.json [--png OUT] [--markdown]``."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("json", type=Path)
     parser.add_argument("--png", type=Path, help="draw the loss curves into this file")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")

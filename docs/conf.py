@@ -27,10 +27,10 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 # The page on the performance model shows what the model says, so both come from the same code.
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def setup(app):
-    import perfmodel_figures
+    from benchmarks.perfmodel import figures
 
-    perfmodel_figures.main(Path(app.srcdir) / "generated")
+    figures.main(Path(app.srcdir) / "generated")

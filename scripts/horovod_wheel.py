@@ -7,6 +7,9 @@ files, and keeps the wheel in a cache. Run it with the Python that has the frame
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
 
+It builds a Horovod for CPUs, against any torch: also one that could use CUDA, which is what PyPI has
+for Linux, and whether or not the machine has a CUDA toolkit.
+
 With --gpu it builds for a torch for CUDA: "nccl" gathers by NCCL, "staged" copies through the host,
 for two ranks on one GPU, which NCCL refuses. That takes a CUDA toolkit (CUDA_HOME, or nvcc on the
 PATH). --sdist takes the source from a file, for a machine without a network.
@@ -24,9 +27,9 @@ import json
 import os
 import platform
 import re
-import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -97,6 +100,30 @@ EDITS = (
     ),
 )
 
+CPU_EDITS = (
+    # A torch that could use CUDA, beside a toolkit, would make this a build for CUDA.
+    Edit(
+        "cmake/Modules/FindPytorch.cmake",
+        "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
+        "print(False)",
+        "torch",
+    ),
+    # Nothing is compiled for CUDA, so an nvcc that the C++ compiler is too new for does no harm.
+    Edit(
+        "CMakeLists.txt",
+        """\
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+    find_package(CUDAToolkit)
+""",
+        """\
+set(CMAKE_CUDA_COMPILER OFF)
+if(FALSE)
+""",
+    ),
+)
+
 CUDA_EDITS = (
     # A machine that has only a driver may lack the name without a version.
     Edit(
@@ -124,18 +151,6 @@ def installed_version(framework: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     raise SystemExit(f"horovod: {framework} must be installed in {sys.prefix} first")
-
-
-def refuse_cuda_torch() -> None:
-    """Stops where Horovod's build would, much later, ask for a CUDA toolkit."""
-    spec = importlib.metadata.distribution("torch").locate_file("torch/version.py")
-    cuda = runpy.run_path(str(spec)).get("cuda")
-    if cuda:
-        raise SystemExit(
-            f"horovod: this script builds for CPUs, but the installed torch is a build for CUDA "
-            f"{cuda}. Pass --gpu to build for that, or point pip at an index with torch's CPU builds "
-            f"(PIP_EXTRA_INDEX_URL) and start again with an empty virtual environment."
-        )
 
 
 def compiler() -> list[str]:
@@ -195,21 +210,21 @@ def link_libraries(folder: Path) -> dict[str, str]:
     }
 
 
-def gpu_variables(mode: str, capabilities: str) -> dict[str, str]:
+def gpu_variables(gpu: Gpu) -> dict[str, str]:
     """What --gpu adds to the settings. Without operations Horovod's torch half copies by itself."""
     home = str(cuda_home())
     variables = {
         "CUDA_HOME": home,
         "HOROVOD_CUDA_HOME": home,
-        "HOROVOD_BUILD_CUDA_CC_LIST": capabilities,
+        "HOROVOD_BUILD_CUDA_CC_LIST": gpu.capabilities,
     }
-    if mode == "nccl":
+    if gpu.mode == "nccl":
         operations = {"GPU": "CUDA", "GPU_OPERATIONS": "NCCL", "NCCL_LINK": "SHARED"}
         variables |= {f"HOROVOD_{name}": value for name, value in operations.items()}
     return variables
 
 
-def build_variables(frameworks: list[str]) -> dict[str, str]:
+def build_variables(frameworks: list[str], gpu: Gpu | None) -> dict[str, str]:
     """The settings that decide what the wheel holds."""
     chosen = {
         f"HOROVOD_{'WITH' if name in frameworks else 'WITHOUT'}_{variable}": "1"
@@ -221,6 +236,8 @@ def build_variables(frameworks: list[str]) -> dict[str, str]:
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
         "CXXFLAGS": CXXFLAGS,
+        # Markers for NVIDIA's profiler are compiled in wherever a toolkit's headers are found.
+        **(gpu_variables(gpu) if gpu else {"HOROVOD_WITHOUT_NVTX": "1"}),
     }
 
 
@@ -246,13 +263,16 @@ def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def edits_for(frameworks: list[str]) -> list[Edit]:
-    return [edit for edit in EDITS if edit.framework is None or edit.framework in frameworks]
+def edits_for(frameworks: list[str], gpu: Gpu | None) -> list[Edit]:
+    edits = EDITS + (CUDA_EDITS if gpu else CPU_EDITS)
+    return [edit for edit in edits if edit.framework is None or edit.framework in frameworks]
 
 
-def ingredients(frameworks: list[str], variables: Mapping[str, str]) -> dict[str, str]:
+def ingredients(
+    frameworks: list[str], variables: Mapping[str, str], gpu: Gpu | None
+) -> dict[str, str]:
     """Everything that went into a wheel, as readable text: its digest is the cache's key."""
-    recipe = [dataclasses.astuple(edit) for edit in edits_for(frameworks)]
+    recipe = [dataclasses.astuple(edit) for edit in edits_for(frameworks, gpu)]
     return {
         "horovod": VERSION,
         **{name: installed_version(name) for name in frameworks},
@@ -261,19 +281,18 @@ def ingredients(frameworks: list[str], variables: Mapping[str, str]) -> dict[str
         "libc": " ".join(platform.libc_ver()),
         "compiler": first_line(*compiler(), "--version"),
         "edits": hashlib.sha256(repr((recipe, sorted(variables.items()))).encode()).hexdigest(),
+        **(gpu_ingredients(gpu.mode) if gpu else {}),
     }
 
 
 def gpu_ingredients(mode: str) -> dict[str, str]:
     """What else goes into a wheel for CUDA."""
-    recipe = [dataclasses.astuple(edit) for edit in CUDA_EDITS]
     nvcc = str(cuda_home() / "bin" / "nvcc")
     version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
     return {
         "gpu": mode,
         "nvcc": version.strip().split("\n")[-1],
         "nccl": str(nvidia_library("nccl/lib/libnccl.so.*")) if mode == "nccl" else "",
-        "gpu edits": hashlib.sha256(repr(recipe).encode()).hexdigest(),
     }
 
 
@@ -331,16 +350,21 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def download(folder: Path, log: Path) -> Path:
+    """Horovod's source, which is then kept in `folder` for the next build."""
+    ready = folder / f"horovod-{VERSION}.tar.gz"
+    if ready.exists():
+        return ready
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--dest", str(folder)]
-    run_logged(
-        [*pip, "download", *options, f"horovod=={VERSION}"],
-        "downloading the source",
-        log,
-        build_environment({}),
-    )
-    (archive,) = folder.glob("horovod-*.tar.gz")
-    return archive
+    options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as scratch:
+        run_logged(
+            [*pip, "download", *options, "--dest", scratch, f"horovod=={VERSION}"],
+            "downloading the source",
+            log,
+            build_environment({}),
+        )
+        Path(scratch, ready.name).rename(ready)
+    return ready
 
 
 @contextlib.contextmanager
@@ -361,14 +385,8 @@ def find_wheel(folder: Path) -> Path | None:
 
 def wheel(frameworks: list[str], cache: Path, gpu: Gpu | None, sdist: Path | None) -> Path:
     """The path of a wheel for these frameworks, built if the cache has none."""
-    if "torch" in frameworks:
-        installed_version("torch")
-        if gpu is None:
-            refuse_cuda_torch()
-    variables = build_variables(frameworks)
-    if gpu is not None:
-        variables |= gpu_variables(gpu.mode, gpu.capabilities)
-    parts = ingredients(frameworks, variables) | (gpu_ingredients(gpu.mode) if gpu else {})
+    variables = build_variables(frameworks, gpu)
+    parts = ingredients(frameworks, variables, gpu)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"{VERSION}-{'-'.join(frameworks)}-{key}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -394,8 +412,8 @@ def build(
     log = folder.with_name(f"{folder.name}.log")
     log.write_text("")
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
-        source = unpack(sdist or download(Path(scratch), log), Path(scratch))
-        apply_edits(source, edits_for(frameworks) + list(CUDA_EDITS if gpu else ()))
+        source = unpack(sdist or download(folder.parent, log), Path(scratch))
+        apply_edits(source, edits_for(frameworks, gpu))
         if gpu is not None:
             variables = {**variables, **link_libraries(Path(scratch, "libraries"))}
         result = Path(scratch, "result")
@@ -445,6 +463,8 @@ def main() -> None:
     unknown = set(chosen) - set(DISTRIBUTIONS)
     if unknown:
         parser.error(f"expected {' or '.join(DISTRIBUTIONS)}, got {', '.join(sorted(unknown))}")
+    # A build that is told to end removes its files, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(wheel(chosen, (default_cache() / "horovod").absolute(), gpu, args.sdist))
 
 

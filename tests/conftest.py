@@ -1,10 +1,48 @@
-"""Tests that need the same ranks follow each other, and share a job."""
+"""Every test gets its markers here; tests that need the same ranks follow each other, and share a job."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests import jobs
+
+MARKERS = {
+    "codecs": ("quick",),
+    "exchange": ("quick",),
+    "golden": ("quick",),
+    "kernels": ("quick",),
+    "perfmodel": ("quick",),
+    "planner": ("quick",),
+    "docs/test_format_page.py": ("quick",),
+    "signatures/test_factory.py": ("quick",),
+    "test_imports.py": ("quick",),
+    "signatures/test_frontends.py": ("torch", "ddp", "tensorflow"),
+    "contract/test_torch.py": ("torch",),
+    "contract/test_ddp.py": ("ddp",),
+    "contract/test_tensorflow.py": ("tensorflow",),
+    "torch": ("torch",),
+    "torch/test_parity.py": ("ddp",),
+    "ddp": ("ddp",),
+    "tensorflow": ("tensorflow",),
+    "keras": ("tensorflow",),
+    "lab": ("lab",),
+    "native": ("native",),
+    "cuda": ("native",),
+}
+"""By the path of a folder or file within tests. A test on ranks is never quick."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks a test, before ``-m`` selects."""
+    place = item.path.relative_to(Path(__file__).parent)
+    on_ranks = hasattr(getattr(item, "function", None), "job_name")
+    for path in (place, *place.parents):
+        for marker in MARKERS.get(path.as_posix(), ()):
+            if not (on_ranks and marker == "quick"):
+                item.add_marker(marker)
 
 
 @pytest.hookimpl(trylast=True)

@@ -47,7 +47,7 @@ class Kind:
 
 
 def _horovodrun(count: int, *options: str) -> list[str]:
-    return [sys.executable, "-m", "tests.horovodrun", "--gloo", "-np", str(count), *options]
+    return [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", "-np", str(count), *options]
 
 
 def _two_hosts(count: int) -> list[str]:

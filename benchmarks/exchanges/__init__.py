@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from benchmarks.compressions import Compression, option
-from benchmarks.exchanges.allgather import AllGather
 from benchmarks.exchanges.allreduce import AllReduce
 from benchmarks.exchanges.base import Exchange
-from benchmarks.exchanges.hierarchical import Hierarchical
-from benchmarks.exchanges.integer_sum import IntegerSum
-from benchmarks.exchanges.two_shot import TwoShot
+from benchmarks.exchanges.coded import Coded
+from hvd_compress.exchange import registry
 
-EXCHANGES: dict[str, type[Exchange]] = {
-    "allreduce": AllReduce,
-    "allgather": AllGather,
-    "two_shot": TwoShot,
-    "integer_sum": IntegerSum,
-    "hierarchical": Hierarchical,
-}
+ALLREDUCE = "allreduce"
+EXCHANGES = (ALLREDUCE, *registry.EXCHANGES)
 
 
 def exchange(text: str) -> Exchange:
@@ -31,7 +24,8 @@ def exchange(text: str) -> Exchange:
         raise ValueError(f"expected one of {expected}, got {text!r}")
     codec, _, options = rest.partition(":")
     chosen = dict(option(part) for part in options.split(",") if part)
+    compression = Compression(rest, codec, chosen)
     try:
-        return EXCHANGES[name].of(Compression(rest, codec, chosen))
+        return AllReduce.of(compression) if name == ALLREDUCE else Coded.of(name, compression)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
+from hvd_compress.exchange.steps import all_reduce
 from hvd_compress.torch.collectives import Collectives
 
 
@@ -32,19 +33,18 @@ class AllReduce(Exchange):
 
     @classmethod
     def of(cls, compression: Compression) -> Exchange:
-        """See :meth:`Exchange.of`."""
+        """The exchange with that compression; raises ``ValueError`` where there is none."""
         if compression.name not in cls._KINDS or compression.options:
             raise ValueError(f"expected one of {', '.join(cls._KINDS)}, got {compression.text!r}")
         return cls(compression.name)
 
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
-        """See :meth:`Exchange.prepare`."""
         name = f"allreduce.{self.config['compression']}.{elements}"
 
         def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:
             message, ctx = self._horovod.compress(gradient)
             clock.lap("encode")
-            total = collectives.wait(collectives.sum(message, name))
+            total = collectives.wait(collectives.all_reduce(message, name))
             clock.lap("transfer")
             result = self._horovod.decompress(total, ctx)
             clock.lap("decode")
@@ -53,11 +53,10 @@ class AllReduce(Exchange):
         return work
 
     def wire_bytes(self, elements: int, ranks: int) -> float:
-        """See :meth:`Exchange.wire_bytes`."""
-        return 2 * (ranks - 1) / ranks * np.dtype(self._dtype).itemsize * elements
+        return all_reduce(elements, np.dtype(self._dtype).itemsize).sent(ranks)
 
     def answer(self, gradients: list[np.ndarray]) -> Answer:
-        """See :meth:`Exchange.answer`: each rank's gradient is rounded once, and each partial sum."""
+        """The sum in float64; each rank's gradient is rounded once, and so is each partial sum."""
         total = np.asarray(np.sum(gradients, axis=0, dtype=np.float64))
         magnitude = np.asarray(np.sum(np.abs(gradients), axis=0, dtype=np.float64))
         number = np.finfo(self._dtype)

@@ -10,15 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from benchmarks.compressions import Compression
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.registry import SCHEMES
+from hvd_compress.exchange.steps import FLOAT_BYTES
 from hvd_compress.torch.collectives import Collectives
 
 Answer = tuple[np.ndarray, np.ndarray | float]
 """A sum, shape=(n,), dtype float64 or float32, and how far from it a result may be."""
-
-FLOAT_BYTES = 4
 
 
 class Clock:
@@ -46,8 +42,6 @@ Work = Callable[[torch.Tensor, Clock], torch.Tensor]
 class Exchange(ABC):
     """One way to sum float32 gradients over all ranks.
 
-    To add one: a file with such a class, and its line in :data:`benchmarks.exchanges.EXCHANGES`.
-
     Attributes:
         parts: what the time is divided into, in order.
         config: what makes it differ from others of its class, for the JSON.
@@ -56,22 +50,13 @@ class Exchange(ABC):
     parts: ClassVar[tuple[str, ...]]
     config: dict[str, Any]
 
-    @classmethod
-    @abstractmethod
-    def of(cls, compression: Compression) -> Exchange:
-        """The exchange with that compression.
-
-        Raises:
-            ValueError, TypeError: it takes no such compression.
-        """
-
     @abstractmethod
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
         """Allocates what exchanges of tensors of that size need; residuals are zero."""
 
     @abstractmethod
     def wire_bytes(self, elements: int, ranks: int) -> float:
-        """Bytes that a rank sends, and receives, where all ranks send equally much."""
+        """Bytes that a rank sends, and receives, on average over the ranks."""
 
     @abstractmethod
     def answer(self, gradients: list[np.ndarray]) -> Answer:
@@ -84,24 +69,3 @@ class Exchange(ABC):
     def bus_bandwidth(self, elements: int, ranks: int, seconds: float) -> float:
         """Bytes that each rank sends in a second: what to compare with the rate of its link."""
         return self.wire_bytes(elements, ranks) / seconds
-
-
-class Coded(Exchange):
-    """An exchange of one codec's payloads, with the error feedback of the codec's paper."""
-
-    parts: ClassVar[tuple[str, ...]] = ("encode", "transfer", "decode")
-    takes: ClassVar[type[Codec]] = Codec
-    """The codecs that it can do."""
-
-    def __init__(self, codec: Codec, feedback: ErrorFeedback) -> None:
-        self.config = codec.to_config()
-        self._codec, self._feedback = codec, feedback
-
-    @classmethod
-    def of(cls, compression: Compression) -> Exchange:
-        """See :meth:`Exchange.of`."""
-        known = {name: one for name, one in SCHEMES.items() if issubclass(one.codec, cls.takes)}
-        if compression.name not in known:
-            raise ValueError(f"expected one of {', '.join(known)}, got {compression.text!r}")
-        chosen = known[compression.name]
-        return cls(chosen.codec(**compression.options), chosen.feedback)

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 
+from benchmarks.command_line import Parser, positive
 from benchmarks.lab import patience, rate
 from benchmarks.lab.errors import LabError
 from benchmarks.lab.isolation import run_isolated
@@ -55,7 +56,7 @@ def _check(patient: bool) -> None:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.lab",
         usage="%(prog)s [options] -- COMMAND...",
         description="Run COMMAND as a Horovod job on hosts of its own: network namespaces with limited "
@@ -63,7 +64,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--hosts", type=_hosts, default=2, metavar="N", help="default: 2")
-    add("--slots", type=_positive, default=1, metavar="N", help="ranks a host; default: 1")
+    add("--slots", type=positive, default=1, metavar="N", help="ranks a host; default: 1")
     add("--rate", type=_rate, default="none", metavar="RATE",
         help="of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
@@ -82,16 +83,10 @@ def _rate(text: str) -> rate.Rate:
 
 
 def _hosts(text: str) -> int:
-    value = _positive(text)
+    value = positive(text)
     if value > MOST_HOSTS:
         raise argparse.ArgumentTypeError(f"expected at most {MOST_HOSTS} hosts, got {text}")
     return value
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

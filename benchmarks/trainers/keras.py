@@ -31,10 +31,12 @@ class KerasSession(tensorflow.TensorFlowSession):
         # Neither Horovod nor the codecs have operations for XLA, which Keras would turn on.
         model.compile(self._optimizer, loss, jit_compile=False)
 
+    def _label(self, position: int, variable: keras.Variable) -> str:
+        return variable.path
+
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
     ) -> None:
-        """See :meth:`benchmarks.loop.Session.train`."""
         self._model.fit(
             batches,
             steps_per_epoch=len(rates),

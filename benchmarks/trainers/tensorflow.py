@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from benchmarks.compressions import LOCAL, Compression
+from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.tensorflow import build, parameter_name
 from benchmarks.settings import Settings
@@ -34,8 +34,11 @@ class TensorFlowSession:
         hvd.broadcast_variables([weight.value for weight in model.weights], root_rank=0)
         self._parameters = [parameter.value for parameter in model.trainable_variables]
         self._compressor: hvdc.Compressor | None = None
-        if compression.name != LOCAL:
+        self._local = compression.name == LOCAL
+        if compression.name not in (LOCAL, STOCK):
             options = {"seed": seed, **compression.options}
+            if compression.name == "auto":
+                options["variables"] = self._parameters
             if "exclude" in options:
                 options["exclude"] = self._gradients_of(options["exclude"])
             self._compressor = hvdc.Compression.by_name(compression.name, **options)
@@ -53,22 +56,18 @@ class TensorFlowSession:
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
     ) -> None:
-        """See :meth:`benchmarks.loop.Session.train`."""
         for (images, labels), lr in zip(batches, rates, strict=True):
             self._optimizer.learning_rate = lr
             ended(float(self._step(tf.constant(images), tf.constant(labels))))
 
     def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
-        """See :meth:`benchmarks.loop.Session.count_correct`."""
         logits = self._model(tf.constant(images), training=False)
         return int((logits.numpy().argmax(1) == labels).sum())
 
     def residual_norm(self) -> float:
-        """See :meth:`benchmarks.loop.Session.residual_norm`."""
         return self._compressor.residual_norm() if self._compressor else 0.0
 
     def digest(self) -> bytes:
-        """See :meth:`benchmarks.loop.Session.digest`."""
         digest = hashlib.sha256()
         for parameter in self._parameters:
             digest.update(parameter.numpy().tobytes())
@@ -80,20 +79,23 @@ class TensorFlowSession:
             loss = tf.reduce_mean(
                 tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             )
-        if self._compressor is not None:
-            tape = hvd.DistributedGradientTape(tape, compression=self._compressor)
+        if not self._local:
+            chosen = self._compressor or hvd.Compression.none
+            tape = hvd.DistributedGradientTape(tape, compression=chosen)
         gradients = tape.gradient(loss, self._parameters)
         self._optimizer.apply(gradients)
         return loss
 
     def _gradients_of(self, patterns: Iterable[str]) -> list[str]:
         """What the compressor calls the gradients of the parameters with such names."""
-        names = [parameter_name(variable) for variable in self._model.trainable_variables]
         return [
-            f"gradient.{position}"
-            for position, name in enumerate(names)
-            if any(fnmatchcase(name, pattern) for pattern in patterns)
+            self._label(position, variable)
+            for position, variable in enumerate(self._model.trainable_variables)
+            if any(fnmatchcase(parameter_name(variable), pattern) for pattern in patterns)
         ]
+
+    def _label(self, position: int, variable: keras.Variable) -> str:
+        return f"gradient.{position}"
 
 
 class TensorFlowTrainer:
@@ -122,7 +124,6 @@ class TensorFlowTrainer:
         return self._session(build(settings.model, classes), settings, compression, seed)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
-        """See :meth:`benchmarks.loop.Trainer.gather`."""
         local = tf.constant(np.ascontiguousarray(values, np.float64))
         gathered: np.ndarray = hvd.allgather(local, name="benchmark").numpy()
         return gathered.reshape(self.size, -1)

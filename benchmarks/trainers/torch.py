@@ -41,7 +41,7 @@ class TorchSession:
         self.counters = Counters()
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
-                compression.name, model.named_parameters(), **{"seed": seed, **compression.options}
+                compression.name, model, **{"seed": seed, **compression.options}
             )
             self._optimizer = hvd.DistributedOptimizer(
                 self._optimizer,
@@ -53,7 +53,6 @@ class TorchSession:
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
     ) -> None:
-        """See :meth:`benchmarks.loop.Session.train`."""
         for (images, labels), lr in zip(batches, rates, strict=True):
             ended(self._step(images, labels, lr))
 
@@ -70,17 +69,14 @@ class TorchSession:
 
     @torch.no_grad()
     def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
-        """See :meth:`benchmarks.loop.Session.count_correct`."""
         self._model.eval()
         classes = self._model(self._channels_first(images)).argmax(1).cpu()
         return int((classes == torch.from_numpy(labels)).sum())
 
     def residual_norm(self) -> float:
-        """See :meth:`benchmarks.loop.Session.residual_norm`."""
         return float(self.compressor.residual_norm()) if self.compressor else 0.0
 
     def digest(self) -> bytes:
-        """See :meth:`benchmarks.loop.Session.digest`."""
         digest = hashlib.sha256()
         for parameter in self._model.parameters():
             digest.update(parameter.detach().contiguous().cpu().numpy().tobytes())
@@ -100,7 +96,6 @@ class TorchTrainer:
     def start(
         self, settings: Settings, classes: int, compression: Compression, seed: int
     ) -> TorchSession:
-        """See :meth:`benchmarks.loop.Trainer.start`."""
         torch.manual_seed(seed)
         if settings.device == "cuda":
             torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
@@ -110,7 +105,6 @@ class TorchTrainer:
         return build(settings.model, classes).to(settings.device)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
-        """See :meth:`benchmarks.loop.Trainer.gather`."""
         local = torch.from_numpy(np.ascontiguousarray(values, np.float64))
         return hvd.allgather(local, name="benchmark").numpy().reshape(self.size, -1)
 

@@ -39,7 +39,7 @@ for _ in range(STEPS):
 if dist.get_rank() == 0:
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
     for name, route in compressor.routes().items():
-        print(f"{name}: {'as it is' if route.dense else route}")
+        print(f"{name}: {'as it is' if route.uncompressed else route}")
     counters = compressor.counters
     print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
     print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")

@@ -1,4 +1,4 @@
-"""Makes the worked bytes of the page on the payload format, from the NumPy oracle.
+"""Makes the worked bytes of the page on the payload format, from the NumPy reference.
 
 Prints every block with its name. With --write FILE it puts them into the page instead: only blocks
 that the page has already, and only when a person asks. The tests compare; they never write.
@@ -18,7 +18,7 @@ from hvd_compress.codecs import ECQ, HEADER_BYTES, Codec, Int8, NoiseKey, OneBit
 from hvd_compress.codecs.noise import philox, uniform
 from hvd_compress.codecs.packing import pack_planes, pack_trits
 from hvd_compress.codecs.payload import assemble, checksum
-from hvd_compress.kernels.oracle import dequantize, quantize
+from hvd_compress.kernels.reference import dequantize, quantize
 
 SHAPE = (7, 10)
 NOISE = NoiseKey(seed=1, rank=0, tensor=0, step=3)

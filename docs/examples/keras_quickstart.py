@@ -51,7 +51,7 @@ if hvd.rank() == 0:
     losses = history.history["loss"]
     print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
     for name, route in compressor.routes().items():
-        print(f"{name}: {'as it is' if route.dense else route}")
+        print(f"{name}: {'as it is' if route.uncompressed else route}")
     counters = compressor.counters
     print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
     print(f"bytes a step handed to Horovod: {counters.message_bytes / counters.steps:.0f}")

@@ -22,7 +22,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 data = torch.Generator().manual_seed(100 + hvd.rank())  # ... but other samples.
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-compressor = hvdc.OneBit(model.named_parameters())
+compressor = hvdc.OneBit(model)
 optimizer = hvd.DistributedOptimizer(
     optimizer, named_parameters=model.named_parameters(), compression=compressor
 )
@@ -40,7 +40,7 @@ for _ in range(STEPS):
 if hvd.rank() == 0:
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
     for name, route in compressor.routes().items():
-        print(f"{name}: {'as it is' if route.dense else route}")
+        print(f"{name}: {'as it is' if route.uncompressed else route}")
     counters = compressor.counters
     print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
     print(f"bytes a step handed to Horovod: {counters.message_bytes / counters.steps:.0f}")

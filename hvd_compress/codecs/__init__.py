@@ -1,4 +1,4 @@
-"""Codecs: what is sent. Frozen configurations, byte layouts and the NumPy oracle of each.
+"""Codecs: what is sent. Frozen configurations, byte layouts and the NumPy reference of each.
 
 Nothing here knows a framework, a network or a thread.
 """

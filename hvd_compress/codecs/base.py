@@ -1,4 +1,4 @@
-"""What a codec is: a frozen configuration, a byte layout and the NumPy oracle of its mathematics."""
+"""What a codec is: a frozen configuration, a byte layout and the NumPy reference of its mathematics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Codec:
     name: ClassVar[str]
     error: ClassVar[Literal["unbiased", "contractive"]]
     """How the quantization error behaves, which decides what error feedback is stable:
-    ``E[Q(x)] = x``, or ``|x - Q(x)| < |x|`` always."""
+    ``E[Q(x)] = x``, but for what the codec's own clipping cuts off, or ``|x - Q(x)| < |x|`` always."""
 
     @property
     def saturates(self) -> bool:
@@ -99,7 +99,7 @@ class Codec:
     def quantize(
         self, x: np.ndarray, shape: Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The oracle of encoding.
+        """The reference of encoding.
 
         Args:
             x: shape=(n,), dtype float32: the tensor in row-major order, residual added.
@@ -113,7 +113,7 @@ class Codec:
         raise NotImplementedError
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: Shape) -> np.ndarray:
-        """The oracle of decoding: shape=(n,), dtype float32, NaN where a scale is NaN."""
+        """The reference of decoding: shape=(n,), dtype float32, NaN where a scale is NaN."""
         raise NotImplementedError
 
     def variance_factor(self, count: int) -> float:
@@ -215,13 +215,24 @@ def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int])
     count = math.prod(shape)
     block = PACK_BLOCK if group == "tensor" else group
     last = count % block or block
-    scales = len(group_lengths(count, group))
+    scales = group_count(count, group)
     return Layout(count, scales, block, code_bytes(block), code_bytes(last))
 
 
 def native_grouping(group: Group) -> dict[str, int | float]:
     """``grouping`` and ``group`` of the C interface."""
     return {"grouping": 1} if group == "tensor" else {"grouping": 0, "group": group}
+
+
+def unit_of(full: np.ndarray, top: np.float32) -> np.ndarray:
+    """What code 1 decodes to, where code ``top`` has to decode to ``full``; both finite, dtype float32.
+
+    Where rounding makes the quotient so large that code ``top`` would overflow, it is the float below.
+    """
+    unit = full / top
+    with np.errstate(over="ignore"):
+        overflows = np.isinf(unit * top)
+    return np.where(overflows, np.nextafter(unit, np.float32(0)), unit)
 
 
 def groups_of(x: np.ndarray, group: Group) -> list[np.ndarray]:
@@ -233,10 +244,15 @@ def groups_of(x: np.ndarray, group: Group) -> list[np.ndarray]:
 def by_group(x: np.ndarray, group: Group) -> np.ndarray:
     """A flat tensor as rows of one group each, shape=(groups, size), padded with zeros."""
     size = max(1, x.size) if group == "tensor" else group
-    groups = -(-x.size // size)
+    groups = group_count(x.size, group)
     padded = np.zeros(groups * size, x.dtype)
     padded[: x.size] = x
     return padded.reshape(groups, size)
+
+
+def group_count(count: int, group: Group) -> int:
+    """How many groups ``count`` elements have, the last one possibly short."""
+    return min(1, count) if group == "tensor" else -(-count // group)
 
 
 def group_lengths(count: int, group: Group) -> np.ndarray:

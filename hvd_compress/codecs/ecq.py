@@ -58,12 +58,12 @@ class ECQ(LevelCodec):
         return self.levels
 
     def norms(self, x: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.norms`."""
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
         """See :meth:`LevelCodec.units`: norm / s."""
-        unit = np.where(usable(norms), norms / np.float32(self.levels), np.float32(0))
+        finite = np.where(usable(norms), norms, np.float32(0))
+        unit = base.unit_of(finite, np.float32(self.levels))
         return np.where(np.isfinite(norms), unit, np.float32(np.nan)).astype(np.float32)
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
@@ -97,8 +97,14 @@ class ECQ(LevelCodec):
         return level * base.spread(scales, count, self.bucket)
 
     def variance_factor(self, count: int) -> float:
-        """min(d / s^2, sqrt(d) / s) with d the bucket's size (lemma 1)."""
+        """What holds for every tensor, with d the bucket's size.
+
+        min(d / s^2, sqrt(d) / s) for ``"l2"`` (lemma 1). The paper has no lemma for ``"linf"``, whose
+        (sqrt(1 + (d - 1) / s^2) - 1) / 2 is smaller, and reached (``docs/codecs/ecq.md``).
+        """
         d = count if self.bucket == "tensor" else min(count, self.bucket)
+        if self.norm == "linf":
+            return (math.sqrt(1 + (d - 1) / self.levels**2) - 1) / 2
         return min(d / self.levels**2, math.sqrt(d) / self.levels)
 
     def native(self) -> dict[str, int | float]:

@@ -16,8 +16,8 @@ Kind = Literal["linear", "dynamic", "static", "mantissa"]
 _KINDS = {"linear": 0, "dynamic": 1, "static": 2, "mantissa": 3}
 _NORMALISED = ("linear", "dynamic")
 _LEVELS = np.float32(127)
-_LOWEST = 0.1
-"""Lower end of the interval (0.1, 1) that the trees bisect."""
+_HALVES = ((2, 9), (9, 20))
+"""The intervals left by a tree's first cut, (0.1, 0.45) and (0.45, 1), in twentieths."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Int8(base.Codec):
             y = x * base.spread(inverse, x.size, self.group)
         y = np.where(base.spread(kept, x.size, self.group), y, np.float32(0))
         codes = _round_linear(y) if self.kind == "linear" else _round_to_table(y, self.kind)
-        scales = np.where(kept, largest / top, np.float32(0))
+        largest = np.where(kept, largest, np.float32(0)).astype(np.float32)
+        scales = base.unit_of(largest, top)
         return np.where(finite, scales, np.float32(np.nan)).astype(np.float32), codes
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
@@ -109,9 +110,13 @@ def magnitudes(kind: Kind) -> np.ndarray:
     """The magnitude of each 7-bit code, shape=(128,), dtype float32, before scaling.
 
     ``"mantissa"``: 3 bits of exponent ``e`` above 4 bits of mantissa ``m``, ``(m / 10) 10**-e``.
-    ``"static"``: the same exponent above 4 bits that bisect (0.1, 1).
-    ``"dynamic"``: ``e`` zeros, a one, and the remaining ``6 - e`` bits bisect (0.1, 1); no bit set is 0.
-    A bisection of ``k`` bits names one of ``2**k`` equal parts, and stands for its middle.
+    ``"static"``: the same exponent above 4 bits of a tree.
+    ``"dynamic"``: ``e`` zeros, a one, and the remaining ``6 - e`` bits of a tree. Two codes leave no
+    bit for a tree: no bit set is 0, and the lowest bit alone is 1.
+
+    A tree cuts (0.1, 1) at 0.45, and what is left in half for each further bit. Its bits name an
+    interval, and stand for the middle. With that the paper's examples come out (section 3.1), and the
+    table that its author released (clusterNet, ``8bit_floats.hdf5``).
     """
     values = [_magnitude(kind, code) for code in range(128)]
     table = np.array(values, np.float64).astype(np.float32)
@@ -120,19 +125,21 @@ def magnitudes(kind: Kind) -> np.ndarray:
 
 
 def _magnitude(kind: Any, code: int) -> float:
+    # Quotients of integers, so that there is nothing to round before the division.
     if kind == "dynamic":
-        if code == 0:
-            return 0.0
-        tree_bits = code.bit_length() - 1
-        exponent = 6 - tree_bits
-        part = code - (1 << tree_bits)
+        if code < 2:
+            return float(code)
+        bits = code.bit_length() - 1
+        exponent, path = 6 - bits, code - (1 << bits)
     else:
-        tree_bits = 4
-        exponent, part = divmod(code, 16)
+        bits = 4
+        exponent, path = divmod(code, 16)
         if kind == "mantissa":
-            return part / 10.0 / 10.0**exponent
-    middle = (2 * part + 1) / (2 << tree_bits)
-    return (_LOWEST + (1 - _LOWEST) * middle) / 10.0**exponent
+            return path / 10 ** (exponent + 1)
+    half, part = divmod(path, 1 << (bits - 1))
+    low, high = _HALVES[half]
+    middle = (low << bits) + (high - low) * (2 * part + 1)
+    return middle / ((20 << bits) * 10**exponent)
 
 
 @cache

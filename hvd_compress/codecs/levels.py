@@ -43,9 +43,9 @@ class LevelCodec(base.Codec):
         raise NotImplementedError
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """Rounds to multiples of the units, at random and without bias.
+        """Rounds to multiples of the units, at random.
 
-        Elements beyond a norm are cut off there.
+        Elements beyond a norm are cut off there; what is left is rounded without bias.
 
         Args:
             x: shape=(n,), dtype float32.

@@ -1,7 +1,7 @@
 """Every codec and every named scheme: a codec with the error feedback that its paper gives it.
 
-Adding a codec takes its file, its line in :data:`CODECS`, its line in :data:`SCHEMES`, and a row in the
-tests' table.
+Adding a codec takes its file, its line in :data:`SCHEMES`, and a row in the tests' table: the frontends
+make their classes from it (:mod:`hvd_compress.codecs.frontends`).
 """
 
 from __future__ import annotations
@@ -17,33 +17,40 @@ from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.ternary import Ternary
 
-CODECS: dict[str, type[Codec]] = {
-    codec.name: codec for codec in (OneBit, Int8, Ternary, ECQ, FP16, BF16, NoCompression)
-}
-"""Codec classes by the name that stands in configurations."""
-
 OFF = ErrorFeedback(alpha=0.0)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A codec class and the feedback coefficients that its paper uses."""
+    """A codec class and the feedback coefficients that its paper uses.
+
+    Attributes:
+        codec: the codec's class.
+        feedback: its paper's coefficients.
+        summary: the first line of the docstring of the frontends' class; empty is the codec's own.
+        title: the name of the frontends' class; empty is the codec's own.
+    """
 
     codec: type[Codec]
     feedback: ErrorFeedback
+    summary: str = ""
+    title: str = ""
 
 
 SCHEMES: dict[str, Scheme] = {
-    "onebit": Scheme(OneBit, ErrorFeedback(1.0, 1.0)),
-    "int8": Scheme(Int8, OFF),
-    "ternary": Scheme(Ternary, OFF),
-    "ecq": Scheme(ECQ, ErrorFeedback(0.01, 1.0)),
-    "qsgd": Scheme(ECQ, OFF),
-    "fp16": Scheme(FP16, OFF),
-    "bf16": Scheme(BF16, OFF),
-    "none": Scheme(NoCompression, OFF),
+    "onebit": Scheme(OneBit, ErrorFeedback(1.0, 1.0), "1-bit SGD with error feedback."),
+    "int8": Scheme(Int8, OFF, "8-bit data types."),
+    "ternary": Scheme(Ternary, OFF, "TernGrad."),
+    "ecq": Scheme(ECQ, ErrorFeedback(0.01, 1.0), "ECQ-SGD, quantization with error feedback."),
+    "qsgd": Scheme(ECQ, OFF, "QSGD: ECQ without error feedback.", title="QSGD"),
+    "fp16": Scheme(FP16, OFF, "Half precision, added in half precision by an allreduce."),
+    "bf16": Scheme(BF16, OFF, "bfloat16, gathered and added in float32."),
+    "none": Scheme(NoCompression, OFF, "Gradients as they are, with the counters of the others."),
 }
 """What command lines and compressors call by name."""
+
+CODECS: dict[str, type[Codec]] = {scheme.codec.name: scheme.codec for scheme in SCHEMES.values()}
+"""Codec classes by the name that stands in configurations."""
 
 
 def scheme_of(codec: Codec) -> Scheme:

@@ -16,11 +16,12 @@ from hvd_compress.codecs.sums import lane_sum
 
 @dataclass(frozen=True)
 class Ternary(LevelCodec):
-    """1.6 bits an element: minus one, zero or one times a scale, at random and without bias.
+    """1.6 bits an element: minus one, zero or one times a scale, at random.
 
     The scale of a bucket is its absolute maximum (equation 2) after clipping at ``clip`` standard
     deviations (equation 21); an element becomes plus or minus the scale with probability
-    ``|x| / scale`` (equation 3).
+    ``|x| / scale`` (equation 3). The expectation is the clipped element: without clipping, there is
+    no bias.
 
     Where a bucket's mean is larger than ``clip`` standard deviations, elements are clipped at the mean
     instead: the paper's rule would erase a constant bucket.

@@ -3,35 +3,19 @@
 Needs no Horovod: ``model.register_comm_hook(compressor, hvd_compress.ddp.hook)``.
 """
 
+from hvd_compress.needs import need
+
+need(__name__)
+
 from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.frontends import compressors
+from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.hook import hook
-from hvd_compress.ddp.schemes import (
-    BF16,
-    ECQ,
-    FP16,
-    QSGD,
-    Compression,
-    Int8,
-    NoCompression,
-    OneBit,
-    Ternary,
-)
 from hvd_compress.exchange.errors import ExchangeError
 
-__all__ = [
-    "BF16",
-    "ECQ",
-    "FP16",
-    "QSGD",
-    "Compression",
-    "Compressor",
-    "ErrorFeedback",
-    "ExchangeError",
-    "Int8",
-    "NoCompression",
-    "OneBit",
-    "PayloadError",
-    "Ternary",
-    "hook",
-]
+# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
+_made = compressors(__name__, Compressor, Auto)
+globals().update(_made)
+
+__all__ = ["Auto", "Compressor", "ErrorFeedback", "ExchangeError", "PayloadError", "hook", *_made]

@@ -27,7 +27,7 @@ class Agreement:
         self._collectives = collectives
         self._line = line
         digest = len(line).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(line).digest()
-        self._digests, self._work = collectives.gather(self._message(digest))
+        self._digests, self._work = collectives.all_gather(self._message(digest))
 
     def settle(self) -> None:
         """Waits for the other ranks.
@@ -41,7 +41,7 @@ class Agreement:
             return
         lengths = [int.from_bytes(digest[:_LENGTH_BYTES], "little") for digest in digests]
         padded = self._message(self._line.ljust(max(lengths), b"\0"))
-        lines, work = self._collectives.gather(padded)
+        lines, work = self._collectives.all_gather(padded)
         work.wait()
         rows = zip(lines.cpu().numpy(), lengths, strict=True)
         agreement.check(b"".join(row[:length].tobytes() for row, length in rows))

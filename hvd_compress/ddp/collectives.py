@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from hvd_compress.ddp.leaving import hold
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch_common.comm import Collective
 
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
 
@@ -51,42 +52,38 @@ class Collectives:
         if self.rank < 0:
             raise ExchangeError("expected a process group with this rank in it, got one without")
 
-    def gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """Starts a gather of a tensor, shape=(n,), the same n on every rank.
+    def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        """Starts what an exchange asks for, among these ranks.
+
+        Returns:
+            Where the result will be, as :class:`Collective` describes it, and what to wait for.
+        """
+        message = collective.message
+        if collective.kind == "all_gather":
+            return Collectives.all_gather(self, message)
+        if collective.kind == "all_reduce":
+            op = dist.ReduceOp.SUM if collective.op == "sum" else dist.ReduceOp.MAX
+            return message, dist.all_reduce(message, op, group=self._group, async_op=True)
+        own = collective.sizes[self.rank]
+        rows = message.new_empty((self.size, own))
+        work = dist.all_to_all_single(
+            rows.view(-1),
+            message,
+            output_split_sizes=[own] * self.size,
+            input_split_sizes=list(collective.sizes),
+            group=self._group,
+            async_op=True,
+        )
+        return rows, work
+
+    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        """Starts an all_gather of a tensor, shape=(n,), the same n on every rank.
 
         Returns:
             Where the ranks' messages will be, shape=(ranks, n), and what to wait for.
         """
         rows = message.new_empty((self.size, message.numel()))
-        return rows, _gather(rows.view(-1), message, group=self._group, async_op=True)
-
-    def distribute(
-        self, message: torch.Tensor, sizes: Sequence[int]
-    ) -> tuple[torch.Tensor, dist.Work]:
-        """Starts an exchange of parts: each rank gets its part of every rank's message.
-
-        Args:
-            message: shape=(n,), the ranks' parts one after the other.
-            sizes: of the parts, the same on every rank, 0 where there is none.
-
-        Returns:
-            Where this rank's parts will be, in rank order, and what to wait for.
-        """
-        own = sizes[self.rank]
-        parts = message.new_empty(self.size * own)
-        work = dist.all_to_all_single(
-            parts,
-            message,
-            output_split_sizes=[own] * self.size,
-            input_split_sizes=list(sizes),
-            group=self._group,
-            async_op=True,
-        )
-        return parts, work
-
-    def another(self) -> Collectives:
-        """The same ranks in a process group of their own: :meth:`among` all of them."""
-        return self.among(range(self.size))
+        return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
 
     def among(self, ranks: Sequence[int]) -> Collectives:
         """Some of these ranks, this one included, in a process group of their own.
@@ -136,7 +133,7 @@ class Collectives:
         # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
         # other names, ranks would wait for each other until they time out.
         counted = len(dist.distributed_c10d._world.pg_names)
-        rows, work = self.gather(torch.tensor([counted], device=self.device))
+        rows, work = self.all_gather(torch.tensor([counted], device=self.device))
         work.wait()
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:
@@ -145,21 +142,6 @@ class Collectives:
                 f"rounds in a group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch "
                 f"names a new group by that number"
             )
-
-    def average(self, values: torch.Tensor) -> dist.Work:
-        """Starts an average over the ranks, in place.
-
-        Divides first, as PyTorch's hooks do: in half precision a sum might overflow.
-        """
-        return self.add(values.div_(self.size))
-
-    def add(self, values: torch.Tensor) -> dist.Work:
-        """Starts a sum over the ranks, in place."""
-        return dist.all_reduce(values, group=self._group, async_op=True)
-
-    def maximum(self, values: torch.Tensor) -> dist.Work:
-        """Starts an element-wise maximum over the ranks, in place; a NaN may be lost in it."""
-        return dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
 
 def _tell(over: Over, done: torch.futures.Future) -> None:

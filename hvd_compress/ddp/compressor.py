@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +14,28 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.ddp.agreement import Agreement
-from hvd_compress.ddp.cargo.base import Cargo, Exchange, Item
-from hvd_compress.ddp.cargo.gathered import Allgather
-from hvd_compress.ddp.cargo.hierarchical import Hierarchical
-from hvd_compress.ddp.cargo.integer_sums import IntegerSum
-from hvd_compress.ddp.cargo.two_shots import TwoShot
+from hvd_compress.ddp.bucket import Bucket, Part
 from hvd_compress.ddp.device_collectives import collectives_of
-from hvd_compress.ddp.parcel import Dense, Parcel
+from hvd_compress.ddp.launcher import Launcher
 from hvd_compress.ddp.step import Step
-from hvd_compress.exchange import agreement
+from hvd_compress.exchange import agreement, hosts
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import EXCHANGES, Group
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
+from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.slots import NamedParameters, Owned, Slot, slots_of
+from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
+from hvd_compress.torch_common.uncompressed import Uncompressed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 
-_EXCHANGES: dict[str, type[Exchange]] = {
-    "allgather": Allgather,
-    "two_shot": TwoShot,
-    "hierarchical": Hierarchical,
-    "integer_sum": IntegerSum,
-}
+_VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+"""A rank's number on its host, the host's ranks, and the host's number, as torchrun sets them."""
 
 
 class Compressor(GradientCoder):
@@ -76,7 +73,7 @@ class Compressor(GradientCoder):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
-        exchange: str = EXCHANGES[0],
+        exchange: str = EXCHANGE_NAMES[0],
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -86,7 +83,7 @@ class Compressor(GradientCoder):
         grad_scaler: Any | None = None,
         threads: int | None = None,
     ) -> None:
-        check_choice("Compressor", "exchange", exchange, tuple(_EXCHANGES))
+        check_choice("Compressor", "exchange", exchange, tuple(EXCHANGES))
         if isinstance(model, DistributedDataParallel):
             if getattr(model, "skip_all_reduce_unused_params", False):
                 raise ValueError(
@@ -98,12 +95,13 @@ class Compressor(GradientCoder):
         slots = slots_of(model)
         self._device = _device_of(slots)
         self._collectives = collectives_of(process_group, self._device)
+        ranks = self._collectives
+        local = _ranks_of_a_host(required=exchange == "hierarchical")
         super().__init__(
             slots,
             codec,
             feedback,
-            rank=self._collectives.rank,
-            size=self._collectives.size,
+            Group(ranks.rank, ranks.size, Hosts(ranks.size, local)),
             exchange=exchange,
             threshold=threshold,
             exclude=exclude,
@@ -114,13 +112,15 @@ class Compressor(GradientCoder):
             threads=threads,
             chained=True,
         )
-        self._way = _EXCHANGES[exchange](self._collectives, self._encoder)
-        self._choose_routes(list(self._slots))
+        self._launcher = Launcher(ranks, self._group)
         self._step: Step | None = None
         self._agreed = False
+        self._changes = Changes()
         self._used: set[int] = set()
+        # Strides of each parameter, and whether it is dense in memory with them.
+        self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
+        self._choose_routes(list(self._slots))
         self._by_parameter = {slot.parameter: slot for slot in self._slots}
-        self._counting = threading.Lock()
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
                 _note_use(slot.parameter, self._used, slot.index)
@@ -145,12 +145,12 @@ class Compressor(GradientCoder):
                 "sent is counted as sent; make a new compressor, and load the last checkpoint"
             )
         step.last_index = bucket.index()
-        parcel = self._pack(bucket)
-        step.add(parcel)
+        sent = self._pack(bucket)
+        step.add(sent)
         if bucket.is_last():
             self._end(step)
         # A child of the future tells DDP's C++ code of an exception; the future itself only Python.
-        return parcel.future.then(lambda done: done.value())
+        return sent.future.then(lambda done: done.value())
 
     def _busy(self) -> bool:
         return self._step is not None
@@ -166,13 +166,19 @@ class Compressor(GradientCoder):
                 f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
                 f"it by name to send it uncompressed"
             )
-        self._way.check(slot, route)
-
-    def _owned_by(self, slot: Slot) -> Owned | None:
-        return None if slot.route.dense else self._way.owned(slot)
+        if route.exchange == "hierarchical" and self._size != dist.get_world_size():
+            raise ValueError(
+                f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group of "
+                f"{self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+            )
+        super()._check_route(slot, route)
 
     def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), **self._way.settings()}
+        configuration = super()._configuration()
+        if self._hosts_in_use() is not None:
+            local_rank, local, host = _read_environment()
+            configuration["hosts"] = hosts.describe(self._rank, self._size, local_rank, local, host)
+        return configuration
 
     def _begin(self) -> Step:
         self._kernels.check()  # What a device has met in an earlier step.
@@ -182,9 +188,11 @@ class Compressor(GradientCoder):
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line)
-        return Step(
-            self._collectives, self._kernels, asked, self._way.prepare, self._write, self._recall
-        )
+        return Step(self._collectives, self._launcher, asked, self._prepare, self._settle)
+
+    def _prepare(self) -> None:
+        for exchange in sorted({s.route.exchange for s in self._slots if not s.route.uncompressed}):
+            self._launcher.prepare(EXCHANGES[exchange].stages)
 
     def _end(self, step: Step) -> None:
         self._step = None
@@ -196,40 +204,78 @@ class Compressor(GradientCoder):
         with contextlib.suppress(RuntimeError):
             torch.autograd.Variable._execution_engine.queue_callback(step.wait)
 
-    def _pack(self, bucket: GradBucket) -> Parcel:
+    def _pack(self, bucket: GradBucket) -> Bucket:
         buffer = bucket.buffer()
         if buffer.is_sparse:
             raise ExchangeError(
                 "expected dense gradients, got sparse ones; make them with sparse=False"
             )
-        parcel = Parcel(buffer)
+        packed = Bucket(buffer)
         self.counters.uncompressed_bytes += buffer.numel() * buffer.element_size()
-        encoded: list[tuple[Slot, torch.Tensor]] = []
-        dense: dict[torch.dtype, list[torch.Tensor]] = {}
-        for parameter, row in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            slot = self._slot_of(parameter)
-            gradient = _like(parameter, row)
+        encoded: dict[str, list[tuple[Slot, torch.Tensor]]] = {}
+        uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
+        slots = [self._slot_of(parameter) for parameter in bucket.parameters()]
+        for slot, row in zip(slots, bucket.gradients(), strict=True):
+            gradient = self._like(slot, row)
             warming_up = slot.exchanges < self._warmup_steps
             slot.exchanges += 1
-            goes_dense = warming_up or slot.route.dense
-            # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
-            if (goes_dense or not slot.route.feedback.enabled) and slot.index in self._used:
-                self._encoder.release_residual(slot, gradient)
-                self._encoder.release_owned(slot, gradient)
             if not gradient.numel():
                 continue
-            if goes_dense:
-                dtype = self._dense_dtype(slot, gradient, warming_up)
-                dense.setdefault(dtype, []).append(row)
+            if warming_up or slot.route.uncompressed:
+                self._release(slot, gradient)
+                dtype = self._sent_dtype(slot, gradient, warming_up)
+                uncompressed.setdefault(dtype, []).append(row)
             else:
                 self._check_device(slot, gradient)
-                encoded.append((slot, gradient))
-        if encoded:
-            parcel.cargo = self._encode_all(encoded)
-        for dtype, rows in dense.items():
-            parcel.dense.append(self._gather_up(rows, dtype, buffer))
-        self._used -= {self._slot_of(parameter).index for parameter in bucket.parameters()}
-        return parcel
+                encoded.setdefault(slot.route.exchange, []).append((slot, gradient))
+        for pairs in encoded.values():
+            packed.parts.append(self._encode(pairs))
+        for dtype, rows in uncompressed.items():
+            packed.parts.append(self._as_it_is(rows, dtype, buffer))
+        self._used -= {slot.index for slot in slots}
+        return packed
+
+    def _like(self, slot: Slot, row: torch.Tensor) -> torch.Tensor:
+        """The gradient in a bucket, as a view of the parameter's shape.
+
+        DDP gives a parameter that is dense in memory, such as one in channels_last, its own order of memory
+        in the bucket; codecs see tensors in row-major order.
+        """
+        strides = self._strides.get(slot.index)
+        if strides is None or strides[0] != slot.parameter.stride():
+            own = slot.parameter.stride()
+            dense = torch.empty_like(slot.parameter, device="meta").stride() == own
+            strides = self._strides[slot.index] = own, dense
+        return row.as_strided(slot.shape, strides[0]) if strides[1] else row
+
+    def _release(self, slot: Slot, gradient: torch.Tensor) -> None:
+        # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
+        if slot.index in self._used:
+            scale = self._encoder.loss_scale
+            self._changes.release(slot, gradient, scale)
+            self._changes.release_owned(slot, gradient, scale)
+
+    def _encode(self, pairs: Sequence[tuple[Slot, torch.Tensor]]) -> Part:
+        slots = [slot for slot, _ in pairs]
+        used = [slot.index in self._used for slot in slots]
+        gradients = [gradient for _, gradient in pairs]
+        batch, exchanging = self._batches.make(slots, gradients, used)
+        pending = Pending("", 0, exchanging, batch.note)
+        batch.count_encoding(self.counters)
+        return Part(batch, pending, EXCHANGES[batch.plan.exchange].stages)
+
+    def _as_it_is(self, rows: list[torch.Tensor], dtype: torch.dtype, buffer: torch.Tensor) -> Part:
+        whole = sum(row.numel() for row in rows) == buffer.numel()
+        content = Uncompressed(rows, dtype, buffer=buffer if whole else None, divisor=self._size)
+        exchanging = content.exchange(self._batches.comm)
+        return Part(content, Pending("", 0, exchanging, content.note), ("all",))
+
+    def _settle(self, parts: Sequence[Part], dropped: bool | torch.Tensor) -> None:
+        self._changes.settle(dropped)
+        self._changes = Changes()
+        for part in parts:
+            part.content.settle(dropped)
+            part.content.count(self.counters)
 
     def _check_device(self, slot: Slot, gradient: torch.Tensor) -> None:
         if gradient.device != self._device:
@@ -248,67 +294,6 @@ class Compressor(GradientCoder):
             )
         return slot
 
-    def _encode_all(self, encoded: list[tuple[Slot, torch.Tensor]]) -> Cargo:
-        items = []
-        for slot, gradient in encoded:
-            item = Item(slot, gradient, slot.index in self._used)
-            self._take_up_residuals(item)
-            if item.used:
-                original = slot.parameter.grad
-                if original is not None and _apart(original, gradient):
-                    item.original = original
-            elif slot.route.feedback.enabled:
-                item.remember()
-            items.append(item)
-        return self._way.pack(items)
-
-    def _take_up_residuals(self, item: Item) -> None:
-        slot = item.slot
-        owned, enabled = self._owned_by(slot), slot.route.feedback.enabled
-        if enabled and self._way.keeps_residuals:
-            self._encoder.residual(slot, item.gradient.device)
-        if item.used or (owned is not None and (enabled or owned.replaces(slot.owned))):
-            self._encoder.own(slot, item.gradient, owned)
-        if item.used and not self._way.keeps_residuals:
-            self._encoder.release_residual(slot, item.gradient)
-
-    def _gather_up(
-        self, rows: list[torch.Tensor], dtype: torch.dtype, buffer: torch.Tensor
-    ) -> Dense:
-        whole = dtype == buffer.dtype and sum(row.numel() for row in rows) == buffer.numel()
-        sent = buffer if whole else torch.cat([row.reshape(-1) for row in rows]).to(dtype)
-        self.counters.add_allreduce(self._size, sent.numel() * sent.element_size())
-        return Dense(rows, sent)
-
-    @torch.no_grad()
-    def _write(self, parcel: Parcel) -> None:
-        for dense in parcel.dense:
-            dense.write()
-        cargo = parcel.cargo
-        if cargo is None:
-            return
-        started = time.perf_counter()
-        for index, (item, used) in enumerate(zip(cargo.items, cargo.used, strict=True)):
-            if used:
-                flat = cargo.write(index)
-                if not item.gradient.is_contiguous():
-                    item.gradient.copy_(flat.view(item.slot.shape))
-            elif item.before is not None:
-                item.put_back()  # Used by no rank: DDP leaves its gradient as it is.
-        with self._counting:  # The process groups may call back from several threads.
-            self.counters.decode_seconds += time.perf_counter() - started
-            cargo.count(self.counters)
-
-    @torch.no_grad()
-    def _recall(self, parcel: Parcel, when: torch.Tensor | None) -> None:
-        for index, item in enumerate(parcel.items):
-            if item.before is not None:
-                item.put_back(when)
-            elif item.slot.route.feedback.enabled:
-                assert parcel.cargo is not None
-                original = None if item.original is None else item.original.reshape(-1)
-                parcel.cargo.take_back(index, original, when)
-
 
 def _group_of(
     model: DistributedDataParallel, process_group: dist.ProcessGroup | None
@@ -324,22 +309,39 @@ def _device_of(slots: Sequence[Slot]) -> torch.device:
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
-def _apart(original: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether a parameter's gradient has memory of its own, and not the bucket's."""
-    memories = {tensor.untyped_storage().data_ptr() for tensor in (original, copy)}
-    return original.dtype == copy.dtype and len(memories) == 2
-
-
 def _note_use(parameter: torch.Tensor, used: set[int], index: int) -> None:
     # The hook lives as long as the parameter: it must not hold a compressor with all its residuals.
     parameter.register_post_accumulate_grad_hook(lambda _: used.add(index))
 
 
-def _like(parameter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """The gradient in a bucket, as a view of the parameter's shape.
+def _ranks_of_a_host(*, required: bool) -> int:
+    """How many ranks this host has, or 1 where the environment does not tell and that is not required."""
+    try:
+        return _read_environment()[1]
+    except ValueError:
+        if required:
+            raise
+        return 1
 
-    DDP gives a parameter that is dense in memory, such as one in channels_last, its own order of memory in
-    the bucket; codecs see tensors in row-major order.
+
+def _read_environment() -> tuple[int, int, int]:
+    """This rank's number on its host, how many ranks the host has, and the host's number.
+
+    Raises:
+        ValueError: the environment does not tell.
     """
-    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    return row.as_strided(parameter.shape, parameter.stride()) if dense else row
+    values = [os.environ.get(name, "") for name in _VARIABLES]
+    if not all(value.isdecimal() for value in values):
+        found = ", ".join(f"{n}={v!r}" for n, v in zip(_VARIABLES, values, strict=True))
+        raise ValueError(
+            f"Compressor.exchange: expected {', '.join(_VARIABLES)} in the environment for 'hierarchical', "
+            f"got {found}: start the ranks by torchrun, which sets them, or set them to this rank's place "
+            f"on its host, the number of ranks there, and the host's number"
+        )
+    local_rank, local, host = map(int, values)
+    if not local_rank < local:
+        raise ValueError(
+            f"Compressor.exchange: expected LOCAL_RANK below LOCAL_WORLD_SIZE for 'hierarchical', got "
+            f"{local_rank} of {local}"
+        )
+    return local_rank, local, host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from hvd_compress.ddp.collectives import Collectives, Over
 from hvd_compress.ddp.streams import Beside, SideStream
+from hvd_compress.torch_common.comm import Collective
 
 
 def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
@@ -54,19 +56,15 @@ class InStream(Collectives):
         self._side = side
         self._parts: dict[tuple[int, ...], Collectives] = {tuple(range(self.size)): self}
 
-    def gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """See :meth:`Collectives.gather`."""
-        rows, work = super().gather(message)
+    def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        result, work = super().start(collective)
+        self._take(collective.message, result)
+        return result, work
+
+    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        rows, work = super().all_gather(message)
         self._take(message, rows)
         return rows, work
-
-    def distribute(
-        self, message: torch.Tensor, sizes: Sequence[int]
-    ) -> tuple[torch.Tensor, dist.Work]:
-        """See :meth:`Collectives.distribute`."""
-        parts, work = super().distribute(message, sizes)
-        self._take(message, parts)
-        return parts, work
 
     def among(self, ranks: Sequence[int]) -> Collectives:
         """See :meth:`Collectives.among`; the same ranks have one process group for all rounds."""
@@ -74,16 +72,6 @@ class InStream(Collectives):
         if key not in self._parts:
             self._parts[key] = super().among(ranks)
         return self._parts[key]
-
-    def add(self, values: torch.Tensor) -> dist.Work:
-        """See :meth:`Collectives.add`."""
-        self._take(values)
-        return super().add(values)
-
-    def maximum(self, values: torch.Tensor) -> dist.Work:
-        """See :meth:`Collectives.maximum`."""
-        self._take(values)
-        return super().maximum(values)
 
     def when_over(self, work: dist.Work, over: Over) -> None:
         """See :meth:`Collectives.when_over`: at once, in the stream that waits for the collective."""
@@ -96,11 +84,9 @@ class InStream(Collectives):
                 over(None)
 
     def behind(self) -> AbstractContextManager[None]:
-        """See :meth:`Collectives.behind`."""
         return self._side.entered()
 
     def begin_step(self) -> None:
-        """See :meth:`Collectives.begin_step`."""
         self._side.caught_up()
 
     def _of(self, group: dist.ProcessGroup) -> Collectives:
@@ -119,27 +105,13 @@ class ThroughHost(InStream):
     a circle, since all of them start and await the same collectives in the same order.
     """
 
-    def gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """See :meth:`Collectives.gather`."""
-        rows, work = Collectives.gather(self, message.cpu())
-        return self._landing(rows, work)
+    def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        on_host = dataclasses.replace(collective, message=collective.message.cpu())
+        result, work = Collectives.start(self, on_host)
+        return self._landing(result, work)
 
-    def distribute(
-        self, message: torch.Tensor, sizes: Sequence[int]
-    ) -> tuple[torch.Tensor, dist.Work]:
-        """See :meth:`Collectives.distribute`."""
-        parts, work = Collectives.distribute(self, message.cpu(), sizes)
-        return self._landing(parts, work)
-
-    def add(self, values: torch.Tensor) -> dist.Work:
-        """See :meth:`Collectives.add`."""
-        on_host = values.cpu()
-        return self._over(values, on_host, Collectives.add(self, on_host))
-
-    def maximum(self, values: torch.Tensor) -> dist.Work:
-        """See :meth:`Collectives.maximum`."""
-        on_host = values.cpu()
-        return self._over(values, on_host, Collectives.maximum(self, on_host))
+    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        return self._landing(*Collectives.all_gather(self, message.cpu()))
 
     def _landing(self, received: torch.Tensor, work: dist.Work) -> tuple[torch.Tensor, dist.Work]:
         there = torch.empty_like(received, device=self.device)

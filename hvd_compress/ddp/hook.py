@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 
 
@@ -18,5 +19,9 @@ def hook(
 
     Returns:
         A future of the ranks' averages, in the bucket's own memory.
+
+    Raises:
+        TypeError: the state is no compressor.
     """
+    expect_instance("hook", state, Compressor, "model.register_comm_hook({}, hook)")
     return state.reduce(bucket)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
 
 
@@ -62,7 +62,7 @@ def hold(work: dist.Work, call: Callable[..., None]) -> None:
 
 @atexit.register
 def _wait() -> None:
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     with _lock:
         # One that is not over will not be: its peers are gone.
         while any(one.over and not one.dropped for one in _underway) and time.monotonic() < end:

@@ -25,7 +25,7 @@ class Beside(Protocol):
         ...
 
 
-class SideStream:
+class SideStream(Beside):
     """Implements :class:`Beside` with a stream of a CUDA device.
 
     What comes back from other ranks is decoded here, so that the backward pass does not wait for it.
@@ -40,7 +40,6 @@ class SideStream:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """See :meth:`Beside.entered`."""
         stream, current = self._made(), torch.cuda.current_stream(self._device)
         if current != stream:
             stream.wait_stream(current)
@@ -48,11 +47,9 @@ class SideStream:
             yield
 
     def caught_up(self) -> None:
-        """See :meth:`Beside.caught_up`."""
         torch.cuda.current_stream(self._device).wait_stream(self._made())
 
     def takes(self, tensor: torch.Tensor) -> None:
-        """See :meth:`Beside.takes`."""
         tensor.record_stream(self._made())
 
     def _made(self) -> torch.cuda.Stream:

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["all_gather", "all_to_all", "all_reduce"]
+"""The collectives."""
+
+
+def sent_bytes(kind: Kind, ranks: int, message_bytes: float) -> float:
+    """Bytes that a rank sends in a collective where collectives are rings.
+
+    Args:
+        kind: the collective.
+        ranks: how many take part.
+        message_bytes: what a rank contributes; in an ``all_to_all``, what it has for each rank.
+    """
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks * message_bytes
+    return (ranks - 1) * message_bytes
 
 
 @dataclass
@@ -13,7 +30,7 @@ class Counters:
         steps: optimizer steps whose gradients have been exchanged.
         encoded_elements: gradient elements that went through a codec.
         uncompressed_bytes: bytes of all gradients in their own dtype.
-        message_bytes: bytes handed to collectives: payloads, dense gradients, tokens.
+        message_bytes: bytes handed to collectives: payloads, uncompressed gradients, tokens.
         wire_bytes: bytes this rank sends where collectives are rings: ``(K - 1)`` times the payload for
             an allgather, ``2 (K - 1) / K`` times the message for an allreduce; for an alltoall, what is
             for others.
@@ -32,16 +49,21 @@ class Counters:
     decode_seconds: float = 0.0
 
     def add_allreduce(self, size: int, message_bytes: int) -> None:
-        """Counts one dense message among ``size`` ranks."""
+        """Counts one uncompressed message among ``size`` ranks."""
         self.message_bytes += message_bytes
-        self.wire_bytes += 2 * (size - 1) / size * message_bytes
+        self.wire_bytes += sent_bytes("all_reduce", size, message_bytes)
 
     def add_allgather(self, size: int, message_bytes: int) -> None:
         """Counts one gathered payload among ``size`` ranks."""
         self.message_bytes += message_bytes
-        self.wire_bytes += (size - 1) * message_bytes
+        self.wire_bytes += sent_bytes("all_gather", size, message_bytes)
 
     def add_alltoall(self, message_bytes: int, own_bytes: int) -> None:
         """Counts one message of parts for all ranks, of which ``own_bytes`` stay on this one."""
         self.message_bytes += message_bytes
         self.wire_bytes += message_bytes - own_bytes
+
+    def add(self, other: Counters) -> None:
+        """Adds all counts of another."""
+        for name, more in vars(other).items():
+            setattr(self, name, getattr(self, name) + more)

@@ -1,4 +1,4 @@
-"""Ranks on hosts: who shares one, and who has the same place on another."""
+"""Ranks on hosts: who shares one, and who has the same local rank on another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec
-from hvd_compress.exchange.routing import MAX_GATHERED_BYTES
+from hvd_compress.exchange.limits import MAX_GATHERED_BYTES
 from hvd_compress.exchange.shards import Shards, check_codec
 
 
@@ -27,7 +27,7 @@ class Hosts:
         """How many hosts there are."""
         return self.size // self.local
 
-    def place(self, rank: int) -> int:
+    def local_rank(self, rank: int) -> int:
         """A rank's number on its host."""
         return rank % self.local
 
@@ -37,14 +37,14 @@ class Hosts:
         return list(range(first, first + self.local))
 
     def between(self, rank: int) -> list[int]:
-        """The ranks with this rank's place, one on each host."""
+        """The ranks with this local rank, one on each host."""
         return list(range(rank % self.local, self.size, self.local))
 
     def groups(self) -> list[list[int]]:
         """All that :meth:`within` and :meth:`between` can be, in the same order on every rank."""
-        places = range(self.local)
+        local_ranks = range(self.local)
         hosts = range(0, self.size, self.local)
-        return [self.within(rank) for rank in hosts] + [self.between(rank) for rank in places]
+        return [self.within(rank) for rank in hosts] + [self.between(rank) for rank in local_ranks]
 
 
 def usable(size: int, local: int, equal: bool) -> bool:
@@ -65,13 +65,13 @@ def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank:
     Args:
         rank: this rank.
         size: ranks of the job.
-        local_rank: this rank's place on its host.
+        local_rank: its number on its host.
         local_size: ranks on its host.
-        cross_rank: the number of its host among those that have such a place.
+        cross_rank: the number of its host among those that have such a local rank.
     """
     if rank == cross_rank * local_size + local_rank and size % local_size == 0:
         return f"{local_size} ranks each, numbered host by host"
-    return f"rank {rank} in place {local_rank} of {local_size} on host {cross_rank}"
+    return f"rank {rank} as local rank {local_rank} of {local_size} on host {cross_rank}"
 
 
 def check(name: str, codec: Codec, shards: Shards, hosts: Hosts, element_bytes: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.packing import WORD_BITS, lane_bits
 
-_DENSE_BITS = 16
+_UNCOMPRESSED_BITS = 16
 """What an element takes in an allreduce of halves, without any loss by rounding to levels."""
 
 
@@ -21,7 +21,7 @@ def bits_of(codec: LevelCodec, size: int) -> int:
 
 def most_ranks(codec: LevelCodec) -> int:
     """With how many ranks a word still holds three lanes: fewer would take as long as halves do."""
-    bits = WORD_BITS // (WORD_BITS // _DENSE_BITS + 1)
+    bits = WORD_BITS // (WORD_BITS // _UNCOMPRESSED_BITS + 1)
     return (2 ** (bits - 1) - 1) // codec.top_level
 
 
@@ -44,8 +44,3 @@ def check(name: str, codec: Codec, size: int) -> LevelCodec:
             f"than 16-bit floats; use fewer levels, exchange='two_shot' or fp16"
         )
     return codec
-
-
-def message_words(codec: LevelCodec, shape: tuple[int, ...], size: int) -> int:
-    """Words of 4 bytes that a rank adds to the sum: its levels, and one that counts the ranks."""
-    return codec.level_words(shape, bits_of(codec, size)) + 1

@@ -8,7 +8,7 @@ long messages, one rank often waits until the other's has come whole.
 from __future__ import annotations
 
 _LONG = 2**19
-"""Bytes. A socket's buffers take shorter messages at once, and nobody waits."""
+"""Bytes. A socket's buffers take shorter messages at once, and no rank waits."""
 
 
 def as_sum(size: int, length: int) -> bool:

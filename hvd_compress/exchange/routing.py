@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.base import check_choice, check_number
 from hvd_compress.codecs.registry import OFF, scheme_of
+from hvd_compress.exchange import registry
+
+# Callers import the limits from here, too.
+from hvd_compress.exchange.limits import MAX_GATHERED_BYTES as MAX_GATHERED_BYTES
+from hvd_compress.exchange.limits import check_gather as check_gather
 
 ENCODABLE = ("float32", "float16", "bfloat16")
-MAX_GATHERED_BYTES = 2**31 - 1
-"""Horovod counts a gather's bytes in C ints."""
-
 DEFAULT_THRESHOLD = 1024
 
-EXCHANGES = ("allgather", "two_shot", "hierarchical", "integer_sum")
-"""How payloads get from rank to rank; the first is the default."""
+EXCHANGES = tuple(registry.EXCHANGES)
+"""How payloads get from rank to rank, by name; the first is the default."""
 
-_DENSE_DTYPES = {"none": None, "fp16": "float16"}
+_CAST_DTYPES = {"none": None, "fp16": "float16"}
 """Codecs whose output Horovod's own allreduce can add, and the dtype that it then adds."""
 
 
@@ -42,22 +45,22 @@ class Route:
         check_choice("Compressor", "exchange", self.exchange, EXCHANGES)
 
     @property
-    def dense(self) -> bool:
-        """Whether Horovod reduces the tensor itself, in :attr:`dense_dtype`."""
-        return self.codec.name in _DENSE_DTYPES and not self.feedback.enabled
+    def uncompressed(self) -> bool:
+        """Whether Horovod reduces the tensor itself, in :attr:`cast_dtype`."""
+        return self.codec.name in _CAST_DTYPES and not self.feedback.enabled
 
     @property
-    def dense_dtype(self) -> str | None:
-        """What a dense tensor is cast to first; None leaves it as it is."""
-        return _DENSE_DTYPES[self.codec.name]
+    def cast_dtype(self) -> str | None:
+        """What an uncompressed tensor is cast to first; None leaves it as it is."""
+        return _CAST_DTYPES[self.codec.name]
 
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
-        through = "" if self.dense else f" through {self.exchange}"
+        through = "" if self.uncompressed else f" through {self.exchange}"
         return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
 
 
-DENSE = Route(NoCompression(), OFF)
+UNCOMPRESSED_ROUTE = Route(NoCompression(), OFF)
 
 
 class Router:
@@ -65,11 +68,11 @@ class Router:
 
     Args:
         route: what most tensors take.
-        threshold: tensors of fewer elements go dense: Horovod fuses them into one message.
-        exclude: patterns (``fnmatch``) of names that go dense.
+        threshold: tensors of fewer elements go uncompressed: Horovod fuses them into one message.
+        exclude: patterns (``fnmatch``) of names that go uncompressed.
         layers: codecs by name pattern, the first match winning over ``route``: a codec, the name of a
-            scheme, or None for dense. Error feedback is that of the codec's paper, the exchange that of
-            ``route``.
+            scheme, or None for uncompressed. Error feedback is that of the codec's paper, the exchange that
+            of ``route``.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -102,10 +105,10 @@ class Router:
             TypeError: a tensor of that dtype cannot be encoded.
         """
         if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
-            return DENSE
+            return UNCOMPRESSED_ROUTE
         pattern = self._matches(name, tuple(self._layers))
         route = self._layers[pattern] if pattern else self._route
-        if route.dense:
+        if route.uncompressed:
             return route
         if dtype not in ENCODABLE:
             raise TypeError(
@@ -122,14 +125,35 @@ class Router:
         """The same thresholds and exclusions around another route, for all layers alike."""
         return Router(route, self._threshold, self._exclude)
 
-    def unused_patterns(self, names: Sequence[str]) -> list[str]:
-        """Patterns that match no name: most likely a slip of the pen."""
-        patterns = (*self._exclude, *self._layers)
-        return [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
+    def check_patterns(self, names: Sequence[str]) -> None:
+        """Raises ``ValueError`` where a pattern matches none of the parameters' names."""
+        for pattern in (*self._exclude, *self._layers):
+            matching(pattern, names, "Compressor")
 
     @staticmethod
     def _matches(name: str, patterns: Sequence[str]) -> str | None:
         return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
+    """The names that match a pattern.
+
+    Args:
+        pattern: as for ``fnmatch``.
+        names: of all parameters.
+        what: who asks, for the message.
+
+    Raises:
+        ValueError: none of them.
+    """
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        nearest = get_close_matches(pattern, names, 3, 0.0)
+        raise ValueError(
+            f"{what}: expected a pattern that matches a parameter's name, got {pattern!r}; the nearest "
+            f"names are {', '.join(nearest)}"
+        )
+    return found
 
 
 def _strings(values: Iterable[object]) -> bool:
@@ -138,7 +162,7 @@ def _strings(values: Iterable[object]) -> bool:
 
 def _layer_route(pattern: str, codec: Codec | str | None, exchange: str) -> Route:
     if codec is None:
-        return DENSE
+        return UNCOMPRESSED_ROUTE
     if isinstance(codec, str):
         check_choice("Compressor", f"layers[{pattern!r}]", codec, tuple(SCHEMES))
         return Route(SCHEMES[codec].codec(), SCHEMES[codec].feedback, exchange)
@@ -147,12 +171,3 @@ def _layer_route(pattern: str, codec: Codec | str | None, exchange: str) -> Rout
             f"Compressor.layers[{pattern!r}]: expected a codec, a name or None, got {codec!r}"
         )
     return Route(codec, scheme_of(codec).feedback, exchange)
-
-
-def check_gather(name: str, payload_bytes: int, size: int) -> None:
-    """Raises ``ValueError`` where all ranks' payloads together are too large for one gather."""
-    if payload_bytes * size > MAX_GATHERED_BYTES:
-        raise ValueError(
-            f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one gather, got {size} ranks times "
-            f"{payload_bytes}; use a codec with fewer bits or exclude the tensor"
-        )

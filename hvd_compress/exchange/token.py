@@ -1,11 +1,12 @@
 """Small sums that tell who takes part in a step, and what Horovod was asked to do.
 
-Every rank has the token ``[1, r + 1, (r + 1)^2]``. Summed over the ranks at the start of a step, the
-*roll call*, it tells whether all of them are there: a rank that has called ``hvd.join()`` adds zeros.
+Every rank has the token ``[1, r + 1, (r + 1)^2]``. Summed over the ranks at the start of a step,
+the *participation check*, it tells whether all of them are there: a rank that has called ``hvd.join()``
+adds zeros.
 
 Horovod's optimizers allreduce whatever a compressor returns. Packed bits cannot be added, so they are
-gathered, and Horovod gets a token in the gradient's place. Held against the roll call, what it becomes
-tells the operation that the user asked for.
+gathered, and Horovod gets a token in the gradient's place. Compared with the participation check, the
+reduced token tells the operation that the user asked for.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def make(rank: int) -> list[float]:
     return [1.0, rank + 1.0, (rank + 1.0) ** 2]
 
 
-def everybody(roll_call: Sequence[float], size: int) -> bool:
-    """Whether a roll call, the sum of the tokens, counted all of ``size`` ranks.
+def everybody(participants: Sequence[float], size: int) -> bool:
+    """Whether a participation check, the sum of the tokens, counted all of ``size`` ranks.
 
     No subset of the ranks has the sums of all of them.
     """
-    return _close(roll_call, of_everybody(size))
+    return _close(participants, of_everybody(size))
 
 
 def of_everybody(size: int) -> list[float]:
@@ -37,13 +38,13 @@ def of_everybody(size: int) -> list[float]:
 
 
 def reduction_scale(
-    reduced: Sequence[float], roll_call: Sequence[float], size: int, name: str
+    reduced: Sequence[float], participants: Sequence[float], size: int, name: str
 ) -> float:
     """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
 
     Args:
         reduced: the token after Horovod's allreduce, its scaling included.
-        roll_call: the sum of the tokens of the ranks that take part.
+        participants: the sum of the tokens of the ranks that take part.
         size: ranks of the compressor's process set.
         name: the tensor's name, for the message.
 
@@ -53,13 +54,13 @@ def reduction_scale(
     Raises:
         ExchangeError: Min, Max, Product, Adasum, or another process set.
     """
-    if _close(reduced, [value / size for value in roll_call]):
+    if _close(reduced, [value / size for value in participants]):
         return 1.0 / size
-    if _close(reduced, roll_call):
+    if _close(reduced, participants):
         return 1.0
     raise ExchangeError(
         f"{name}: expected op=Average or op=Sum over the compressor's process set of {size} ranks, whose "
-        f"tokens add up to {_show(roll_call)}; Horovod's reduction gave {_show(reduced)}. Compressed "
+        f"tokens add up to {_show(participants)}; Horovod's reduction gave {_show(reduced)}. Compressed "
         f"gradients cannot be reduced with Min, Max, Product or Adasum, and the compressor's process_set "
         f"must be the optimizer's."
     )

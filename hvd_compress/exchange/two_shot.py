@@ -11,7 +11,7 @@ a sum of it is applied at the end.
 from __future__ import annotations
 
 from hvd_compress.codecs import Codec
-from hvd_compress.exchange.routing import MAX_GATHERED_BYTES
+from hvd_compress.exchange.limits import MAX_GATHERED_BYTES
 from hvd_compress.exchange.shards import Shards, check_codec
 
 MAX_RANKS = 65535

@@ -4,6 +4,10 @@ Horovod's own ``horovod.tensorflow.keras.DistributedOptimizer`` overrides method
 so that the ranks train apart. :func:`DistributedOptimizer` is one that Keras 3 calls.
 """
 
+from hvd_compress.needs import need
+
+need(__name__)
+
 import keras
 
 if keras.backend.backend() != "tensorflow":
@@ -12,41 +16,21 @@ if keras.backend.backend() != "tensorflow":
         f"KERAS_BACKEND=tensorflow, or train a PyTorch model with hvd_compress.torch"
     )
 
-from hvd_compress.exchange.errors import ExchangeError
+import hvd_compress.tensorflow as _frontend
 from hvd_compress.keras.callbacks import BroadcastVariables, CompareWeights
+from hvd_compress.keras.learning_rate import LearningRateSchedule, LearningRateWarmup
+from hvd_compress.keras.metrics import MetricAverage
 from hvd_compress.keras.optimizer import DistributedOptimizer
 from hvd_compress.keras.saving import load_model
-from hvd_compress.tensorflow import (
-    BF16,
-    ECQ,
-    FP16,
-    QSGD,
-    Auto,
-    Compression,
-    Compressor,
-    ErrorFeedback,
-    Int8,
-    NoCompression,
-    OneBit,
-    Ternary,
-)
+from hvd_compress.tensorflow import *  # noqa: F403 - OneBit, Int8 and so on, and what goes with them.
 
 __all__ = [
-    "BF16",
-    "ECQ",
-    "FP16",
-    "QSGD",
-    "Auto",
     "BroadcastVariables",
     "CompareWeights",
-    "Compression",
-    "Compressor",
     "DistributedOptimizer",
-    "ErrorFeedback",
-    "ExchangeError",
-    "Int8",
-    "NoCompression",
-    "OneBit",
-    "Ternary",
+    "LearningRateSchedule",
+    "LearningRateWarmup",
+    "MetricAverage",
     "load_model",
 ]
+__all__ += _frontend.__all__

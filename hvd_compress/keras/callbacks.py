@@ -65,18 +65,20 @@ class BroadcastVariables(keras.callbacks.Callback):
 
 
 class CompareWeights(keras.callbacks.Callback):
-    """Stops the training on every rank if the ranks' weights differ behind one of the first updates.
+    """Stops the training on every rank if the ranks' weights, or their learning rates, differ.
 
-    Works with any optimizer and finds any cause: gradients that are not exchanged, weights that were
-    not broadcast, an optimizer that differs. Compares trainable weights bit for bit, by digests of 8 bytes
-    each; moving averages, as of batch normalization, are each rank's own.
+    Compares behind the first updates, and at the end of each epoch, where it also compares whether the
+    training is to stop. Works with any optimizer and finds any cause: gradients that are not exchanged,
+    weights that were not broadcast, callbacks that decide by one rank's metrics. Trainable weights are
+    compared bit for bit, by digests of 8 bytes each; moving averages, as of batch normalization, are each
+    rank's own. It belongs behind all other callbacks in the list.
 
     Args:
-        steps: behind how many updates to compare.
+        steps: behind how many of the first updates to compare.
         process_set: which ranks are compared; None is all.
 
     Raises:
-        ExchangeError: from ``fit``, on every rank, naming the first variable that differs and the ranks.
+        ExchangeError: from ``fit``, on every rank, naming what differs and the ranks.
     """
 
     def __init__(self, steps: int = 3, process_set: Any | None = None) -> None:
@@ -95,27 +97,40 @@ class CompareWeights(keras.callbacks.Callback):
         # Counted here and not by the optimizer, whose count may differ where the weights do.
         self._batches += 1
         if self._batches <= self._steps * _batches_an_update(self.model.optimizer):
-            self._compare()
+            self._compare(f"batch {self._batches}")
 
-    def _compare(self) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compares once more; raises ``ExchangeError`` on every rank."""
+        self._compare(f"epoch {epoch + 1}")
+
+    def _compare(self, when: str) -> None:
         if not self._process_set.included():
             return
         variables = self.model.trainable_variables
-        own = np.array([_digest(v.numpy()) for v in variables], np.int64)
-        count = np.array([len(own)], np.int64)
+        state = [_learning_rates(self.model.optimizer), np.array(self.model.stop_training)]
+        own = np.array([_digest(v) for v in (*(v.numpy() for v in variables), *state)], np.int64)
+        count = np.array([len(variables)], np.int64)
         counts, digests = (self._gather(what) for what in (count, own))
         if len(set(counts.tolist())) > 1:
             raise ExchangeError(
                 f"expected the same model on every rank, got {counts.tolist()} trainable variables, by rank"
             )
         table = digests.reshape(len(counts), len(own))
-        for variable, column in zip(variables, table.T, strict=True):
-            if len(set(column.tolist())) > 1:
+        *weights, rates, stops = (column.tolist() for column in table.T)
+        for variable, column in zip(variables, weights, strict=True):
+            if len(set(column)) > 1:
                 raise ExchangeError(
-                    f"expected the same weights on every rank behind batch {self._batches}, but "
-                    f"{variable.path} differs: {_groups(column.tolist())}. Is the optimizer "
-                    f"hvd_compress.keras.DistributedOptimizer (under Keras 3, Horovod's own exchanges "
-                    f"nothing), and were the weights broadcast (BroadcastVariables)?"
+                    f"expected the same weights on every rank behind {when}, but {variable.path} differs: "
+                    f"{_groups(column)}. Is the optimizer hvd_compress.keras.DistributedOptimizer (under "
+                    f"Keras 3, Horovod's own exchanges nothing), and were the weights broadcast "
+                    f"(BroadcastVariables)?"
+                )
+        for what, column in (("learning rate", rates), ("decision to stop", stops)):
+            if len(set(column)) > 1:
+                raise ExchangeError(
+                    f"expected the same {what} on every rank behind {when}, but they differ: "
+                    f"{_groups(column)}. Callbacks that decide by metrics need the ranks' average: put "
+                    f"MetricAverage before them"
                 )
 
     def _gather(self, values: np.ndarray) -> np.ndarray:
@@ -139,6 +154,11 @@ def _parts(optimizer: Any) -> list[Any]:
     """The optimizers that update variables: itself, or those of a LossScale- or MultiOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return getattr(inner, "_inner_optimizers", None) or [inner]
+
+
+def _learning_rates(optimizer: Any) -> np.ndarray:
+    """Those of all its parts."""
+    return np.array([float(part.learning_rate) for part in _parts(optimizer)])
 
 
 def _digest(values: np.ndarray) -> int:

@@ -13,8 +13,9 @@ from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from tensorflow.python.ops import control_flow_util
 
 from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.tensorflow import Compressor
+from hvd_compress.tensorflow import Auto, Compressor
 
 _instances = 0
 
@@ -48,11 +49,14 @@ class Exchange:
         name: str | None,
     ) -> None:
         global _instances
+        kind = compression if isinstance(compression, type) else type(compression)
+        if issubclass(kind, Compressor):
+            write = "DistributedOptimizer(optimizer, {})"
+            expect_instance("DistributedOptimizer", compression, Compressor, write)
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before DistributedOptimizer, got no Horovod")
         if compression is None:
-            compression = hvd.Compression.none
-        kind = compression if isinstance(compression, type) else type(compression)
+            compression = kind = hvd.Compression.none
         if not issubclass(kind, HorovodCompressor):
             raise TypeError(
                 f"DistributedOptimizer: expected a compressor for TensorFlow, as those of "
@@ -82,6 +86,8 @@ class Exchange:
         _instances += 1
         self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}
         self.saved: dict[Any, Any] = {}
+        self.paths: list[str] = []
+        """Those of the variables whose gradients come to :meth:`average` next."""
         self.updates = 0
         """How often :meth:`average` was called, while tracing or eagerly."""
 
@@ -100,6 +106,11 @@ class Exchange:
             return list(gradients)
         specs = tuple(map(_spec_of, gradients))
         if specs not in self._graphs:
+            if isinstance(self.compression, Compressor):
+                labels = zip(self.paths, specs, strict=True)
+                self.compression.label_gradients([p for p, s in labels if self._compresses(s)])
+            if isinstance(self.compression, Auto):
+                self.compression.plan([spec for spec in specs if self._compresses(spec)])
             # Traced by a thread of its own, so that no graph is around it: Keras nests functions and traces
             # them several times, and a compressor counts gradients within the outermost one. It is the
             # same function eagerly, and in the branch of tf.cond that has the accumulated gradients.
@@ -135,14 +146,18 @@ class Exchange:
                 f"start a process for each device instead"
             )
 
+    def _compresses(self, spec: tf.TypeSpec) -> bool:
+        return self._sparse_as_dense or not isinstance(spec, tf.IndexedSlicesSpec)
+
     def _reduce_all(self, gradients: Sequence[Any]) -> list[Any]:
+        if self._sparse_as_dense:
+            # All before the first is sent, so that they can be sent together.
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return [self._reduce_one(g, f"gradient.{i}") for i, g in enumerate(gradients)]
 
     def _reduce_one(self, gradient: Any, label: str) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
-            if not self._sparse_as_dense:
-                return self._reduce_sparse(gradient, label)
-            gradient = tf.convert_to_tensor(gradient)
+            return self._reduce_sparse(gradient, label)
         sent = gradient
         if not isinstance(self.compression, Compressor):
             sent = known_to_horovod(sent)

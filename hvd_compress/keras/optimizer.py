@@ -123,6 +123,12 @@ class _Distributed(_Saved):
     """An optimizer that updates variables."""
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        grads = list(grads)
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        pairs = zip(grads, variables, strict=False)  # Keras's own check says what differs.
+        self._exchange.paths = [variable.path for grad, variable in pairs if grad is not None]
         before = self._exchange.updates
         super().apply(grads, trainable_variables)
         updates = self._exchange.updates - before

@@ -21,17 +21,18 @@ from hvd_compress.kernels.cpu_arrays import (
     size_of,
 )
 from hvd_compress.kernels.cpu_library import load, spec_pointer
+from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import KernelError, Shape, dtype_of, noise_of
-from hvd_compress.kernels.oracle import OracleKernels
+from hvd_compress.kernels.reference import ReferenceKernels
 
 __all__ = ["CpuKernels", "KernelError"]
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` for NumPy arrays and CPU tensors.
 
     Anything contiguous with ``data_ptr()`` (a torch tensor) or ``ctypes`` (a NumPy array) is taken. The
-    GIL is released while a kernel runs. A codec that has no native kernel yet runs in the oracle.
+    GIL is released while a kernel runs. A codec that has no native kernel yet runs in the reference.
 
     Args:
         threads: how many threads a call may use.
@@ -46,7 +47,7 @@ class CpuKernels:
         check_number("CpuKernels", "threads", threads, 1, 1024, integer=True)
         self.threads = threads
         self._library = load()
-        self._oracle = OracleKernels()
+        self._reference = ReferenceKernels()
 
     @property
     def isa(self) -> str:
@@ -73,12 +74,11 @@ class CpuKernels:
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`."""
         spec = spec_pointer(codec, shape)
         if spec is None:
             arrays = (readable(gradient), as_numpy(payload))
             rest = None if residual is None else as_numpy(residual)
-            self._oracle.encode(
+            self._reference.encode(
                 codec, shape, *arrays, feedback=feedback, residual=rest, noise=noise
             )
             return
@@ -107,7 +107,6 @@ class CpuKernels:
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
         size = codec.payload_bytes(shape)
         ranks, got = payloads.shape
         if got != size:
@@ -115,7 +114,7 @@ class CpuKernels:
         spec = spec_pointer(codec, shape)
         if spec is None:
             total = readable(out)
-            self._oracle.decode_sum(
+            self._reference.decode_sum(
                 codec,
                 shape,
                 as_numpy(payloads),
@@ -157,14 +156,15 @@ class CpuKernels:
         feedback: ErrorFeedback,
         step: int,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`."""
         spec = spec_pointer(codec, shape)
         if spec is None:
             arrays = (readable(gradient), as_numpy(residual), as_numpy(payload))
-            self._oracle.take_back(codec, shape, *arrays, feedback=feedback, step=step)
+            self._reference.take_back(codec, shape, *arrays, feedback=feedback, step=step)
             return
         count = math.prod(shape)
         size = codec.payload_bytes(shape)
+        if size_of(payload) != size:
+            raise PayloadError(f"payload: expected size in bytes {size}, got {size_of(payload)}")
         status = self._library.hvdc_take_back(
             spec,
             step,
@@ -195,7 +195,7 @@ def _check(
     if status == 0:
         return
     if payload is not None and status in (2, 3, 4):
-        # The oracle's checks name the field and both values; the library only finds the payload.
+        # The reference's checks name the field and both values; the library only finds the payload.
         from hvd_compress.codecs.payload import open_payload
 
         try:

@@ -1,4 +1,4 @@
-"""NumPy arrays and CPU tensors as the native library's pointers, and as the oracle's arrays."""
+"""NumPy arrays and CPU tensors as the native library's pointers, and as the reference's arrays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 def readable(array: Any) -> np.ndarray:
-    """For the oracle: NumPy has no bfloat16, so that such tensors are widened into a copy."""
+    """For the reference: NumPy has no bfloat16, so that such tensors are widened into a copy."""
     if not is_bfloat16(array):
         return as_numpy(array)
     return (bits_of(array).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -10,10 +10,11 @@ from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.base import check_number
 from hvd_compress.kernels.cpu_arrays import feedback_pointer, pointer_to
 from hvd_compress.kernels.cpu_library import load, spec_pointer
+from hvd_compress.kernels.interface import LevelKernels
 from hvd_compress.kernels.native import KernelError, Shape, dtype_of, noise_of
 
 
-class CpuLevels:
+class CpuLevels(LevelKernels):
     """Implements :class:`hvd_compress.kernels.interface.LevelKernels` for NumPy arrays and CPU tensors.
 
     Arrays are taken as by :class:`hvd_compress.kernels.cpu.CpuKernels`.
@@ -43,7 +44,6 @@ class CpuLevels:
         feedback: ErrorFeedback,
         residual: Any | None,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.LevelKernels.norms`."""
         count, buckets = math.prod(shape), codec.layout(shape).scales
         status = self._library.hvdc_level_norms(
             spec_pointer(codec, shape),
@@ -69,7 +69,6 @@ class CpuLevels:
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.LevelKernels.encode`."""
         count, size = math.prod(shape), codec.level_words(shape, bits)
         status = self._library.hvdc_level_encode(
             spec_pointer(codec, shape),
@@ -96,7 +95,6 @@ class CpuLevels:
         bits: int,
         scale: float = 1.0,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.LevelKernels.decode`."""
         count, size = math.prod(shape), codec.level_words(shape, bits)
         status = self._library.hvdc_level_decode(
             spec_pointer(codec, shape),
@@ -123,7 +121,6 @@ class CpuLevels:
         bits: int,
         feedback: ErrorFeedback,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.LevelKernels.take_back`."""
         count, size = math.prod(shape), codec.level_words(shape, bits)
         status = self._library.hvdc_level_take_back(
             spec_pointer(codec, shape),

@@ -21,7 +21,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {
@@ -40,6 +40,11 @@ _SIGNATURES: Signatures = {
     "hvdc_level_encode": (I32, [P, P, P, I32, P, P, I32, P, I64, I32]),
     "hvdc_level_decode": (I32, [P, P, I32, P, I64, F32, P, I32, I32]),
     "hvdc_level_take_back": (I32, [P, P, I32, P, P, I32, P, I64, I32]),
+    "hvdc_encode_batch": (I32, [P, I64, P, I32, P]),
+    "hvdc_decode_batch": (I32, [P, I64, P, I64, I32, F32, I32, P, P]),
+    "hvdc_level_norms_batch": (I32, [P, I64, P, I32, P]),
+    "hvdc_level_encode_batch": (I32, [P, I64, P, P, I32, P]),
+    "hvdc_level_decode_batch": (I32, [P, I64, P, P, F32, I32, P]),
     "hvdc_square_sum": (ctypes.c_double, [P, I64, I32]),
 }
 

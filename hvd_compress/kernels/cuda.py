@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
     F32,
     FOLDER,
@@ -69,7 +70,7 @@ class Device(Protocol):
         ...
 
 
-class CudaKernels:
+class CudaKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` for CUDA tensors.
 
     Work is put into the current stream of the tensors' device, and the call returns. So an altered
@@ -189,12 +190,16 @@ class CudaKernels:
     ) -> None:
         """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`, but for altered payloads.
 
+        Those leave the residual as it is, and :meth:`check` raises.
+
         Args:
             when: a device tensor of one int32; where it holds 0 when its turn comes, nothing is done. So a
                 step can be dropped by flags (:meth:`collect_flags`) that the host has not seen.
         """
         spec = _spec(codec, shape)
         count, size = math.prod(shape), codec.payload_bytes(shape)
+        if payload.numel() != size:
+            raise PayloadError(f"payload: expected size in bytes {size}, got {payload.numel()}")
         arrays = _Arrays(self._device.type, gradient)
         pointer = arrays.pointer("residual", residual, count, "float32")
         self._call(

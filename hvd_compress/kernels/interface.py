@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 
 
-class Kernels(Protocol):
+class Coder(Protocol):
     """Encodes and decodes whole tensors.
 
-    Arrays are the executor's own kind (NumPy arrays for the oracle, raw pointers with a dtype for the
+    Arrays are the executor's own kind (NumPy arrays for the reference, raw pointers with a dtype for the
     CPU library), but sizes, dtypes and meaning are the same everywhere, and so are the bytes.
     """
 
@@ -71,6 +72,10 @@ class Kernels(Protocol):
         """
         ...
 
+
+class Kernels(Coder, Protocol):
+    """Also takes residuals back to what they were."""
+
     def take_back(
         self,
         codec: Codec,
@@ -85,7 +90,60 @@ class Kernels(Protocol):
         """Restores the residual that stood before ``encode``, up to rounding, from encode's arguments.
 
         Raises:
-            PayloadError: as in :meth:`decode_sum`.
+            PayloadError: as in :meth:`decode_sum`; the residual is then what it was.
+        """
+        ...
+
+
+class Batch(Protocol):
+    """Encodes many tensors into one message, and decodes all ranks' messages, by one call each.
+
+    The tensors, their codecs and their places in the message are fixed when a batch is made
+    (:class:`hvd_compress.kernels.batch.Entry`), and so is what part of which array each of them is
+    (:class:`hvd_compress.kernels.batch.Arrays`). Every list has one item an array. Payloads, residuals and
+    sums are those of :class:`Kernels`, bit for bit.
+    """
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        message: Any,
+    ) -> None:
+        """Writes the payload of ``values + alpha residual`` for every entry.
+
+        Args:
+            values: shape=(n,) each, float32, float16 or bfloat16, contiguous. Not changed.
+            residuals: shape=(n,) each, float32, contiguous; None where feedback is not enabled. Not
+                changed, but where the next residual is the same memory.
+            next_residuals: where the residuals after this encoding go, like ``residuals``: for each array
+                the same memory, or none of it. Groups with a non-finite number get the residual that they
+                had.
+            steps: stamped on the payloads, and part of the noise.
+            message: shape=(bytes,), uint8, contiguous. Payloads are overwritten, other bytes stay.
+        """
+        ...
+
+    def decode_sum(
+        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+    ) -> bool:
+        """``values = scale * (sum over ranks of what the payload decodes to)`` for every entry.
+
+        Args:
+            values: shape=(n,) each, float32, float16 or bfloat16, contiguous; overwritten.
+            steps: what must be stamped on the payloads.
+            rows: shape=(ranks, bytes), uint8, a message each; rows need not adjoin.
+            scale: factor on the sums, rounded to float32.
+
+        Returns:
+            Whether some payload was encoded from an Inf or a NaN. An executor that has not waited for its
+            own work cannot know, and returns False: its caller reads the payloads' flags on the device.
+
+        Raises:
+            BatchPayloadError: a payload is not what its codec writes for its shape and step; ``values``
+                are then unspecified.
         """
         ...
 

@@ -71,6 +71,28 @@ class Feedback(ctypes.Structure):
     ]
 
 
+class Tensor(ctypes.Structure):
+    """``hvdc_tensor``."""
+
+    _fields_ = [
+        ("spec", Spec),
+        ("noise", Noise),
+        ("values", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("next_residual", ctypes.c_void_p),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("offset", ctypes.c_int64),
+        ("payload_bytes", ctypes.c_int64),
+        ("norm_offset", ctypes.c_int64),
+        ("norm_count", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
 def spec_of(codec: Codec, shape: Shape) -> Spec | None:
     """The C interface's description of a codec and a tensor's shape; None where the codec has none."""
     try:

@@ -88,7 +88,9 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
         scheme = SCHEMES[name]
         for exchange in exchanges:
             route = Route(scheme.codec(**fields), scheme.feedback, exchange)
-            if not route.dense or route.codec not in [known.codec for known in made if known.dense]:
+            if not route.uncompressed or route.codec not in [
+                known.codec for known in made if known.uncompressed
+            ]:
                 made.append(route)
     return made
 

@@ -1,29 +1,24 @@
 """What one tensor's exchange costs: bytes counted as the exchanges count them, seconds by a linear model.
 
-A collective takes ``start + rounds * latency + bytes / bandwidth`` (Hockney's model), a codec a fixed time
-an element. Allreduce and allgather are rings, as Gloo's are and as
+A collective takes ``start + latencies * latency + bytes / bandwidth`` (Hockney's model), a codec a fixed
+time an element. Allreduce and allgather are rings, as Gloo's are and as
 :class:`~hvd_compress.exchange.counters.Counters` takes them; an alltoall sends to all others at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from hvd_compress.codecs.base import Shape
+from hvd_compress.exchange.counters import Kind
 from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import EXCHANGES, UNCOMPRESSED, Group
 from hvd_compress.exchange.routing import Route
-from hvd_compress.perfmodel.exchanges import (
-    EXCHANGES,
-    Collective,
-    Exchange,
-    Message,
-    Step,
-    Work,
-    together,
-)
+from hvd_compress.exchange.steps import Gradient, Work
+from hvd_compress.perfmodel.collectives import Collective, Stage, collective
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 
 __all__ = [
@@ -31,102 +26,138 @@ __all__ = [
     "CodecSpeed",
     "Cost",
     "Link",
+    "collective_seconds",
     "refusal",
     "seconds",
-    "steps_of",
+    "stages_of",
     "wire_bytes",
 ]
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of one tensor's exchange, nothing overlapping.
 
     Attributes:
         encode: in encoders.
         wire: in collectives, latencies included.
         decode: in decoders, and in adding up.
+        sent: bytes that a rank sends, on average.
     """
 
-    encode: float
-    wire: float
-    decode: float
+    encode: float = 0.0
+    wire: float = 0.0
+    decode: float = 0.0
+    sent: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of the seconds."""
         return self.encode + self.wire + self.decode
 
 
 def seconds(
-    shape: Shape, route: Route, speed: CodecSpeed, cluster: Cluster, *, element_bytes: int = 4
+    shape: Shape,
+    route: Route,
+    speed: CodecSpeed,
+    cluster: Cluster,
+    *,
+    element_bytes: int = 4,
+    links: Callable[[Kind], Cluster] | None = None,
+    started: float = 1.0,
 ) -> Cost:
     """The predicted time of one tensor's exchange, from its gradient to the sum on every rank.
 
     Args:
         shape: the tensor's.
-        route: codec, feedback and exchange; a dense one is Horovod's allreduce, whatever its exchange.
+        route: codec, feedback and exchange; an uncompressed tensor takes an allreduce, whatever the
+            exchange.
         speed: the codec's, with feedback if the route has it.
         cluster: ranks and links.
         element_bytes: of the gradient's type.
-
-    Raises:
-        ValueError: no model of that exchange.
+        links: the same cluster as each kind of collective finds it, where that is known.
+        started: the tensor's part of a message, whose start it pays; the rest is for others in its bucket.
     """
-    steps = steps_of(shape, route, cluster, element_bytes=element_bytes)
-    works = [step for step in steps if isinstance(step, Work)]
-    collectives = [step for step in steps if isinstance(step, Collective)]
-    return Cost(
-        encode=sum(work.encoded for work in works) * speed.encode,
-        wire=sum(together([(one, speed)], cluster) for one in collectives),
-        decode=sum(work.decoded * speed.decode + work.added * speed.add for work in works),
-    )
+    stages = stages_of(shape, route, cluster, element_bytes=element_bytes)
+    encode = wire = decode = sent = 0.0
+    for stage in stages:
+        if isinstance(stage, Work):
+            encode += stage.encoded * speed.encode
+            decode += stage.decoded * speed.decode + stage.added * speed.add
+        elif stage.latencies:
+            found = cluster if links is None else links(stage.kind)
+            wire += collective_seconds([(stage, speed)], found) - (1 - started) * found.start
+            sent += stage.sent
+    return Cost(encode, wire, decode, sent)
 
 
 def wire_bytes(shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4) -> float:
     """Bytes that a rank sends, averaged over the ranks: those that ``Counters.wire_bytes`` counts.
 
-    The token of 12 bytes beside an encoded tensor is not among them.
+    The token of 12 bytes beside an encoded tensor is not among them, nor is what a bucket adds
+    (:mod:`hvd_compress.exchange.steps`).
     """
-    steps = steps_of(shape, route, cluster, element_bytes=element_bytes)
-    return sum(step.sent for step in steps if isinstance(step, Collective))
+    return seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes).sent
 
 
-def steps_of(
+def stages_of(
     shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
-) -> Sequence[Step]:
-    """What is done for one tensor, step by step; nothing where a rank is alone.
+) -> Sequence[Stage]:
+    """The stages of one tensor's exchange; none where a rank is alone.
 
-    Args and errors are those of :func:`seconds`.
+    The arguments are those of :func:`seconds`.
     """
-    exchange, message = _message(shape, route, cluster, element_bytes)
-    return exchange.steps(message) if cluster.ranks > 1 else ()
+    if cluster.ranks == 1:
+        return ()
+    hosts = Hosts(cluster.ranks, cluster.local)
+    cast = np.dtype(route.cast_dtype).itemsize if route.uncompressed and route.cast_dtype else None
+    gradient = Gradient(shape, route.codec, element_bytes, hosts, cast)
+    exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
+    scopes = iter(exchange.stages)
+    return [
+        step if isinstance(step, Work) else collective(step, next(scopes), hosts)
+        for step in exchange.steps(gradient)
+    ]
+
+
+def collective_seconds(
+    collectives: Sequence[tuple[Collective, CodecSpeed]], cluster: Cluster
+) -> float:
+    """Seconds of one or several tensors' collectives as one message.
+
+    Latency is paid once. Small tensors have different owners, so that several tensors load all connections
+    alike, but not less than each of them loads its busiest.
+
+    Args:
+        collectives: alike, each with the speed at which its codec's numbers are added.
+        cluster: ranks and links.
+    """
+    head = collectives[0][0]
+    if not head.latencies:
+        return 0.0
+    inside = _loaded([(one.load.inside, one.busiest.inside) for one, _ in collectives])
+    leaving = _loaded([(one.load.leaving, one.busiest.leaving) for one, _ in collectives])
+    # In a ring, all wait for the slowest message.
+    slowest = cluster.between if leaving else cluster.within
+    return (
+        cluster.start
+        + head.latencies * slowest.latency
+        + max(inside / cluster.within.bandwidth, leaving / cluster.between.bandwidth)
+        + sum(one.added * speed.add for one, speed in collectives)
+    )
 
 
 def refusal(
     name: str, shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
 ) -> str | None:
     """Why an exchange would refuse a tensor of that name, as the error that it raises says; or None."""
-    exchange, message = _message(shape, route, cluster, element_bytes)
+    exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
+    group = Group(0, cluster.ranks, Hosts(cluster.ranks, cluster.local))
     try:
-        exchange.check(name, message)
+        exchange.check(name, shape, route.codec, element_bytes, group)
     except ValueError as error:
         return str(error)
     return None
 
 
-def _message(
-    shape: Shape, route: Route, cluster: Cluster, element_bytes: int
-) -> tuple[Exchange, Message]:
-    name = "allreduce" if route.dense else route.exchange
-    if name not in EXCHANGES:
-        raise ValueError(f"exchange: expected one of {', '.join(EXCHANGES)}, got {name!r}")
-    cast = route.dense_dtype if route.dense else None
-    message = Message(
-        shape,
-        route.codec,
-        element_bytes,
-        element_bytes if cast is None else np.dtype(cast).itemsize,
-        Hosts(cluster.ranks, cluster.local),
-    )
-    return EXCHANGES[name], message
+def _loaded(loads: Sequence[tuple[float, float]]) -> float:
+    return max(sum(mean for mean, _ in loads), max(busiest for _, busiest in loads))

@@ -6,7 +6,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_compress.perfmodel.exchanges import Collective, Step, Work, together
+from hvd_compress.exchange.steps import Work
+from hvd_compress.perfmodel.collectives import Collective, Stage
+from hvd_compress.perfmodel.cost import collective_seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 
 FUSION_BYTES = 64 * 2**20
@@ -15,22 +17,22 @@ FUSION_BYTES = 64 * 2**20
 
 @dataclass
 class Transfer:
-    """The way of one tensor, or of several that travel together from the start, through an exchange.
+    """One tensor on its way through an exchange, or several that travel together from the start.
 
     Attributes:
-        ready: when its next step can begin, in seconds from the step's start.
-        paths: the steps of each tensor, all of the same kinds.
+        ready: when its next stage can begin, in seconds from the training step's start.
+        paths: the stages of each tensor, all of the same kinds.
         speeds: of each tensor's codec.
     """
 
     ready: float
-    paths: list[Sequence[Step]]
+    paths: list[Sequence[Stage]]
     speeds: list[CodecSpeed]
     _position: int = 0
 
     @property
-    def due(self) -> list[Step]:
-        """What has to be done next, one step for each tensor; nothing at the end."""
+    def due(self) -> list[Stage]:
+        """The next stage of each tensor; none at the end."""
         return [path[self._position] for path in self.paths if self._position < len(path)]
 
     @property
@@ -41,7 +43,7 @@ class Transfer:
     @property
     def travels(self) -> bool:
         """Whether a collective is still to come."""
-        return any(isinstance(step, Collective) for step in self.paths[0][self._position :])
+        return any(isinstance(stage, Collective) for stage in self.paths[0][self._position :])
 
     def done(self) -> None:
         """What was due is done."""
@@ -65,10 +67,10 @@ class Totals:
     def compute(self, transfer: Transfer) -> float:
         """Does the work that is due, and returns its seconds."""
         encode = decode = 0.0
-        for step, speed in zip(transfer.due, transfer.speeds, strict=True):
-            assert isinstance(step, Work)
-            encode += step.encoded * speed.encode
-            decode += step.decoded * speed.decode + step.added * speed.add
+        for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
+            assert isinstance(stage, Work)
+            encode += stage.encoded * speed.encode
+            decode += stage.decoded * speed.decode + stage.added * speed.add
         transfer.done()
         self.encode += encode
         self.decode += decode
@@ -78,13 +80,13 @@ class Totals:
         """Does the collectives that are due as one message, and returns its seconds."""
         collectives = []
         for transfer in transfers:
-            for step, speed in zip(transfer.due, transfer.speeds, strict=True):
-                assert isinstance(step, Collective)
-                collectives.append((step, speed))
+            for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
+                assert isinstance(stage, Collective)
+                collectives.append((stage, speed))
             transfer.done()
-        seconds = together(collectives, cluster)
+        seconds = collective_seconds(collectives, cluster)
         self.wire += seconds
-        self.sent += sum(step.sent for step, _ in collectives)
+        self.sent += sum(one.sent for one, _ in collectives)
         return seconds
 
 
@@ -129,14 +131,14 @@ def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[i
     kind, size = _fusible(first)
     if size is None:
         return []
-    room = FUSION_BYTES - size
+    left = FUSION_BYTES - size
     taken: list[tuple[int, Transfer]] = []
     kept = []
     for entry in sorted(queue):
         ready, order, transfer = entry
         other, size = _fusible(transfer)
-        if size is not None and other == kind and ready <= start and size <= room:
-            room -= size
+        if size is not None and other == kind and ready <= start and size <= left:
+            left -= size
             taken.append((order, transfer))
         else:
             kept.append(entry)
@@ -147,7 +149,7 @@ def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[i
 
 def _fusible(transfer: Transfer) -> tuple[tuple[str, int], float | None]:
     """What has to be alike for the collectives that are due to be fused, and their bytes."""
-    due = [step for step in transfer.due if isinstance(step, Collective)]
-    kind = due[0].kind, due[0].rounds
-    sizes = [step.fusible for step in due if step.fusible is not None]
+    due = [stage for stage in transfer.due if isinstance(stage, Collective)]
+    kind = due[0].kind, due[0].latencies
+    sizes = [one.fusible for one in due if one.fusible is not None]
     return kind, sum(sizes) if sizes else None

@@ -4,22 +4,24 @@ Three things are busy, each with one task at a time:
 
 - the *processor*, with the forward pass, the backward pass layer by layer from the last one, the encoders,
   after the backward pass the decoders in the order in which messages arrive, and the optimizer;
-- the *wire*, with collectives in the order in which they become ready. What waits for it travels
-  together, where Horovod fuses;
+- the *wire*, with collectives in the order in which they become ready. Encoded gradients travel in the
+  buckets of training, and what waits for the wire travels together, where Horovod fuses;
 - the *helper*, with owners' work between two collectives, beside the backward pass and no slower for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchange.bundling import bundles
+from hvd_compress.exchange import buckets, token
+from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.routing import Route, Router
-from hvd_compress.perfmodel.cost import steps_of
-from hvd_compress.perfmodel.exchanges import tokens
+from hvd_compress.exchange.steps import all_reduce
+from hvd_compress.perfmodel.collectives import collective
+from hvd_compress.perfmodel.cost import stages_of
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.pipeline import Totals, Transfer, carry
@@ -81,11 +83,11 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RoutedTensor:
     """A parameter whose gradient is exchanged.
 
     Attributes:
-        number: its place among the network's parameters.
+        number: its position among the network's parameters.
         name: for patterns of the router.
         shape: its shape.
         route: what the router chose.
@@ -96,13 +98,8 @@ class Tensor:
     shape: Shape
     route: Route
 
-    @property
-    def bundled(self) -> bool:
-        """Whether it is in a bundle of ours: Horovod does each alltoall by itself."""
-        return not self.route.dense and self.route.exchange == "two_shot"
 
-
-def tensors_of(network: Network, router: Router) -> list[list[Tensor]]:
+def tensors_of(network: Network, router: Router) -> list[list[RoutedTensor]]:
     """Every layer's tensors, numbered from the first layer on."""
     numbers = iter(range(2**31))
     return [list(_of_layer(layer.name, layer.shapes, router, numbers)) for layer in network.layers]
@@ -146,10 +143,10 @@ def predict(
 
 def _of_layer(
     layer: str, shapes: tuple[Shape, ...], router: Router, numbers: Iterator[int]
-) -> Iterator[Tensor]:
+) -> Iterator[RoutedTensor]:
     for kind, shape in zip(("weight", "bias"), shapes, strict=False):
         name = f"{layer}.{kind}"
-        yield Tensor(next(numbers), name, shape, router.choose(name, shape, "float32"))
+        yield RoutedTensor(next(numbers), name, shape, router.choose(name, shape, "float32"))
 
 
 def _backward(
@@ -162,37 +159,43 @@ def _backward(
 ) -> tuple[list[Transfer], float]:
     """Forward pass, backward pass and encoders: what is to be sent, and when all is computed."""
     layers = tensors_of(network, router)
-    bundled = (
-        (tensor.number, math.prod(tensor.shape))
-        for layer in layers
-        for tensor in layer
-        if tensor.bundled
-    )
-    bundle_of = {number: i for i, numbers in enumerate(bundles(bundled)) for number in numbers}
-    waiting: dict[int, Transfer] = {}
+    tensors = [tensor for layer in layers for tensor in layer]
+    waiting = {tensor.number: bucket for bucket in _buckets(tensors) for tensor in bucket}
     transfers: list[Transfer] = []
     now = sum(layer.forward for layer in computation.layers)
     for layer, time in zip(reversed(layers), reversed(computation.layers), strict=True):
         now += time.backward
         for tensor in reversed(layer):
-            speed = speeds(tensor.route)
-            steps = steps_of(tensor.shape, tensor.route, cluster)
-            transfer = Transfer(now, [steps], [speed])
+            bucket = waiting[tensor.number]
+            if tensor is not bucket[-1]:
+                continue  # It waits for the others of its bucket.
+            paths = [stages_of(one.shape, one.route, cluster) for one in bucket]
+            transfer = Transfer(now, paths, [speeds(one.route) for one in bucket])
             if transfer.works:
                 now += totals.compute(transfer)
-            bundle = waiting.get(bundle_of.get(tensor.number, -1))
-            if bundle is None:
-                transfers.append(transfer)
-                if tensor.bundled:
-                    waiting[bundle_of[tensor.number]] = transfer
-            else:
-                # It has encoded its own first step, as this one has: both go on with the next.
-                bundle.paths.append(steps)
-                bundle.speeds.append(speed)
-                transfer = bundle
             transfer.ready = now
-    # As soon as they come, but the last of them now; Horovod fuses them.
-    encoded = sum(not tensor.route.dense for layer in layers for tensor in layer)
-    if encoded:
-        transfers.append(Transfer(now, [tokens(encoded, cluster)], [CodecSpeed()]))
+            transfers.append(transfer)
+    # Horovod fuses the tokens; the last of them is ready now.
+    encoded = sum(not tensor.route.uncompressed for tensor in tensors)
+    if encoded and cluster.ranks > 1:
+        sums = all_reduce(encoded * len(token.make(0)))
+        path = [collective(sums, "all", Hosts(cluster.ranks, cluster.local))]
+        transfers.append(Transfer(now, [path], [CodecSpeed()]))
     return transfers, now
+
+
+def _buckets(tensors: Sequence[RoutedTensor]) -> Iterator[list[RoutedTensor]]:
+    """What travels together, in the order of the backward pass, as it does in training.
+
+    Uncompressed tensors are Horovod's, each by itself until Horovod fuses them.
+    """
+    kinds: dict[str, dict[int, RoutedTensor]] = {}
+    for tensor in tensors:
+        if tensor.route.uncompressed:
+            yield [tensor]
+        else:
+            kinds.setdefault(tensor.route.exchange, {})[tensor.number] = tensor
+    for kind in kinds.values():
+        sizes = [(number, math.prod(tensor.shape)) for number, tensor in kind.items()]
+        for numbers in buckets.compose(sizes):
+            yield [kind[number] for number in numbers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.perfmodel.cost import refusal
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.profiles import Profile
-from hvd_compress.perfmodel.published import balanced_workers
 from hvd_compress.perfmodel.step import StepTime, predict, tensors_of
 
 Scaling = Literal["weak", "strong"]
@@ -141,6 +140,33 @@ def optimal_workers(job: Job, route: Route, limit: int) -> int:
     return machines * full
 
 
+def balanced_workers(
+    computation: Callable[[int], float], communication: Callable[[int], float], limit: int
+) -> int:
+    """Solves 1-bit SGD's equation 3 for costs that both depend on the number of workers.
+
+    With fewer workers than that the network waits for the computation, with more the computation waits
+    for the network.
+
+    Args:
+        computation: seconds for a number of workers; falls with it.
+        communication: seconds for a number of workers; does not fall.
+        limit: the largest number to consider.
+
+    Returns:
+        The largest number of workers up to ``limit`` with ``computation >= communication``; 1 where
+        there is none.
+    """
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if computation(middle) >= communication(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _of_route(job: Job, route: Route, workers: Sequence[int]) -> Iterator[Row]:
     alone = job.images(1) / job.step(route, 1).seconds
     for count in workers:
@@ -148,7 +174,7 @@ def _of_route(job: Job, route: Route, workers: Sequence[int]) -> Iterator[Row]:
         rate = count * job.images(count) / step.seconds
         yield Row(
             codec=str(route.codec),
-            exchange="allreduce" if route.dense else route.exchange,
+            exchange="allreduce" if route.uncompressed else route.exchange,
             workers=count,
             hosts=cluster.hosts,
             local=cluster.local,

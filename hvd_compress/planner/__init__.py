@@ -1,5 +1,6 @@
-"""The planner: from measurements to how each gradient shall travel.
+"""The planner decides how each gradient travels, from probes, predictions and the times of steps.
 
-Decides the same from the same numbers, so that ranks which share their measurements need not share
-decisions. Knows no framework and no collective: a frontend measures, and does what is decided.
+It knows no framework and no collective. A frontend gives :class:`~hvd_compress.planner.planner.Planner` a
+sum of small vectors over the ranks, a :class:`~hvd_compress.planner.probing.Prober`, and the time of each
+step. Ranks share all measurements, and decide the same from the same numbers.
 """

@@ -1,255 +1,243 @@
-"""The planner's phases: probe links and codecs, try the best plans, keep the best, watch the network."""
+"""The planner: probe links and codecs, predict, time the best plans, choose, watch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.perfmodel.machines import CodecSpeed
-from hvd_compress.planner.measured import KINDS, Coding, Measured, Probe, best
-from hvd_compress.planner.plans import Plan, Tensor, behind, propose, smallest
+from hvd_compress.planner.measured import KINDS, Coding, Measured
+from hvd_compress.planner.plans import (
+    Candidate,
+    Plan,
+    PlannedTensor,
+    predicted_best,
+    price_of,
+    propose,
+    routes_of,
+    smallest,
+    uniform,
+)
+from hvd_compress.planner.probing import Prober
 from hvd_compress.planner.trials import Trials
-from hvd_compress.planner.watch import Watch
 
-_BURSTS = 3
-_ENOUGH = 2.0
-"""Probes of the links and the codecs, one at the end of each of the first steps: so many at most, and no
-more once they have taken as long as so many steps. Where they take long, the network is slow, and
-disturbances count for little."""
+Sum = Callable[[list[float], str], Sequence[float]]
+"""The sum of all ranks' vectors in float64, by a collective of the given name."""
+
+_FIRST, _BURSTS, _ENOUGH = 4, 3, 2.0
+"""The step after which ranks probe, since the first ones negotiate names and show a step's time. How often,
+and in how many steps' time at most: where a burst takes long, disturbances count for little."""
 
 _WATCHING = 1e-3
-"""Part of the time that looks at steps may take, and another that looks at the links may take."""
+"""Part of the time that looks at the network may take."""
 
-_SHORTEST, _LONG, _LONGEST = 32, 128, 1024
-_AGAIN = 4
-"""Steps from one look to the next: at least; at most, where only steps are looked at, and where links are;
-and after one that found a change."""
+_SHORTEST, _LONGEST, _AGAIN = 32, 1024, 4
+"""Steps from one look to the next, at least and at most, and after a look that found a change."""
+
+_CHANGE, _LOOKS = 1.6, 3
+"""By which factor the bandwidth has to change to count, and in how many looks in a row."""
 
 _QUIET = 64
-"""Steps without a second look at a plan after it was made, doubled with each plan up to 1,024."""
-
-_WORTH = 100
-"""Planning again where the links are as they were has to wait for so many times the steps that it cost: a
-machine that is busy now and then makes steps longer, too, and may have it cost 1% at most."""
+"""Steps from a plan to the next but the second, doubled with each plan up to :data:`_LONGEST`."""
 
 _MATTERS = 0.03
-"""Part of a step that a plan has to lose by a change of the links for another one to be looked for."""
+"""Part of a step that another plan has to be better for a change of the links to matter."""
 
 
-class Need(Enum):
-    """What ranks have to measure and share at the end of a step."""
-
-    NOTHING = 0
-    SECONDS = 1
-    """How long the step took."""
-    LINK = 2
-    """How fast an allreduce is, too."""
-    ALL = 3
-    """How fast all kinds of collectives and the codecs are, too."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the ranks have measured, the same on all of them.
-
-    Attributes:
-        seconds: of a step, on the slowest rank; the median since the last report.
-        window: seconds of the backward pass in which messages travel, on the fastest rank.
-        probe: of the links, where it was needed.
-        speeds: of the codecs, where they were needed.
-        overhead: seconds that measuring took.
-    """
-
-    seconds: float
-    window: float = 0.0
-    probe: Probe | None = None
-    speeds: Mapping[Coding, CodecSpeed] | None = None
-    overhead: float = 0.0
+class _RankMissing(Exception):
+    """A rank has left the training, as by ``hvd.join()``, so that nothing can be agreed."""
 
 
 class Planner:
-    """Decides how each gradient travels; makes the same decisions from the same reports.
+    """Decides how each gradient travels, the same on every rank.
 
-    A frontend calls :meth:`need` once at the end of each step, does what it asks for, hands the ranks'
-    agreed report to :meth:`take`, and makes the next step with :attr:`plan`. It may leave out steps that
-    are :meth:`idle`, and :meth:`skip` them.
+    At the end of each step, at a place that all ranks reach with no gradient on its way, a frontend calls
+    :meth:`end_step`, and makes the next step with :attr:`plan`. A frontend that has to decide before its
+    first step calls :meth:`predict` instead.
 
     Args:
         tensors: the gradients of a step.
-        hosts: how many there are.
-        local: ranks on each.
+        rank, size, local: this rank, how many ranks there are, and how many on each host.
+        sum_over_ranks: a collective; a rank that has left the training adds zeros.
+        prober: measures on this rank.
+
+    Attributes:
+        plan, reason: a route for each tensor, and why.
+        step, plans: how many steps are over, and how many plans have been decided on.
+        has_choice: whether there are several ranks, and a tensor that may travel in several ways.
+        settled: whether a plan is decided on, or there is no choice.
+        measured, candidates, trials: what the plan rests on, as far as it has come.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], hosts: int, local: int) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[PlannedTensor],
+        *,
+        rank: int,
+        size: int,
+        local: int,
+        sum_over_ranks: Sum,
+        prober: Prober,
+    ) -> None:
         self.tensors = tuple(tensors)
-        self.hosts, self.local = hosts, local
-        self.plan: Plan = smallest(self.tensors, hosts, local)
-        self.step = 0
-        self.plans = 0
-        """How many plans have been made."""
-        self.reason = "nothing is measured yet"
+        self._rank, self._size, self._hosts, self._local = rank, size, size // local, local
+        self._sum, self._prober = sum_over_ranks, prober
+        coded = [route for route in routes_of(tensors) if route != UNCOMPRESSED_ROUTE]
+        self._codings = list(dict.fromkeys((route.codec, route.feedback) for route in coded))
+        self.has_choice = bool(coded) and size > 1
+        self.plan: Plan = uniform(self.tensors, UNCOMPRESSED_ROUTE)
+        if self.has_choice:
+            self.plan = smallest(self.tensors, self._hosts, local)
+        self.reason, self.settled = "nothing is measured yet", not self.has_choice
+        self.step = self.plans = 0
         self.measured: Measured | None = None
+        self.candidates: Sequence[Candidate] = ()
         self.trials: Trials | None = None
-        self.watch: Watch | None = None
-        self._probes: list[Report] = []
-        self._probing = True
-        self._next_look = self._next_probe = 0
-        self._planned_at = 0
-        self._small = 0.0
+        self._steps: list[float] = []
+        self._due, self._planned_at = _FIRST, 0
+        self._bandwidth = 0.0  # What looks compare with.
+        self._change, self._looks = "", 0  # What the last look found, and how many in a row have.
 
-    @property
-    def settled(self) -> bool:
-        """Whether a plan has been decided on."""
-        return self.watch is not None
+    def end_step(self, seconds: float | None) -> bool:
+        """Counts a step, and measures, shares and decides what is due; whether the plan has changed.
 
-    def need(self) -> Need:
-        """Counts a step that is over, and tells what has to be measured at its end."""
+        ``seconds`` is how long the step took on this rank, if that is known.
+        """
         self.step += 1
-        if self._probing:
-            return Need.NOTHING if self.step == 1 else Need.ALL
-        if self.settled:
-            if self.step >= self._next_probe:
-                return Need.LINK
-            return Need.SECONDS if self.step >= self._next_look else Need.NOTHING
-        return Need.SECONDS
+        if not self.has_choice:
+            return False
+        self._steps += [] if seconds is None else [seconds]
+        if self.step < self._due:
+            return False
+        before, self._due = self.plan, self.step + 1
+        try:
+            slowest = self._share_step()
+            if self.settled:
+                self._look(slowest)
+            elif self.trials is None:
+                bursts = self._probe(_ENOUGH * slowest)
+                self.trials = Trials(self.candidates, sum(burst[-1] for burst in bursts))
+                self.plan, self.reason = self.trials.plan, "is tried for a few steps"
+            else:
+                self.trials.record(slowest)
+                self.plan = self.trials.plan
+                if self.trials.done:
+                    self._settle("its steps were the fastest, or as fast as any")
+        except _RankMissing:
+            self._due = self.step + (_SHORTEST if self.settled else 1)
+        return self.plan != before
 
-    def idle(self) -> int:
-        """How many of the next steps need nothing: of those, :meth:`need` does not have to be asked."""
-        if self._probing:
-            return max(0, 1 - self.step)
+    def predict(self) -> Plan:
+        """Decides at once, from probes and the performance model alone; all ranks call it together."""
         if not self.settled:
-            return 0
-        return max(0, min(self._next_look, self._next_probe) - self.step - 1)
-
-    def skip(self, steps: int) -> None:
-        """Counts steps that are over, no more than :meth:`idle`."""
-        self.step += steps
-
-    def take(self, report: Report) -> None:
-        """Takes what :meth:`need` asked for."""
-        if self._probing:
-            self._take_probe(report)
-        elif self.settled:
-            self._look(report)
-        else:
-            self._take_trial(report)
-
-    def postpone(self) -> None:
-        """Called in place of :meth:`take` where not all ranks took part in the step."""
-        if self.settled:
-            self._next_look = self._next_probe = self.step + _SHORTEST
+            bursts = [self._read(burst) for burst in self._probe(math.inf)]
+            assert self.measured is not None
+            self.plan = predicted_best(self.tensors, self.measured, bursts).plan
+            self._settle("is predicted to be the fastest")
+        return self.plan
 
     def state(self) -> dict[str, Any]:
-        """What a later job needs to go on with the plan."""
-        return {
-            "plan": self.plan,
-            "settled": self.settled,
-            "bandwidth": None if self.watch is None else self.watch.bandwidth,
-        }
+        """What a later job needs to go on with the plan, in what JSON can say."""
+        names = {one.name: str(route) for one, route in zip(self.tensors, self.plan, strict=True)}
+        return {"plan": names, "settled": self.settled, "bandwidth": self._bandwidth}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Goes on with a plan of :meth:`state`, and looks at the network soon.
 
-        Returns:
-            Whether it was a plan that had been decided on, and that is among today's choices; if not, the
-            planner begins anew.
+        Returns whether the plan was decided on and is among today's choices; if not, planning begins anew.
         """
-        plan = tuple(state["plan"])
-        known = len(plan) == len(self.tensors) and all(
-            route in tensor.choices for route, tensor in zip(plan, self.tensors, strict=True)
-        )
-        if not (known and state["settled"]):
+        names = [state["plan"].get(tensor.name, str(UNCOMPRESSED_ROUTE)) for tensor in self.tensors]
+        pairs = zip(self.tensors, names, strict=True)
+        plan = tuple(route for one, name in pairs for route in one.choices if str(route) == name)
+        if len(plan) < len(names) or not (state["settled"] and state["bandwidth"]):
             return False
-        self.plan, self._probing, self.trials = plan, False, None
-        self.reason = "goes on with the plan of a saved state"
-        self.watch = Watch(state["bandwidth"])
-        self._next_look = self._next_probe = self.step + _AGAIN
+        self.plan, self.reason = plan, "goes on with the plan of a saved state"
+        self._bandwidth, self.settled = state["bandwidth"], True
+        self._due = self.step + _AGAIN
         return True
 
-    def _take_probe(self, report: Report) -> None:
-        assert report.probe is not None and report.speeds is not None
-        self._probes.append(report)
-        overhead = sum(probe.overhead for probe in self._probes)
-        if len(self._probes) < _BURSTS and overhead < _ENOUGH * report.seconds:
+    def _settle(self, reason: str) -> None:
+        assert self.measured is not None
+        self.settled, self.plans, self.reason = True, self.plans + 1, reason
+        self._bandwidth = self.measured.bandwidth()
+        self._planned_at, self._due = self.step, self.step + _SHORTEST
+
+    def _look(self, seconds: float) -> None:
+        """Compares the links with what they were when the plan was made; a step takes so many seconds."""
+        burst = self._burst(KINDS[:1], [])
+        bandwidth = self._read(burst).bandwidth()
+        ratio, change = bandwidth / self._bandwidth, ""
+        if not 1 / _CHANGE <= ratio <= _CHANGE:
+            change = f"the bandwidth {'rose' if ratio > 1 else 'fell'}"
+        self._looks = self._looks + 1 if change == self._change else 1
+        self._change = change
+        if change and self._looks < _LOOKS:
+            self._due = self.step + _AGAIN
             return
-        self.measured = Measured(
-            self.hosts,
-            self.local,
-            best([probe.probe for probe in self._probes if probe.probe is not None]),
-            _fastest([probe.speeds for probe in self._probes if probe.speeds is not None]),
-            min(probe.window for probe in self._probes),
-        )
-        self.trials = Trials(propose(self.tensors, self.measured), overhead)
-        self._probing, self._probes = False, []
-        self.plan, self.reason = self.trials.plan, "is tried for a few steps"
-
-    def _take_trial(self, report: Report) -> None:
-        assert self.trials is not None
-        self.trials.record(report.seconds)
-        self.plan = self.trials.plan
-        if self.trials.done:
-            assert self.measured is not None
-            self.plans += 1
-            self.reason = "its steps were the fastest, or as fast as any"
-            self.watch = Watch(self.measured.probe.bandwidth(KINDS[0]), self.trials.best.median)
-            self._planned_at = self.step
-            self._next_look = self._next_probe = self.step + _SHORTEST
-
-    def _look(self, report: Report) -> None:
-        assert self.watch is not None
-        probe = report.probe
-        bandwidth = None if probe is None else probe.bandwidth(KINDS[0])
-        changed = self.watch.changed(report.seconds, bandwidth)
-        if changed and bandwidth is not None and not self._matters(bandwidth, report.seconds):
-            self.watch.accept(bandwidth)
-            changed = False
-        if changed and self.step >= self._planned_at + self._quiet():
-            self.reason = f"is measured anew: {self.watch.reason}"
-            self.watch, self._probing = None, True
+        pause = min(_QUIET << self.plans, _LONGEST) if self.plans > 1 else 0
+        if change and not self._matters(bandwidth, seconds):
+            self._bandwidth = bandwidth
+        elif change and self.step >= self._planned_at + pause:
+            self.settled, self.trials, self.reason = False, None, f"is measured anew: {change}"
             return
-        if probe is not None:
-            self._next_probe = self.step + _period(report.overhead, report.seconds, _LONGEST)
-            self._small = probe.small
-        self._next_look = self.step + _period(self._small, report.seconds, _LONG)
-        if self.watch.suspicious and not changed:
-            self._next_probe = self.step + _AGAIN  # Is it the links?
+        period = math.ceil(burst[-1] / max(_WATCHING * seconds, 1e-9))
+        self._due = self.step + min(max(period, _SHORTEST), _LONGEST)
 
-    def _matters(self, bandwidth: float, step: float) -> bool:
-        """Whether another plan is predicted to be better, now that the links are no longer what they were.
-
-        What fast links do is uncertain, and makes no difference.
-        """
-        assert self.watch is not None
-        if self.measured is None or not self.watch.suspects_links:
+    def _matters(self, bandwidth: float, seconds: float) -> bool:
+        """Whether another plan is predicted to be better with all links so much faster or slower."""
+        if self.measured is None:
             return True
-        then = self.measured.probe.bandwidth(KINDS[0])
-        now = self.measured.with_links(bandwidth / then)
-        lost = behind(self.tensors, self.plan, now) - behind(self.tensors, self.plan, self.measured)
-        return lost > _MATTERS * step
+        now = self.measured.with_links(bandwidth / self.measured.bandwidth())
+        best = propose(self.tensors, now)[0].seconds
+        return price_of(self.tensors, self.plan, now).total - best > _MATTERS * seconds
 
-    def _quiet(self) -> int:
-        """Steps from one plan to the next, at least."""
-        assert self.watch is not None
-        quiet = min(_QUIET << self.plans, _LONGEST) if self.plans > 1 else 0
-        if self.watch.suspects_links or self.trials is None:
-            return quiet
-        spent = self.trials.cost / max(self.trials.best.median, 1e-9)
-        return max(quiet, math.ceil(_WORTH * spent))
+    def _probe(self, most: float) -> list[list[float]]:
+        """Measures, again unless that takes so many seconds, and predicts; returns the bursts.
 
+        Each part counts at its fastest: a disturbance only ever makes it longer.
+        """
+        bursts: list[list[float]] = []
+        while len(bursts) < _BURSTS and sum(burst[-1] for burst in bursts) < most:
+            bursts.append(self._burst(KINDS, self._codings))
+        self.measured = self._read([min(part) for part in zip(*bursts, strict=True)])
+        self.candidates = propose(self.tensors, self.measured)
+        return bursts
 
-def _period(cost: float, step: float, longest: int) -> int:
-    """Steps from one look to the next, so that looks take no more of the time than they may."""
-    return min(max(math.ceil(cost / max(_WATCHING * step, 1e-9)), _SHORTEST), longest)
+    def _burst(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
+        """What :meth:`Prober.measure` returns, each part as slow as on the slowest rank."""
+        numbers = self._prober.measure(kinds, codings)
+        return [*map(max, zip(*self._share(numbers, f"probe of {len(numbers)}"), strict=True))]
 
-
-def _fastest(bursts: Sequence[Mapping[Coding, CodecSpeed]]) -> dict[Coding, CodecSpeed]:
-    return {
-        coding: CodecSpeed(
-            encode=min(burst[coding].encode for burst in bursts),
-            decode=min(burst[coding].decode for burst in bursts),
+    def _read(self, burst: Sequence[float]) -> Measured:
+        """What the numbers of a burst say."""
+        small, *rest, _ = burst
+        times = rest[len(KINDS) :]
+        speeds = map(CodecSpeed, times[::2], times[1::2])
+        return Measured(
+            self._hosts,
+            self._local,
+            self._prober.sent,
+            small,
+            dict(zip(KINDS, rest, strict=False)),
+            dict(zip(self._codings, speeds, strict=False)),
         )
-        for coding in bursts[0]
-    }
+
+    def _share_step(self) -> float:
+        """A step's median time on the slowest rank."""
+        rows = self._share([statistics.median(self._steps or [1e-9])], "step")
+        self._steps.clear()
+        return max(row[0] for row in rows)
+
+    def _share(self, numbers: Sequence[float], what: str) -> list[Sequence[float]]:
+        """All ranks' numbers, a row each, by a sum, to which a rank that has left adds zeros."""
+        width = len(numbers) + 1
+        table = [0.0] * (width * self._size)
+        table[width * self._rank : width * (self._rank + 1)] = [*numbers, 1.0]
+        table = list(self._sum(table, f"planner {what}"))
+        rows = [table[width * rank : width * (rank + 1)] for rank in range(self._size)]
+        if not all(row[-1] == 1 for row in rows):
+            raise _RankMissing
+        return [row[:-1] for row in rows]

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hvd_compress.exchange.bundling import LIMIT
-from hvd_compress.exchange.routing import DENSE, Route
-from hvd_compress.perfmodel import cost
-from hvd_compress.perfmodel.exchanges import Work, together
-from hvd_compress.planner.measured import KINDS, Measured, kind
+from hvd_compress.exchange.buckets import LIMIT
+from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
+from hvd_compress.perfmodel.cost import Cost, seconds
+from hvd_compress.planner.measured import HALF, KINDS, Measured
 
 Plan = tuple[Route, ...]
 """A route for every tensor, in their order."""
 
-_WEIGHTS = (0.25, 0.5, 1.0)
-"""What a second of transfer is weighed with, beside a second of computing, to find mixed plans."""
+_WORTH = 0.1
+"""Part of the uncompressed exchange that a codec must save where no step is timed."""
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A gradient that is exchanged in every step.
-
-    Attributes:
-        name: the parameter's.
-        shape: its shape.
-        element_bytes: of the gradient's type.
-        choices: the routes that it may take; the first is :data:`~hvd_compress.exchange.routing.DENSE`.
-    """
+class PlannedTensor:
+    """A gradient with the routes that it may take, of which the first leaves it uncompressed."""
 
     name: str
     shape: tuple[int, ...]
     element_bytes: int
-    choices: tuple[Route, ...] = (DENSE,)
+    choices: tuple[Route, ...] = (UNCOMPRESSED_ROUTE,)
+    dtype: str = "float32"
 
     @property
     def count(self) -> int:
@@ -42,41 +35,17 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What one tensor, or all of them, cost in a step.
-
-    Attributes:
-        codec: seconds of encoding and decoding.
-        wire: seconds of transfer.
-        sent: bytes that a rank sends.
-    """
-
-    codec: float = 0.0
-    wire: float = 0.0
-    sent: float = 0.0
-
-    def __add__(self, other: Price) -> Price:
-        return Price(self.codec + other.codec, self.wire + other.wire, self.sent + other.sent)
-
-    def __sub__(self, other: Price) -> Price:
-        return Price(self.codec - other.codec, self.wire - other.wire, self.sent - other.sent)
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """A plan with its prediction.
-
-    Attributes:
-        label: what it is called.
-        plan: a route for every tensor.
-        price: of all tensors.
-        seconds: what the exchange adds to a step: codecs, and the transfer that is not hidden.
-    """
+    """A plan, and its predicted price."""
 
     label: str
     plan: Plan
-    price: Price
-    seconds: float
+    price: Cost
+
+    @property
+    def seconds(self) -> float:
+        """The most that its exchange is predicted to add to a step."""
+        return self.price.total
 
     @property
     def loss(self) -> int:
@@ -86,27 +55,26 @@ class Candidate:
     @property
     def exchanges(self) -> frozenset[str]:
         """Those that its payloads take."""
-        return frozenset(route.exchange for route in self.plan if not route.dense)
+        return frozenset(route.exchange for route in self.plan if not route.uncompressed)
 
 
-def price(tensor: Tensor, route: Route, measured: Measured) -> Price:
-    """What a tensor's exchange costs by :mod:`hvd_compress.perfmodel.cost`.
+def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
+    """What a tensor's exchange costs; small ones share their messages' starts with others in a bucket."""
+    half = route.uncompressed and route.cast_dtype == "float16"
+    return seconds(
+        tensor.shape,
+        route,
+        measured.speed(route),
+        measured.cluster(KINDS[0]),
+        element_bytes=tensor.element_bytes,
+        links=lambda kind: measured.cluster(HALF if half else kind),
+        started=min(1.0, tensor.count / LIMIT),
+    )
 
-    Messages of small tensors travel together, by Horovod's fusion or in bundles. So of a collective's
-    start a tensor pays only its part of a bundle.
-    """
-    speed, part = measured.speed(route), min(1.0, tensor.count / LIMIT)
-    ranks = measured.cluster(KINDS[0])
-    total = Price()
-    for step in cost.steps_of(tensor.shape, route, ranks, element_bytes=tensor.element_bytes):
-        if isinstance(step, Work):
-            seconds = step.encoded * speed.encode + step.decoded * speed.decode
-            total += Price(codec=seconds + step.added * speed.add)
-        elif step.rounds:
-            cluster = measured.cluster(kind(step, route))
-            shared = (1 - part) * cluster.start
-            total += Price(wire=together([(step, speed)], cluster) - shared, sent=step.sent)
-    return total
+
+def price_of(tensors: Sequence[PlannedTensor], plan: Plan, measured: Measured) -> Cost:
+    """What the exchange of all tensors costs by a plan."""
+    return _sum(price(*pair, measured) for pair in zip(tensors, plan, strict=True))
 
 
 def label(route: Route, routes: Iterable[Route]) -> str:
@@ -115,105 +83,69 @@ def label(route: Route, routes: Iterable[Route]) -> str:
     return _short(route) if len(alike | {route}) == 1 else str(route)
 
 
-def uniform(tensors: Sequence[Tensor], route: Route) -> Plan:
-    """The plan in which every tensor that may take a route takes it, and the others go as they are."""
-    return tuple(route if route in tensor.choices else DENSE for tensor in tensors)
+def uniform(tensors: Sequence[PlannedTensor], route: Route) -> Plan:
+    """The plan in which every tensor that may take a route takes it, and the others none."""
+    return tuple(route if route in tensor.choices else UNCOMPRESSED_ROUTE for tensor in tensors)
 
 
-def routes_of(tensors: Iterable[Tensor]) -> list[Route]:
+def routes_of(tensors: Iterable[PlannedTensor]) -> list[Route]:
     """All choices of all tensors, in the order in which they first appear."""
     return list(dict.fromkeys(route for tensor in tensors for route in tensor.choices))
 
 
-def smallest(tensors: Sequence[Tensor], hosts: int, local: int) -> Plan:
-    """The uniform plan that sends the fewest bytes: before anything is measured it risks least.
+def smallest(tensors: Sequence[PlannedTensor], hosts: int, local: int) -> Plan:
+    """The plan that sends the fewest bytes, which risks least before anything is measured."""
+    alike = Measured(hosts, local, 1.0, 0.0, dict.fromkeys(KINDS, 1.0))
+    return min(propose(tensors, alike), key=lambda candidate: candidate.price.sent).plan
 
-    On a slow network it saves most, and on a fast one all it costs is computing.
+
+def propose(tensors: Sequence[PlannedTensor], measured: Measured) -> list[Candidate]:
+    """The plans to consider, those that are predicted to be fastest first.
+
+    For each route the plan in which all tensors take it that may, and a mixed plan in which each takes its
+    cheapest. Of equals, the one that changes gradients less is first.
     """
-    ranks = cost.Cluster(hosts, local, cost.Link(math.inf))
-
-    def sent(route: Route) -> float:
-        taken = zip(tensors, uniform(tensors, route), strict=True)
-        return sum(
-            cost.wire_bytes(tensor.shape, chosen, ranks, element_bytes=tensor.element_bytes)
-            for tensor, chosen in taken
-        )
-
-    return uniform(tensors, min(routes_of(tensors), key=sent, default=DENSE))
-
-
-def propose(tensors: Sequence[Tensor], measured: Measured) -> list[Candidate]:
-    """All plans worth a thought, those that are predicted to be fastest first.
-
-    One for each route that all tensors take as far as they may, and the best mixed one that was found. Of
-    equals, the one that changes gradients less is first.
-
-    Args:
-        tensors: at least one.
-        measured: the job.
-    """
-    prices = {
-        (tensor, route): price(tensor, route, measured)
-        for tensor in set(tensors)
-        for route in tensor.choices
-    }
-    routes = routes_of(tensors)
+    routes = sorted(routes_of(tensors), key=_loss)
     plans: dict[Plan, str] = {}
-    for route in sorted(routes, key=_loss):
+    for route in routes:
         plans.setdefault(uniform(tensors, route), label(route, routes))
-    plans.setdefault(_mixed(tensors, prices, measured.window), "mixed")
+    prices = {tensor: {r: price(tensor, r, measured) for r in tensor.choices} for tensor in tensors}
+    cheapest = [min(t.choices, key=lambda r, t=t: prices[t][r].total) for t in tensors]  # type: ignore[misc]
+    plans.setdefault(tuple(cheapest), "mixed")
     candidates = []
     for plan, name in plans.items():
-        total = sum((prices[taken] for taken in zip(tensors, plan, strict=True)), start=Price())
-        candidates.append(Candidate(name, plan, total, _seconds(total, measured.window)))
-    return sorted(candidates, key=lambda one: one.seconds)
+        total = _sum(prices[tensor][route] for tensor, route in zip(tensors, plan, strict=True))
+        candidates.append(Candidate(name, plan, total))
+    return sorted(candidates, key=lambda candidate: candidate.seconds)
 
 
-def behind(tensors: Sequence[Tensor], plan: Plan, measured: Measured) -> float:
-    """Seconds of a step by which a plan is predicted to be behind the best one."""
-    prices = (price(*taken, measured) for taken in zip(tensors, plan, strict=True))
-    own = _seconds(sum(prices, start=Price()), measured.window)
-    return max(0.0, own - propose(tensors, measured)[0].seconds)
+def predicted_best(
+    tensors: Sequence[PlannedTensor], measured: Measured, bursts: Sequence[Measured] = ()
+) -> Candidate:
+    """The plan to take where no step can be timed: the fastest, unless its gain may be noise.
 
-
-def _mixed(
-    tensors: Sequence[Tensor], prices: Mapping[tuple[Tensor, Route], Price], window: float
-) -> Plan:
-    """The fastest of many plans in which tensors take ways of their own.
-
-    Transfer is free as long as it is hidden, so that only as many tensors are encoded as it takes. For each
-    weight of transfer beside computing, tensors change to their cheapest way one by one, those that save
-    most for their codec's time first.
+    A codec has to save a tenth of the uncompressed exchange, also by each of the ``bursts`` of measurements
+    alone that ``measured`` is made from.
     """
-    dense: Plan = tuple(tensor.choices[0] for tensor in tensors)
-    best, fastest = dense, math.inf
-    for weight in _WEIGHTS:
-        plan = list(dense)
-        total = sum((prices[tensor, DENSE] for tensor in tensors), start=Price())
-        changes = []
-        for index, tensor in enumerate(tensors):
-            costs = {
-                r: prices[tensor, r].codec + weight * prices[tensor, r].wire for r in tensor.choices
-            }
-            route = min(costs, key=costs.__getitem__)
-            change = prices[tensor, route] - prices[tensor, DENSE]
-            worth = -change.wire / change.codec if change.codec > 0 else math.inf
-            changes.append((-worth, index, route, change))
-        for _, index, route, change in sorted(changes, key=lambda c: c[:2]):
-            plan[index], total = route, total + change
-            if _seconds(total, window) < fastest:
-                best, fastest = tuple(plan), _seconds(total, window)
-    return best
+    plain = uniform(tensors, UNCOMPRESSED_ROUTE)
+
+    def gains(plan: Plan) -> bool:
+        return plan == plain or all(
+            price_of(tensors, plan, one).total < (1 - _WORTH) * price_of(tensors, plain, one).total
+            for one in (measured, *bursts)
+        )
+
+    return next(one for one in propose(tensors, measured) if gains(one.plan))
 
 
-def _seconds(total: Price, window: float) -> float:
-    return total.codec + max(0.0, total.wire - window)
+def _sum(prices: Iterable[Cost]) -> Cost:
+    return Cost(*map(sum, zip(*prices, strict=True)))
 
 
 def _short(route: Route) -> str:
-    return route.codec.name if route.dense else f"{route.codec.name} {route.exchange}"
+    return route.codec.name if route.uncompressed else f"{route.codec.name} {route.exchange}"
 
 
 def _loss(route: Route) -> int:
-    """As it is, then cast, then anything else; sorting keeps the user's order among these."""
-    return 0 if route == DENSE else 1 if route.dense else 2
+    """Uncompressed, then cast, then anything else; sorting keeps the user's order among these."""
+    return 0 if route == UNCOMPRESSED_ROUTE else 1 if route.uncompressed else 2

@@ -1,119 +1,117 @@
-"""Short measurements of the links and the codecs, with a framework's tensors and collectives."""
+"""Short measurements of the links and the codecs, with a framework's arrays and collectives."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from hvd_compress.exchange.counters import Counters
+from hvd_compress.codecs import NoiseKey
 from hvd_compress.planner.measured import Coding
 
-Work = Callable[[], None]
-
-MEETING = "meeting before probe"
-"""The collective in which ranks meet; it is not timed."""
-
-SMALL = "probe"
-"""The collective of a few bytes."""
+BARRIER, SMALL = "barrier before probe", "probe"
+"""Sums of a few bytes: one that is not timed, after which all ranks begin together, and one that is."""
 
 SMALL_BYTES = 16
-"""What ranks meet with, and what the small message has."""
 
 _BYTES = 2**19
 """What each rank sends in a probe: far more than the burst that a rate limit lets pass."""
 
-_ELEMENTS = 2**20
-"""Of the tensor that codecs are measured with: more than a cache close to the processor holds."""
-
-_COLUMNS = 256
-"""Of the matrix that stands for gradients where a codec looks at rows or columns."""
+_ELEMENTS, _COLUMNS = 2**20, 256
+"""Of the tensor that codecs are measured with, more than a cache close to the processor holds, and of its
+rows where a codec looks at those."""
 
 _REPEATS = 2
 
 
-class Prober(ABC):
-    """Measures on this rank; the ranks' numbers still have to be brought together.
+class Prober:
+    """Measures on this rank; the planner shares the numbers.
 
     Args:
-        size: ranks, more than one.
+        size: ranks.
         largest: elements of the largest gradient: probes are no larger than what will be sent.
-        counters: count what the probes send.
+        array: makes a framework's array of so many numbers of a dtype, ``float32``, ``float16`` or
+            ``uint8``. Floats are random, because zeros would be encoded and added faster.
+        kernels: encode and decode such arrays: a :class:`hvd_compress.kernels.interface.Coder`.
+        collective: runs a collective of a kind among all ranks to its end, with a message, under a name.
+        wait: returns when a device has done all that was started on it; None where there is none.
 
     Attributes:
-        part: bytes, a multiple of 16; a rank gathers two parts, adds up one for each rank, and in an
-            alltoall sends two to each.
         elements: of the tensor that codecs are measured with.
-        sent: bytes that each rank sends in each large collective of :meth:`links`.
+        sent: bytes that each rank sends in each large collective.
     """
 
-    def __init__(self, size: int, largest: int, counters: Callable[[], Counters]) -> None:
-        self._size = size
-        self._counters = counters
+    def __init__(
+        self,
+        size: int,
+        largest: int,
+        *,
+        array: Callable[[int, str], Any],
+        kernels: Any,
+        collective: Callable[[str, Any, str], object],
+        wait: Callable[[], object] | None = None,
+    ) -> None:
+        self._size, self._array, self._kernels = size, array, kernels
+        self._collective, self._wait = collective, wait or (lambda: None)
         self.elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
-        # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others.
-        self.part = 16 * -(-min(_BYTES, 4 * largest) // (32 * (size - 1)))
-        self.sent = 2 * self.part * (size - 1)
+        # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others:
+        # a rank gathers two parts, sums one for each rank, and in an all_to_all sends two to each.
+        others = max(1, size - 1)
+        self._part = 16 * -(-min(_BYTES, 4 * largest) // (32 * others))
+        self.sent = 2 * self._part * others
 
-    def message_bytes(self, kind: str) -> int:
-        """What a rank hands to the collective of a kind."""
-        if kind == "allgather":
-            return 2 * self.part
-        return self._size * self.part * (2 if kind == "alltoall" else 1)
+    def message_bytes(self, what: str) -> int:
+        """What a rank gives to a collective: :data:`BARRIER`, :data:`SMALL`, or of a kind."""
+        parts = {"all_gather": 2, "all_to_all": 2 * self._size}.get(what, self._size)
+        return SMALL_BYTES if what in (BARRIER, SMALL) else parts * self._part
 
-    def links(self, kinds: Sequence[str]) -> list[float]:
-        """Seconds of a small allreduce, and of a large collective of each kind, in that order.
+    def measure(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
+        """One burst, in which all ranks take part.
 
-        Waits for all ranks. They meet in a sum, which is not timed, so that nobody's delay counts.
-
-        Args:
-            kinds: some of :data:`~hvd_compress.planner.measured.KINDS`, the same on every rank.
+        Returns seconds of a small all_reduce, of a large collective of each kind, of each coding for an
+        element to encode and to decode, and of all this.
         """
-        self._run(MEETING)
-        counters = self._counters()
-        counters.add_allreduce(self._size, 2 * SMALL_BYTES)
-        times = [self._timed(SMALL)]
-        for kind in kinds:
-            times.append(self._timed(kind))
-            counters.message_bytes += self.message_bytes(kind)
-            counters.wire_bytes += self.sent
-        return times
-
-    def speeds(self, codings: Sequence[Coding]) -> list[tuple[float, float]]:
-        """Seconds an element to encode and to decode, for each codec."""
-        return [self._speed(coding) for coding in codings]
-
-    @abstractmethod
-    def _run(self, what: str) -> None:
-        """A collective from its start to its end: :data:`MEETING`, :data:`SMALL`, or of a kind."""
-
-    @abstractmethod
-    def _work(self, coding: Coding, shape: tuple[int, ...]) -> tuple[Work, Work]:
-        """What encodes random numbers of that shape, and what decodes them."""
-
-    def _settle(self) -> None:
-        """Waits for what a device does behind the host's back."""
-        return
-
-    def _speed(self, coding: Coding) -> tuple[float, float]:
-        shape: tuple[int, ...] = (self.elements,)
-        if coding[0].shaped and self.elements % _COLUMNS == 0:
-            shape = (self.elements // _COLUMNS, _COLUMNS)
-        encode, decode = self._work(coding, shape)
-        return self._fastest(encode) / self.elements, self._fastest(decode) / self.elements
-
-    def _timed(self, what: str) -> float:
         started = time.perf_counter()
-        self._run(what)
-        self._settle()
-        return time.perf_counter() - started
+        self._run(BARRIER)
+        times = [self._run(what) for what in (SMALL, *kinds)]
+        for coding in codings:
+            times += self._code(coding)
+        return [*times, time.perf_counter() - started]
 
-    def _fastest(self, work: Work) -> float:
-        seconds = []
-        for _ in range(_REPEATS):
-            self._settle()
-            started = time.perf_counter()
-            work()
-            self._settle()
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
+    def _run(self, what: str) -> float:
+        """Seconds of a collective."""
+        kind, name = what.split()[0], f"probe {what}"
+        if what in (BARRIER, SMALL):
+            kind, name = "all_reduce", what
+        dtype, width = ("float16", 2) if "float16" in what else ("float32", 4)
+        if kind != "all_reduce":
+            dtype, width = "uint8", 1
+        message = self._array(self.message_bytes(what) // width, dtype)
+        return self._timed(lambda: self._collective(kind, message, name))
+
+    def _code(self, coding: Coding) -> list[float]:
+        """Seconds to encode an element, and to decode one."""
+        codec, feedback = coding
+        shape: tuple[int, ...] = (self.elements,)
+        if codec.shaped and self.elements % _COLUMNS == 0:
+            shape = (self.elements // _COLUMNS, _COLUMNS)
+        gradient, out = (self._array(self.elements, "float32") for _ in range(2))
+        residual = self._array(self.elements, "float32") if feedback.enabled else None
+        payload = self._array(codec.payload_bytes(shape), "uint8")
+        options = {"feedback": feedback, "residual": residual, "noise": NoiseKey(0)}
+
+        def encode() -> None:
+            self._kernels.encode(codec, shape, gradient, payload, **options)
+
+        def decode() -> None:
+            self._kernels.decode_sum(codec, shape, payload[None], out, step=0)
+
+        times = [min(self._timed(work) for _ in range(_REPEATS)) for work in (encode, decode)]
+        return [seconds / self.elements for seconds in times]
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        self._wait()
+        started = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - started

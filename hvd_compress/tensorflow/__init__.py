@@ -3,34 +3,20 @@
 Pass one as ``compression=`` to ``hvd.DistributedGradientTape``; Horovod itself stays as it is.
 """
 
+from hvd_compress.needs import need
+
+need(__name__)
+
 from hvd_compress.codecs import ErrorFeedback
+from hvd_compress.codecs.frontends import compressors
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.schemes import (
-    BF16,
-    ECQ,
-    FP16,
-    QSGD,
-    Compression,
-    Int8,
-    NoCompression,
-    OneBit,
-    Ternary,
-)
 
-__all__ = [
-    "BF16",
-    "ECQ",
-    "FP16",
-    "QSGD",
-    "Auto",
-    "Compression",
-    "Compressor",
-    "ErrorFeedback",
-    "ExchangeError",
-    "Int8",
-    "NoCompression",
-    "OneBit",
-    "Ternary",
-]
+# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
+_made = compressors(
+    __name__, Compressor, Auto, methods=("compress", "decompress"), write="compression={}"
+)
+globals().update(_made)
+
+__all__ = ["Auto", "Compressor", "ErrorFeedback", "ExchangeError", *_made]

@@ -1,11 +1,11 @@
-"""The compressor that measures, and decides by itself, in TensorFlow's graphs."""
+"""The compressor that measures, and decides by itself, before TensorFlow traces anything."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -13,307 +13,259 @@ import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
-from hvd_compress.codecs.base import check_number
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange import hosts
+from hvd_compress.exchange import agreement, hosts
 from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, DENSE, ENCODABLE, EXCHANGES
-from hvd_compress.planner import saved
-from hvd_compress.planner.choices import (
-    DEFAULT_CODECS,
-    allowed,
-    codings_of,
-    nothing_to_choose,
-    tensor_of,
-)
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import EXCHANGES, UNCOMPRESSED_ROUTE, Route
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.planner.choices import DEFAULT_CODECS, allowed, tensor_of
 from hvd_compress.planner.explain import explain
-from hvd_compress.planner.planner import Need, Planner
-from hvd_compress.planner.plans import Plan, Tensor
-from hvd_compress.planner.reporting import Reporter
-from hvd_compress.tensorflow.compressor import Compressor, make_exchange
-from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.graphs import Beginning
+from hvd_compress.planner.planner import Planner
+from hvd_compress.planner.plans import PlannedTensor
+from hvd_compress.planner.probing import Prober
+from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.placement import HOST
-from hvd_compress.tensorflow.probing import TensorProber
-from hvd_compress.tensorflow.slots import PlannedSlot, Slot
+from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import PlanOwner
-from hvd_compress.tensorflow.ways import Underway, Ways
 
 _log = logging.getLogger(__name__)
 
+_TIMEOUT = 120.0
+"""Seconds for the other ranks to plan."""
+
+_Kind = tuple[tuple[int, ...], str]
+"""A gradient's shape and dtype: alike ones travel alike."""
+
 
 class Auto(Compressor):
-    """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
+    """Measures network and codecs, and sends each gradient in the way that is predicted to be fastest.
 
-    In the first steps, short messages and encodings are timed, every plan's cost is predicted, and the
-    best ones are tried for a few steps each, Horovod's plain allreduce always among them
-    (:mod:`hvd_compress.planner`). What was fastest stays, until the network or the time of a step changes.
-    All ranks decide the same. Where nothing pays, all gradients go uncompressed.
+    Short messages and encodings are timed once, before anything is traced, and every plan's cost is
+    predicted from them and the gradients' shapes (:mod:`hvd_compress.planner`). All ranks decide the
+    same. Where no codec is predicted to pay, all gradients go uncompressed.
 
-    Every way that a gradient may take is a branch of the graph, so that a change of plan traces nothing
-    anew. It loses no gradient: what an earlier codec has not sent is added to the next one.
+    All ranks make it at the same time, if they pass variables: it measures then. The optimizer of
+    :mod:`hvd_compress.keras` passes its gradients itself, in its first update. A checkpoint keeps the plan.
 
     Gradients of a GPU are encoded on the host.
 
     Args:
+        variables: the tape's sources, as ``model.trainable_variables``; None leaves it to :meth:`plan`.
         codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
             their papers' error feedback, codecs, or pairs of a codec and its :class:`ErrorFeedback`.
         exchanges: how payloads may travel; those that cannot be used here are left out.
-        threshold: gradients with fewer elements are left to Horovod, which fuses them.
-        exclude: patterns (``fnmatch``) of gradients to leave to Horovod, as for :class:`Compressor`.
-        warmup_steps: steps at the start that go uncompressed; nothing is measured in them.
-        seed: of the stochastic codecs' noise, the same on every rank.
-        process_set: as the tape's or optimizer's; None is all ranks.
-        threads: kernel threads; None is TensorFlow's number for one operation.
-        name: what this compressor's collectives are called by, as for :class:`Compressor`.
+        options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``threads`` and
+            ``name``, as for :class:`Compressor`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: ``hvd.init()`` was not called.
+        ExchangeError: ``hvd.init()`` was not called; or what :meth:`plan` raises.
     """
+
+    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "device")
 
     def __init__(
         self,
+        variables: Sequence[Any] | None = None,
         *,
         codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
         exchanges: Sequence[str] = EXCHANGES,
-        threshold: int = DEFAULT_THRESHOLD,
-        exclude: Sequence[str] = (),
-        warmup_steps: int = 0,
-        seed: int = 0,
-        process_set: Any | None = None,
-        threads: int | None = None,
-        name: str | None = None,
+        **options: Any,
     ) -> None:
         routes = allowed(codecs, exchanges)
-        check_number("Auto", "warmup_steps", warmup_steps, 0, 2**62, integer=True)
-        super().__init__(
-            NoCompression(),
-            OFF,
-            threshold=threshold,
-            exclude=exclude,
-            seed=seed,
-            process_set=process_set,
-            threads=threads,
-            name=name,
-            device=HOST,  # What changes from way to way has no kernels elsewhere.
-        )
+        # On the host: some exchanges have no kernels elsewhere.
+        super().__init__(NoCompression(), OFF, device=HOST, **options)
         self._allowed = tuple(routes)
-        self._cold_steps = warmup_steps
         ranks = self._collectives
         everywhere = ranks.size == hvd.size()
         # A process set's ranks may be anywhere, so each counts as a host of its own.
         equal = everywhere and bool(_basics.is_homogeneous())
         self._local = hvd.local_size() if equal else 1
         hierarchy = everywhere and hosts.usable(ranks.size, hvd.local_size(), equal)
-        wanted = dict.fromkeys(route.exchange for route in routes if not route.dense)
-        self._ways = Ways(
-            self._ops,
-            self._ledger,
-            ranks,
-            self._coder,
-            {
-                exchange: make_exchange(exchange, ranks, self._coder)
-                for exchange in wanted
-                if exchange != "hierarchical" or hierarchy
-            },
-            Hosts(ranks.size, self._local),
+        wanted = dict.fromkeys(route.exchange for route in routes if not route.uncompressed)
+        self._set_exchanges(
+            [name for name in wanted if name != "hierarchical" or hierarchy]
+            if ranks.size > 1
+            else []
         )
         self.owner = PlanOwner(
-            ranks.rank, ranks.size, seed, self._local, self._plan_to_save, self._restored
+            ranks.rank, ranks.size, self._seed, self._owners, self._plan_to_save, self._restored
         )
-        self._planner: Planner | None = None
-        self._reporter: Reporter | None = None
-        self._saved = ""
-        self._steps_before = 0
-        self._cold = False
         self._beside = Counters()
+        self._why = "nothing is known yet: the gradients are not"
+        self._plan: Mapping[_Kind, Route] | None = None
+        if ranks.size == 1 or not ranks.included:
+            self._decide([])
+        if variables is not None:
+            self.plan(variables)
 
     @property
     def settled(self) -> bool:
         """Whether a plan has been decided on, or there is nothing to decide; the same on every rank."""
-        if self._size == 1:
-            return True
-        return self._planner is not None and (not self._planning or self._planner.settled)
+        return self._plan is not None
 
     def explain(self) -> str:
         """Why gradients travel as they do.
 
-        What was measured, the predicted and the measured cost of every plan, and of every choice for each
-        gradient; the same on every rank, but not to be parsed.
+        What was measured, and the predicted cost of every plan; the same on every rank, but not to be
+        parsed.
         """
-        if self._planner is None and self._size > 1:
-            return "nothing is known yet: gradients are known from the first step on"
-        if not self._planning:
-            return nothing_to_choose(self._size)
-        assert self._planner is not None
-        self._count_steps()
-        return explain(self._planner)
+        return self._why
 
-    @tf.autograph.experimental.do_not_convert
-    def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """See :meth:`Compressor.decompress`."""
-        if isinstance(ctx, Underway):
-            return self._ways.receive(tensor, ctx)
-        return super().decompress(tensor, ctx)
+    def plan(self, variables: Sequence[Any]) -> None:
+        """Measures, and decides how gradients travel. Does nothing where that is decided already.
 
-    def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
-        """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
-        super().load_resized(checkpoints, name)
-        self._planner, self._saved = None, ""
+        Waits for all ranks, which have to call it at the same time.
 
-    @property
-    def _planning(self) -> bool:
-        return self._reporter is not None
+        Args:
+            variables: the tape's sources, or the gradients: all that have a shape and a dtype.
+
+        Raises:
+            ExchangeError: on every rank, if one has other gradients or settings, or does not plan.
+        """
+        if self._plan is not None:
+            return
+        with tf.init_scope():  # Keras plans while it traces.
+            tensors = [self._tensor(i, one) for i, one in enumerate(variables)]
+            self._agree(tensors)
+            self._decide(tensors)
+        if self._collectives.rank == 0:
+            _log.info("%s", self._why)
+
+    def _decide(self, tensors: Sequence[PlannedTensor]) -> None:
+        ranks = self._collectives
+        counts = [tensor.count for tensor in tensors if len(tensor.choices) > 1]
+        planner = Planner(
+            tensors,
+            rank=ranks.rank,
+            size=ranks.size,
+            local=self._local,
+            sum_over_ranks=lambda numbers, name: self._run(
+                "all_reduce", np.array(numbers, np.float64), name
+            ).tolist(),
+            prober=Prober(
+                ranks.size,
+                max(counts, default=1),
+                array=_array,
+                kernels=CpuKernels(self._coder.threads),
+                collective=self._run,
+            ),
+        )
+        routes = planner.predict()
+        plan: dict[_Kind, Route] = {}
+        for tensor, route in zip(tensors, routes, strict=True):
+            if len(tensor.choices) > 1:
+                plan.setdefault((tensor.shape, tensor.dtype), route)
+        # Not a dictionary, which TensorFlow would take for a part of checkpoints.
+        self._plan = MappingProxyType(plan)
+        self._why = explain(planner)
 
     def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
-        label, dtype, shape = f"gradient.{position}", gradient.dtype, gradient.shape
-        tensor = Tensor(label, (), dtype.size)
+        if self._plan is None:
+            raise ExchangeError(
+                "expected Auto to know the gradients before the first one is traced, got none: pass the "
+                "tape's sources, Auto(model.trainable_variables)"
+            )
+        shape, dtype, label = gradient.shape, gradient.dtype, self._label(position)
+        route = UNCOMPRESSED_ROUTE
         if shape.is_fully_defined():
-            # What the others can do is known when there is a slot.
-            slot = PlannedSlot(position, dtype, shape, tensor)
-            tensor = tensor_of(
-                label,
-                tuple(shape.as_list()),
-                dtype.name,
-                dtype.size,
-                routes=self._allowed,
-                router=self._router,
-                check=lambda route: self._ways.check(slot, route),
+            route = self._plan.get((tuple(shape.as_list()), dtype.name), UNCOMPRESSED_ROUTE)
+        if not route.uncompressed:  # It may be excluded by its name.
+            router = self._router.with_route(route)
+            route = router.choose(label, tuple(shape.as_list()), dtype.name)
+        return Slot(position, dtype, shape, route, label=label)
+
+    def _tensor(self, position: int, variable: Any) -> PlannedTensor:
+        """A gradient with the ways that it may take."""
+        label, dtype = self._label(position), tf.as_dtype(variable.dtype)
+        shape = tf.TensorShape(variable.shape)
+        if not shape.is_fully_defined():
+            return PlannedTensor(label, (), dtype.size, dtype=dtype.name)
+        slot = Slot(position, dtype, shape, UNCOMPRESSED_ROUTE)
+
+        def check(route: Route) -> None:
+            if route.exchange not in self._exchanges:
+                raise ValueError(f"{label}: expected another exchange, got {route.exchange}")
+            slot.route = route
+            self._exchanges[route.exchange].check(slot)
+
+        return tensor_of(
+            label,
+            tuple(shape.as_list()),
+            dtype.name,
+            dtype.size,
+            routes=self._allowed,
+            router=self._router,
+            check=check,
+        )
+
+    def _agree(self, tensors: Sequence[PlannedTensor]) -> None:
+        described = {one.name: f"{one.dtype} {list(one.shape)}" for one in tensors}
+        line = agreement.serialize({**self._configuration(), "variables": described})
+        lines = self._collectives.gather_now(line, "plan", _TIMEOUT)
+        if lines is None:
+            raise ExchangeError(
+                f"expected all {self._size} ranks to make Auto, or to plan, within {_TIMEOUT:g} seconds "
+                f"of each other, got only some"
             )
-        return PlannedSlot(position, dtype, shape, tensor)
+        agreement.check(lines)
 
-    def _start(
-        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
-    ) -> tuple[tf.Tensor, Any]:
-        assert isinstance(slot, PlannedSlot)
-        if len(slot.tensor.choices) > 1:
-            return self._ways.send(slot, gradient, beginning)
-        if gradient.dtype.name in ENCODABLE:  # A checkpoint may have brought a residual.
-            gradient = self._ways.release(slot, DENSE, gradient, beginning.everybody)
-        return self._start_dense(slot, gradient, beginning)
-
-    def _begin(self, graph: int) -> Beginning:
-        beginning = super()._begin(graph)
-        with tf.control_dependencies([beginning.begun]):  # The first plan may have just been made.
-            beginning.ways = self._ways.chosen.read_value()
-        if self._takes_part():
-            wanted = self._ops.hvdc_step_end(beginning.everybody, self._ledger)
-            tf.cond(
-                wanted,
-                lambda: tf.numpy_function(self._end_step, [], tf.bool),
-                lambda: tf.constant(False),
-            )
-        return beginning
-
-    def _exchanges_in_use(self) -> Sequence[Exchange]:
-        return self._ways.exchanges
+    def _run(self, kind: str, message: np.ndarray, name: str) -> np.ndarray:
+        ranks, size = self._collectives, self._size
+        with tf.device("cpu"):
+            values = tf.constant(message)
+        if kind == "all_gather":
+            self._beside.add_allgather(size, message.nbytes)
+            return ranks.all_gather(values, name).numpy()
+        if kind == "all_to_all":
+            self._beside.add_alltoall(message.nbytes, message.nbytes // size)
+            return ranks.all_to_all(values, [len(message) // size] * size, name).numpy()
+        self._beside.add_allreduce(size, message.nbytes)
+        return ranks.all_reduce(values, name).numpy()
 
     def _counted(self) -> Counters:
         counters = super()._counted()
-        for name, more in vars(self._beside).items():
-            setattr(counters, name, getattr(counters, name) + more)
+        counters.add(self._beside)
         return counters
 
     def _configuration(self) -> dict[str, Any]:
-        self._make_planner()
-        return {
-            **super()._configuration(),
-            "warmup_steps": self._cold_steps,
-            "allowed": [str(route) for route in self._allowed],
-        }
+        return {**super()._configuration(), "allowed": [str(route) for route in self._allowed]}
 
-    def _make_planner(self) -> None:
-        """Begins to plan for the gradients that have been traced; the same on every rank."""
-        tensors = [slot.tensor for slot in self.slots if isinstance(slot, PlannedSlot)]
-        if not tensors or (self._planner is not None and self._planner.tensors == tuple(tensors)):
+    def _owners(self) -> list[int]:
+        found = (self._exchanges.get(slot.route.exchange) for slot in self.slots)
+        return [exchange.owners if exchange else 0 for exchange in found]
+
+    def _plan_to_save(self) -> list[dict[str, Any]] | None:
+        if self._plan is None:
+            return None
+        return [
+            {"shape": shape, "dtype": dtype, "route": str(route)}
+            for (shape, dtype), route in self._plan.items()
+        ]
+
+    def _restored(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
+        self._step.forget_agreement()
+        if saved is None:
             return
-        ranks = self._collectives
-        self._planner = Planner(tensors, ranks.size // self._local, self._local)
-        codings = codings_of(tensors)
-        self._reporter = None
-        if codings and ranks.size > 1:
-            largest = max(tensor.count for tensor in tensors if len(tensor.choices) > 1)
-            self._reporter = Reporter(
-                ranks.rank, ranks.size, codings, self._add, lambda: self._prober(largest)
+        known = {str(route): route for route in (UNCOMPRESSED_ROUTE, *self._allowed)}
+        others = {one["route"] for one in saved} - known.keys()
+        if others:
+            raise ValueError(
+                f"restore: expected a plan of routes that are allowed now, got {sorted(others)}; another "
+                f"plan needs the checkpoints of all ranks: load_resized()"
             )
-        if self._saved and self._planning:
-            saved.restore(self._planner, json.loads(self._saved))
-        cold = self._cold_steps - self._steps_before
-        self._cold = self._planning and cold > 0
-        self._apply((DENSE,) * len(tensors) if self._cold else self._planner.plan)
-        steps = cold if self._cold else self._planner.idle() + 1
-        self._schedule(steps if self._planning else -1, anew=True)
+        plan = {(tuple(one["shape"]), one["dtype"]): known[one["route"]] for one in saved}
+        if self.slots and plan != self._plan:
+            raise ValueError(
+                "restore: expected the plan by which gradients have been traced already, got another: "
+                "restore before the first step"
+            )
+        self._plan = MappingProxyType(plan)
+        self._why = "goes on with the plan of a checkpoint"
 
-    def _end_step(self) -> np.bool_:
-        """At a place that all ranks come to, with no gradient on its way; may wait for the others."""
-        assert self._planner is not None and self._reporter is not None
-        planner = self._planner
-        if self._cold:
-            self._cold = False
-            self._apply(planner.plan)
-            self._schedule(planner.idle() + 1, anew=True)
-            return np.bool_(True)
-        self._count_steps(-1)
-        seconds, windows, _ = self._pace()
-        for pair in zip(seconds, windows, strict=True):
-            self._reporter.step(*pair)
-        need = planner.need()
-        report = None if need is Need.NOTHING else self._reporter.report(need)
-        if report is None:
-            planner.postpone()
-        else:
-            settled = planner.settled
-            planner.take(report)
-            if planner.settled and not settled and self._collectives.rank == 0:
-                _log.info("%s", explain(planner))
-            if planner.plan != tuple(slot.route for slot in self.slots):
-                self._apply(planner.plan)
-        self._schedule(planner.idle() + 1)
-        return np.bool_(True)
 
-    def _apply(self, plan: Plan) -> None:
-        ways = []
-        for slot, route in zip(self.slots, plan, strict=True):
-            assert isinstance(slot, PlannedSlot)
-            slot.route = route
-            ways.append(slot.tensor.choices.index(route))
-        self._ways.chosen.assign(np.array(ways, np.int32))
-        self._step.forget_agreement()
-
-    def _schedule(self, steps: int, anew: bool = False) -> None:
-        self._ops.hvdc_schedule(self._ledger, tf.constant(steps, tf.int64), tf.constant(anew))
-
-    def _pace(self) -> tuple[list[float], list[float], int]:
-        seconds, windows, steps = self._ops.hvdc_pace(self._ledger)
-        return seconds.numpy().tolist(), windows.numpy().tolist(), int(steps)
-
-    def _count_steps(self, more: int = 0) -> int:
-        """Tells the planner of steps in which it was not asked; how many there are by now."""
-        assert self._planner is not None
-        steps = self._pace()[2]
-        if not self._cold:
-            self._planner.skip(steps + more - self._planner.step)
-        return steps
-
-    def _prober(self, largest: int) -> TensorProber:
-        return TensorProber(self._collectives, self._coder.threads, largest, lambda: self._beside)
-
-    def _add(self, numbers: Sequence[float], what: str) -> list[float]:
-        table = np.array(numbers, np.float64)
-        self._beside.add_allreduce(self._size, table.nbytes)
-        total: list[float] = self._collectives.sum(tf.constant(table), what).numpy().tolist()
-        return total
-
-    def _plan_to_save(self) -> dict[str, Any]:
-        planner = None if self._planner is None else saved.state_of(self._planner)
-        return {"steps": self._steps_before + self._counted().steps, "planner": planner}
-
-    def _restored(self, plan: Mapping[str, Any]) -> None:
-        self._steps_before = plan["steps"] - self._counted().steps
-        # As text: TensorFlow would take a dictionary for a part of later checkpoints.
-        self._saved = json.dumps(plan["planner"]) if plan["planner"] else ""
-        self._planner = None
-        self._step.forget_agreement()
-        self._make_planner()
+def _array(count: int, dtype: str) -> np.ndarray:
+    if dtype == "uint8":
+        return np.zeros(count, np.uint8)
+    return np.random.default_rng(0).standard_normal(count, np.float32).astype(dtype)

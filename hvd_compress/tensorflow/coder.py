@@ -1,4 +1,4 @@
-"""The operations that encode and decode, with a gradient's attributes."""
+"""The operations that encode and decode, with their attributes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_compress.codecs import LevelCodec
+from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 
-Parts = Sequence[tuple[int, int]]
-"""The range [begin, end) of elements of each owner."""
 
-
-@dataclass(eq=False)
-class Encoded:
-    """A gradient on its way.
+@dataclass(frozen=True)
+class Cut:
+    """How an exchange encodes a gradient.
 
     Attributes:
-        slot: whose gradient.
-        gradient: as it was given.
-        step: its position in the noise, shape=(), int64.
-        gathered: whether messages were exchanged, shape=(), bool.
-        arrived: what came back, shape=(bytes,), uint8: payloads or, where not ``gathered``, the float32
-            sum of the ranks' gradients.
+        streams: the rank in the noise key of each payload.
+        parts: the range [begin, end) of elements of each owner, which is encoded as a tensor of its own;
+            nothing for the whole gradient.
+        own: which of the parts this rank owns.
+        own_stream: the rank in the noise key of that part's average.
+        bits: of a lane of an integer sum, wide enough for the sum of the ranks' levels.
+        norms: of an integer sum.
     """
 
-    slot: Slot
-    gradient: tf.Tensor
-    step: tf.Tensor
-    gathered: tf.Tensor
-    arrived: tf.Tensor
+    streams: Sequence[int]
+    parts: Sequence[tuple[int, int]] = ()
+    own: int = 0
+    own_stream: int = 0
+    bits: int = 0
+    norms: int = 0
 
 
 class Coder:
@@ -72,269 +71,134 @@ class Coder:
         threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
         return threads or len(os.sched_getaffinity(0))
 
-    def encode(
-        self,
-        slot: Slot,
-        gradient: tf.Tensor,
-        begun: tf.Tensor,
-        *,
-        streams: Sequence[int],
-        ranks: int,
-        parts: Parts = (),
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """A gradient's payload, or those of its parts; moves the residual on.
-
-        Args:
-            slot: whose gradient.
-            gradient: of the slot's shape.
-            begun: what the step's messages depend on.
-            streams: the rank in the noise key of each payload.
-            ranks: how many send theirs.
-            parts: what is encoded as a tensor of its own; nothing for the whole gradient.
-
-        Returns:
-            The payloads, shape=(bytes,), uint8, and the position in the noise, shape=(), int64.
-        """
-        step = self._position(slot, gradient, begun)
-        message = self._on_device(self._ops.hvdc_encode)(
-            gradient,
-            step,
-            slot.residual.handle,
-            self._ledger,
-            seed=self._seed,
-            streams=streams,
-            ranks=ranks,
-            **_cut(parts),
-            **self._attributes(slot),
-        )
-        return message, step
-
-    def parts(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor, *, parts: Parts, own: int
+    def submit(
+        self, bucket: Bucket, member: int, gradient: tf.Tensor, begun: tf.Tensor, cut: Cut
     ) -> tf.Tensor:
-        """A gradient's parts as they are, in the order of their owners.
+        """Gives a gradient to its bucket.
 
         Args:
-            slot: whose gradient.
+            bucket: that it is in.
+            member: its number in the bucket.
             gradient: of the slot's shape.
             begun: what the step's messages depend on.
-            parts: of each owner.
-            own: how many elements this rank is to encode.
+            cut: how it is encoded.
 
         Returns:
-            The numbers, shape=(bytes,), uint8, empty where there are not as many as in the parts; and the
-            position in the noise, shape=(), int64.
+            The token that stands for the gradient, shape=(1,), float32.
         """
-        step = self._position(slot, gradient, begun)
-        message = self._on_device(self._ops.hvdc_parts)(
+        slot = bucket.slots[member]
+        return self._on_device(self._ops.hvdc_submit)(
             gradient,
-            step,
+            begun,
+            slot.residual.handle,
+            slot.owned.handle,
+            slot.exchanges.handle,
             self._ledger,
-            own=own,
-            **_cut(parts),
+            bucket=bucket.number,
+            member=member,
+            begins=[begin for begin, _ in cut.parts],
+            lengths=[end - begin for begin, end in cut.parts],
+            streams=cut.streams,
+            own=cut.own,
+            own_stream=cut.own_stream,
+            bits=cut.bits,
+            norms=cut.norms,
             **self._attributes(slot),
         )
-        return message, step
+
+    def encode(
+        self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor, what: str, *, ranks: int
+    ) -> Message:
+        """A bucket's first message, when all of its gradients are there; moves residuals on.
+
+        Args:
+            bucket: of the gradients.
+            token: of the first one.
+            everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
+            what: ``"payloads"``, ``"numbers"`` of parts as they are, or ``"norms"`` of an integer sum.
+            ranks: how many gather the message.
+        """
+        data, sizes, encoded = self._on_device(self._ops.hvdc_encode)(
+            token,
+            everybody,
+            self._ledger,
+            bucket=bucket.number,
+            what=what,
+            warmup=self._warmup_steps,
+            ranks=ranks,
+        )
+        return Message(data, sizes, encoded)
 
     def average(
-        self,
-        slot: Slot,
-        parts: tf.Tensor,
-        step: tf.Tensor,
-        *,
-        length: int,
-        stream: int,
-        ranks: int,
-        distributed: int,
-        kept: int,
-        dtype: tf.DType | None = None,
+        self, bucket: Bucket, parts: tf.Tensor, *, ranks: int, numbers: bool = False
     ) -> tf.Tensor:
-        """The owner's work: the payload of the average of what ranks sent.
+        """The owner's work: the payloads of the averages of what ranks sent.
 
         Args:
-            slot: whose gradient.
-            parts: what each rank sent of this rank's part, one after the other, shape=(bytes,), uint8.
-            step: the position in the noise.
-            length: elements of the part.
-            stream: the rank in the noise key of the average.
+            bucket: of the gradients.
+            parts: what each rank sent of this rank's parts, one after the other, shape=(bytes,), uint8.
             ranks: how many there are.
-            distributed: bytes that this rank has sent to all owners, to be counted.
-            kept: those of them that it has sent to itself.
-            dtype: of the numbers that were sent; None for payloads.
+            numbers: whether numbers of the gradients' types were sent, and not payloads.
 
         Returns:
             shape=(bytes,), uint8.
         """
-        average, kind = self._ops.hvdc_average, {}
-        if dtype is not None:
-            average, kind = self._ops.hvdc_average_numbers, {"T": dtype}
-        return self._on_device(average)(
-            parts,
-            step,
-            slot.owned.handle,
-            self._ledger,
-            seed=self._seed,
-            length=length,
-            stream=stream,
-            ranks=ranks,
-            distributed=distributed,
-            kept=kept,
-            **kind,
-            **self._attributes(slot),
+        return self._on_device(self._ops.hvdc_average)(
+            parts, self._ledger, bucket=bucket.number, ranks=ranks, numbers=numbers
         )
 
-    def decode(
-        self,
-        encoded: Encoded,
-        reduced: tf.Tensor,
-        *,
-        ranks: int,
-        scale: float,
-        sum_scale: float,
-        parts: Parts = (),
-    ) -> tf.Tensor:
-        """The result, in the shape and dtype of the gradient.
+    def levels(self, bucket: Bucket, norms: tf.Tensor) -> tf.Tensor:
+        """The levels of an integer sum with the largest norms of all ranks; moves residuals on.
+
+        Returns:
+            shape=(words,), int32: for each gradient levels in lanes, and a 1 to count this rank by.
+        """
+        return self._on_device(self._ops.hvdc_levels)(norms, self._ledger, bucket=bucket.number)
+
+    def decode(self, bucket: Bucket, what: str, *, copies: int, weight: int = 1) -> tf.Operation:
+        """Makes the results of what came back.
 
         Args:
-            encoded: what came back, and of what.
-            reduced: the token, when Horovod has reduced it.
-            ranks: how many sent a payload of the whole gradient, or of each part.
-            scale: the factor on the sum of payloads.
-            sum_scale: the factor on the sum that went uncompressed.
-            parts: where payloads of parts came instead.
+            bucket: of the gradients.
+            what: ``"payloads"`` of whole gradients, ``"averages"`` of parts, or ``"levels"``.
+            copies: how many sent a payload of the same numbers.
+            weight: how many ranks' gradients each of these is the average of.
+
+        Returns:
+            An operation without outputs, which has to be run.
         """
         return self._on_device(self._ops.hvdc_decode)(
-            message=encoded.arrived,
-            gathered=encoded.gathered,
-            reduced=reduced,
-            gradient=encoded.gradient,
-            step=encoded.step,
-            ledger=self._ledger,
-            ranks=ranks,
-            scale=scale,
-            sum_scale=sum_scale,
-            **_cut(parts),
-            **self._attributes(encoded.slot),
-        )
-
-    def norms(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor, *, bits: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """A gradient's norms, of which the ranks take the largest; the residual stays as it is.
-
-        Args:
-            slot: whose gradient.
-            gradient: of the slot's shape, which tracing knows.
-            begun: what the step's messages depend on.
-            bits: of a lane, wide enough for the sum of the ranks' levels.
-
-        Returns:
-            The norms, shape=(buckets,), float32, and the position in the noise, shape=(), int64.
-        """
-        step = self._position(slot, gradient, begun)
-        message = self._on_device(self._ops.hvdc_norms)(
-            gradient,
-            step,
-            slot.residual.handle,
+            bucket.arrived,
+            bucket.encoded,
             self._ledger,
-            **self._level_attributes(slot, bits),
+            bucket=bucket.number,
+            what=what,
+            copies=copies,
+            weight=weight,
         )
-        return message, step
 
-    def levels(
-        self,
-        slot: Slot,
-        gradient: tf.Tensor,
-        norms: tf.Tensor,
-        step: tf.Tensor,
-        *,
-        bits: int,
-        stream: int,
+    def result(
+        self, bucket: Bucket, member: int, gradient: tf.Tensor, token: tf.Tensor
     ) -> tf.Tensor:
-        """A gradient's levels with these norms; moves the residual on.
-
-        Args:
-            slot: whose gradient.
-            gradient: of the slot's shape.
-            norms: the largest of all ranks.
-            step: the position in the noise.
-            bits: of a lane.
-            stream: the rank in the noise key.
-
-        Returns:
-            shape=(words + 1,), int32: levels in lanes, and a 1 to count this rank by.
-        """
-        return self._on_device(self._ops.hvdc_levels)(
-            gradient,
-            norms,
-            step,
-            slot.residual.handle,
-            self._ledger,
-            seed=self._seed,
-            stream=stream,
-            **self._level_attributes(slot, bits),
+        """The result, in the shape and dtype of the gradient, when its bucket has been decoded."""
+        return self._on_device(self._ops.hvdc_result)(
+            token, gradient, self._ledger, bucket=bucket.number, member=member
         )
-
-    def decode_levels(
-        self, encoded: Encoded, reduced: tf.Tensor, *, bits: int, ranks: int, scale: float
-    ) -> tf.Tensor:
-        """The result of a sum of levels, in the shape and dtype of the gradient.
-
-        Args:
-            encoded: of what; what came back are the norms and the sum of the ranks' words, as bytes.
-            reduced: the token, when Horovod has reduced it.
-            bits: of a lane.
-            ranks: how many sent their levels.
-            scale: the factor on the sum of the ranks' gradients.
-        """
-        return self._on_device(self._ops.hvdc_decode_levels)(
-            message=encoded.arrived,
-            gathered=encoded.gathered,
-            reduced=reduced,
-            gradient=encoded.gradient,
-            ledger=self._ledger,
-            ranks=ranks,
-            scale=scale,
-            sum_scale=scale,
-            **self._level_attributes(encoded.slot, bits),
-        )
-
-    def _position(self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor) -> tf.Tensor:
-        # A gradient that never comes does not count as exchanged.
-        with tf.control_dependencies([gradient]), tf.device(HOST):
-            return self._ops.hvdc_position(begun, slot.exchanges.handle, warmup=self._warmup_steps)
 
     def _on_device(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def placed(*inputs: tf.Tensor, **rest: Any) -> Any:
+        def placed(*inputs: Any, **rest: Any) -> Any:
             with tf.device(self._device):
                 return operation(*inputs, **rest)
 
         return placed
-
-    def _level_attributes(self, slot: Slot, bits: int) -> dict[str, Any]:
-        codec = slot.route.codec
-        assert isinstance(codec, LevelCodec) and slot.shape is not None
-        layout = codec.layout(slot.shape)
-        return {
-            "count": layout.count,
-            "buckets": layout.scales,
-            "bits": bits,
-            **self._attributes(slot),
-        }
 
     def _attributes(self, slot: Slot) -> dict[str, Any]:
         return {
             "label": slot.label,
             "spec": spec_bytes(slot.route.codec),
             "tensor": slot.index,
+            "seed": self._seed,
             "threads": self.threads,
             "alpha": slot.route.feedback.alpha,
             "beta": slot.route.feedback.beta,
         }
-
-
-def _cut(parts: Parts) -> dict[str, list[int]]:
-    return {
-        "begins": [begin for begin, _ in parts],
-        "lengths": [end - begin for begin, end in parts],
-    }

@@ -14,7 +14,6 @@ from horovod.tensorflow.mpi_ops import _basics
 from hvd_compress.exchange import pairs
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
-from hvd_compress.tensorflow.reduction import Asked
 
 
 class Collectives:
@@ -71,7 +70,7 @@ class Collectives:
             try:
                 with tf.init_scope(), tf.device(HOST):
                     message = tf.constant(np.frombuffer(line, np.uint8))
-                    gathered.append(self.gather(message, name).numpy().tobytes())
+                    gathered.append(self.all_gather(message, name).numpy().tobytes())
             except Exception as error:
                 gathered.append(error)
 
@@ -85,30 +84,20 @@ class Collectives:
             raise gathered[0]
         return gathered[0]
 
-    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+    def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of all ranks' values, of one shape and dtype on all ranks."""
         return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
 
-    def reduce(self, values: tf.Tensor, asked: Asked, name: str) -> tf.Tensor:
-        """The ranks' values reduced as Horovod was asked to reduce a gradient."""
-        return hvd.allreduce(
-            values,
-            op=asked.operation,
-            prescale_factor=asked.prescale,
-            postscale_factor=asked.postscale,
-            **self._called(name),
-        )
-
-    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+    def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The element-wise maximum of all ranks' values; a NaN may be lost in it."""
         return hvd.allreduce(values, op=hvd.Max, **self._called(name))
 
-    def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
+    def all_gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' messages, shape=(bytes,), one after the other in the order of ranks."""
         return hvd.allgather(message, **self._called(name))
 
-    def gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
-        """As :meth:`gather`, of messages whose length is the same on all ranks.
+    def all_gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
+        """As :meth:`all_gather`, of messages whose length is the same on all ranks.
 
         It may be a sum: see :mod:`hvd_compress.exchange.pairs`.
 
@@ -118,13 +107,13 @@ class Collectives:
             name: the collective's.
         """
         if self._on_gpu or length is None or not pairs.as_sum(self.size, length):
-            return self.gather(message, name)
-        own = tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
-        other = self.sum(own, name) - own
+            return self.all_gather(message, name)
+        own = self.numbers(message, tf.int32)
+        other = self.all_reduce(own, name) - own
         rows = [own, other] if self.rank == 0 else [other, own]
-        return tf.reshape(tf.bitcast(tf.concat(rows, 0), tf.uint8), [-1])
+        return self.bytes(tf.concat(rows, 0))
 
-    def distribute(
+    def all_to_all(
         self, message: tf.Tensor, sizes: tf.Tensor | Sequence[int], name: str
     ) -> tf.Tensor:
         """What all ranks have for this one, one after the other in the order of ranks.
@@ -137,6 +126,16 @@ class Collectives:
         splits = tf.convert_to_tensor(sizes, tf.int32)
         received, _ = hvd.alltoall(message, splits, **self._called(name))
         return received
+
+    @staticmethod
+    def numbers(message: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """A message as numbers of 32 bits, shape=(bytes / 4,)."""
+        return tf.bitcast(tf.reshape(message, [-1, 4]), dtype)
+
+    @staticmethod
+    def bytes(numbers: tf.Tensor) -> tf.Tensor:
+        """Numbers as a message, shape=(bytes,), uint8."""
+        return tf.reshape(tf.bitcast(numbers, tf.uint8), [-1])
 
     def _called(self, name: str) -> dict[str, Any]:
         return {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,7 +19,8 @@ from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
-from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -46,14 +49,31 @@ _EXCHANGES: dict[str, type[Exchange]] = {
 _instances = 0
 
 
-def make_exchange(name: str, collectives: Collectives, coder: Coder) -> Exchange:
-    """The exchange of that name, one of :data:`~hvd_compress.exchange.routing.EXCHANGES`."""
-    return _EXCHANGES[name](collectives, coder)
+@dataclass(eq=False)
+class _Uncompressed:
+    """A gradient that goes as it is."""
+
+    beginning: Beginning
+    dtype: tf.DType
 
 
 @dataclass(eq=False)
-class _Dense:
-    dtype: tf.DType
+class _Encoded:
+    """A gradient in a bucket.
+
+    Attributes:
+        beginning: of its step.
+        bucket: that it is in.
+        member: its number there.
+        gradient: as it was given.
+        token: what stands for it.
+    """
+
+    beginning: Beginning
+    bucket: Bucket
+    member: int
+    gradient: tf.Tensor
+    token: tf.Tensor
 
 
 class Compressor(tf.Module, HorovodCompressor):
@@ -69,6 +89,7 @@ class Compressor(tf.Module, HorovodCompressor):
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
+            With :func:`hvd_compress.keras.DistributedOptimizer` they are the variables' paths.
         layers: other codecs by pattern: a codec, a scheme's name or None for uncompressed.
         warmup_steps: steps at the start that go uncompressed.
         seed: of the stochastic codecs' noise, the same on every rank.
@@ -102,6 +123,11 @@ class Compressor(tf.Module, HorovodCompressor):
         name: str | None = None,
     ) -> None:
         global _instances
+        if tf.inside_function():
+            raise ExchangeError(
+                "expected a compressor that is made once, before training, got one within tf.function: "
+                "make it outside, and pass it to hvd.DistributedGradientTape(tape, compression=...) inside"
+            )
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**62, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
@@ -129,9 +155,10 @@ class Compressor(tf.Module, HorovodCompressor):
             open_cuda()
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
-        self._exchange = make_exchange(exchange, self._collectives, self._coder)
+        self._set_exchanges([exchange])
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
+        self._labels: Mapping[int, str] = MappingProxyType({})
         self._offset = Counters()
         self.slots: list[Slot] = []
         self.owner = Owner(
@@ -139,7 +166,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._size,
             seed,
             exchange,
-            self._exchange.owners,
+            self._exchanges[exchange].owners,
             self._step.forget_agreement,
         )
         self._inheritance = Inheritance()
@@ -160,7 +187,10 @@ class Compressor(tf.Module, HorovodCompressor):
         slot = self._slot(traced.position, tensor)
         traced.position += 1
         beginning = self._beginning(traced, graph)
-        return self._start(slot, tensor, beginning)
+        beginning.gradients += 1
+        if slot.route.uncompressed:
+            return self._start_uncompressed(slot, tensor, beginning)
+        return self._start_encoded(slot, tensor, beginning, graph)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -169,10 +199,18 @@ class Compressor(tf.Module, HorovodCompressor):
         Raises:
             ExchangeError: an operation that compressed gradients cannot follow, or another process set.
         """
-        if isinstance(ctx, _Dense):
-            return tf.cast(self._ops.hvdc_arrived(tensor, self._ledger), ctx.dtype)
-        asked = asked_for(tensor.op, ctx.slot, self._collectives.process_set)
-        return self._exchange.decode(ctx, tensor, asked.scale(self._size))
+        if isinstance(ctx, _Uncompressed):
+            self._expect(ctx.beginning)
+            return tf.cast(self._ops.hvdc_returned(tensor, self._ledger), ctx.dtype)
+        bucket = ctx.bucket
+        asked = asked_for(tensor.op, bucket.slots[ctx.member], self._collectives.process_set)
+        bucket.scales[ctx.member] = asked.scale(self._size)
+        self._expect(ctx.beginning)
+        # TensorFlow runs what a result depends on. Of what Horovod makes of the token nothing does, so that
+        # its sum is left out.
+        decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
+        with tf.control_dependencies(decoded):
+            return self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
 
     @property
     def counters(self) -> Counters:
@@ -187,6 +225,19 @@ class Compressor(tf.Module, HorovodCompressor):
     def routes(self) -> dict[str, Route]:
         """How each gradient that has been traced travels, by name."""
         return {slot.label: slot.route for slot in self.slots}
+
+    def label_gradients(self, labels: Sequence[str]) -> None:
+        """Says what patterns match, and messages call, the gradients that are traced from now on.
+
+        Args:
+            labels: in the order of the gradients.
+
+        Raises:
+            ValueError: a pattern of ``exclude`` or ``layers`` matches none of them.
+        """
+        self._router.check_patterns(labels)
+        # Not a list or a dictionary, which TensorFlow would take for a part of checkpoints.
+        self._labels = MappingProxyType(dict(enumerate(labels)))
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together."""
@@ -207,15 +258,14 @@ class Compressor(tf.Module, HorovodCompressor):
             ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps or
                 exchanges; nothing is changed then.
         """
-        inherited = inheritance(checkpoints, name, self.owner, self._exchange.has_residuals)
-        self._inheritance = inherited
+        self._inheritance = inheritance(checkpoints, name, self.owner)
         for slot in self.slots:
-            inherited.give(slot)
+            self._inherit(slot)
         self._step.forget_agreement()
 
     def _counted(self) -> Counters:
         *counts, encode, decode = self._ops.hvdc_counters(self._ledger).numpy().tolist()
-        steps, tensors, elements, plain, *messages, dense = map(int, counts)
+        steps, elements, plain, *messages, reduced = map(int, counts)
         gathered, distributed, kept, *on_host = messages
         counters = Counters(
             steps=steps,
@@ -226,13 +276,24 @@ class Compressor(tf.Module, HorovodCompressor):
         )
         counters.add_allgather(self._size, gathered)
         counters.add_alltoall(distributed, kept)
-        counters.add_allreduce(self._size, dense + 4 * tensors)
-        for exchange in self._exchanges_in_use():
+        counters.add_allreduce(self._size, reduced)
+        for exchange in self._exchanges.values():
             exchange.count(counters, *on_host)
         return counters
 
-    def _exchanges_in_use(self) -> Sequence[Exchange]:
-        return [self._exchange]
+    def _set_exchanges(self, names: Sequence[str]) -> None:
+        # Not a dictionary, which TensorFlow would take for a part of checkpoints.
+        self._exchanges: Mapping[str, Exchange] = MappingProxyType(
+            {name: _EXCHANGES[name](self._collectives, self._coder) for name in names}
+        )
+
+    def _inherit(self, slot: Slot) -> None:
+        exchange = self._exchanges.get(slot.route.exchange)
+        self._inheritance.give(
+            slot,
+            owners=exchange.owners if exchange else 0,
+            has_residuals=exchange.has_residuals if exchange else True,
+        )
 
     def _slot(self, position: int, gradient: tf.Tensor) -> Slot:
         if position < len(self.slots):
@@ -245,21 +306,27 @@ class Compressor(tf.Module, HorovodCompressor):
                 )
             slot = self._make_slot(position, gradient)
             self.slots.append(slot)
-            self._inheritance.give(slot)
+            self._inherit(slot)
             self._step.forget_agreement()
         return slot
 
+    def _label(self, position: int) -> str:
+        return self._labels.get(position, f"gradient.{position}")
+
     def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
-        route = self._router.choose(f"gradient.{position}", tuple(size), gradient.dtype.name)
-        slot = Slot(position, gradient.dtype, gradient.shape, route, device=self._device)
-        if not route.dense:
-            self._exchange.check(slot)
+        label = self._label(position)
+        route = self._router.choose(label, tuple(size), gradient.dtype.name)
+        slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
+        if not route.uncompressed:
+            self._exchanges[route.exchange].check(slot)
         return slot
 
     def _configuration(self) -> dict[str, Any]:
         tensors = {
-            s.label: f"{s.kind} by {s.route}, exchange {int(s.exchanges)}" for s in self.slots
+            # Not by labels: Keras numbers layers by how many a rank has made before.
+            f"gradient.{s.index}": f"{s.kind} by {s.route}, exchange {int(s.exchanges)}"
+            for s in self.slots
         }
         return {
             "format version": FORMAT_VERSION,
@@ -274,11 +341,19 @@ class Compressor(tf.Module, HorovodCompressor):
             self._graphs += 1
             with graph.as_default(), tf.device(HOST):
                 traced.beginnings[graph] = self._begin(self._graphs)
-        beginning = traced.beginnings[graph]
-        beginning.gradients += 1
-        with tf.init_scope():
-            self._ops.hvdc_expect(self._ledger, graph=beginning.graph, count=beginning.gradients)
-        return beginning
+        return traced.beginnings[graph]
+
+    def _expect(self, beginning: Beginning) -> None:
+        """Notes for the ledger what has been traced so far; Horovod does not say what is the last."""
+        scales = [bucket.scales for bucket in beginning.buckets]
+        with tf.init_scope(), tf.device(HOST):
+            self._ops.hvdc_expect(
+                self._ledger,
+                tf.constant(beginning.graph, tf.int64),
+                tf.constant(beginning.gradients, tf.int64),
+                tf.constant([len(members) for members in scales], tf.int64),
+                tf.constant([*itertools.chain.from_iterable(scales)], tf.float64),
+            )
 
     def _takes_part(self) -> bool:
         """Whether the branch in which compress is called runs on this rank."""
@@ -290,45 +365,40 @@ class Compressor(tf.Module, HorovodCompressor):
             return Beginning(tf.ones([1]), tf.constant(True), graph)
         return Beginning(*self._step.begin(graph), graph)
 
-    def _start(
+    def _start_uncompressed(
         self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
-    ) -> tuple[tf.Tensor, Any]:
-        if slot.route.dense:
-            return self._start_dense(slot, gradient, beginning)
-        return self._start_encoded(slot, gradient, beginning)
-
-    def _start_dense(
-        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
-    ) -> tuple[tf.Tensor, _Dense]:
+    ) -> tuple[tf.Tensor, _Uncompressed]:
         sent = gradient
-        wanted = slot.route.dense_dtype
+        wanted = slot.route.cast_dtype
         if wanted is not None and gradient.dtype == tf.float32:
             sent = tf.cast(gradient, wanted)
         elif gradient.dtype == tf.bfloat16:
             sent = tf.cast(gradient, tf.float32)  # Horovod has no bfloat16.
-        sent = self._ops.hvdc_dense(
+        sent = self._ops.hvdc_uncompressed(
             sent, beginning.begun, self._ledger, uncompressed_item_bytes=gradient.dtype.size
         )
-        return sent, _Dense(gradient.dtype)
+        return sent, _Uncompressed(beginning, gradient.dtype)
 
     def _start_encoded(
-        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
-    ) -> tuple[tf.Tensor, Encoded]:
-        message, step = self._exchange.encode(slot, gradient, beginning.begun)
-        gathered = beginning.everybody
-        if self._warmup_steps:
-            with tf.device(HOST):
-                gathered = tf.logical_and(gathered, step >= 0)
-        arrived = tf.cond(
-            gathered,
-            lambda: self._exchange.send(slot, gradient, message, step),
-            lambda: self._sum(slot, gradient),
-        )
-        arrived.set_shape([None])
-        token = tf.identity(beginning.begun)
-        return token, Encoded(slot, gradient, step, gathered, arrived)
+        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning, graph: Any
+    ) -> tuple[tf.Tensor, _Encoded]:
+        exchange = self._exchanges[slot.route.exchange]
+        bucket = beginning.bucket_for(exchange, slot, gradient, graph)
+        member = bucket.add(slot)
+        cut = exchange.cut(slot)
+        token = self._coder.submit(bucket, member, gradient, beginning.begun, cut)
+        if member == 0:
+            message = exchange.encode(bucket, token, beginning.everybody)
+            bucket.encoded = message.encoded
+            bucket.arrived = tf.cond(
+                message.encoded,
+                lambda: exchange.send(bucket, message),
+                lambda: self._send_uncompressed(bucket, message),
+            )
+            bucket.arrived.set_shape([None])
+        return token, _Encoded(beginning, bucket, member, gradient, token)
 
-    def _sum(self, slot: Slot, gradient: tf.Tensor) -> tf.Tensor:
-        flat = tf.reshape(tf.cast(gradient, tf.float32), [-1])
-        total = self._collectives.sum(flat, f"{slot.label}.dense")
-        return tf.reshape(tf.bitcast(total, tf.uint8), [-1])
+    def _send_uncompressed(self, bucket: Bucket, message: Message) -> tf.Tensor:
+        ranks = self._collectives
+        name = f"{bucket.label}.uncompressed"
+        return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))

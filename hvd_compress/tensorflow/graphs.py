@@ -10,28 +10,38 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.slots import Slot
 
 _TRACED = "_hvd_compress_traced"
 
 
 @dataclass(eq=False)
 class Beginning:
-    """How a step begins in one graph: what its gradients share.
+    """How a step begins in one graph, and what its gradients share.
 
     Attributes:
-        begun: what all messages of a step depend on, and the token that is reduced in their place.
+        begun: what all messages of a step depend on.
         everybody: whether all ranks take part in the step, shape=(), bool.
         graph: a number of the graph's own.
         gradients: how many come back in a step.
-        ways: which of its choices each gradient takes, shape=(gradients,), int32; None where the
-            compressor does not plan.
+        buckets: of those that are encoded.
     """
 
     begun: tf.Tensor
     everybody: tf.Tensor
     graph: int
     gradients: int = 0
-    ways: tf.Tensor | None = None
+    buckets: list[Bucket] = field(default_factory=list)
+
+    def bucket_for(self, exchange: Exchange, slot: Slot, gradient: tf.Tensor, graph: Any) -> Bucket:
+        """The bucket that a gradient joins, or a new one; of each exchange the newest one is open."""
+        newest = [bucket for bucket in self.buckets if bucket.exchange is exchange][-1:]
+        if newest and newest[0].takes(slot, gradient):
+            return newest[0]
+        self.buckets.append(Bucket(len(self.buckets), exchange, graph))
+        return self.buckets[-1]
 
 
 @dataclass(eq=False)

@@ -15,16 +15,14 @@ from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import KernelError, spec_of
 
 _ORDERLESS = (
-    *("HvdcPosition", "HvdcDense", "HvdcArrived", "HvdcStepEnd"),
-    *("HvdcRelease", "HvdcSend", "HvdcReceive"),
-    *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
-    *("HvdcParts", "HvdcAverageNumbers"),
-    *("HvdcNorms", "HvdcLevels", "HvdcDecodeLevels"),
+    *("HvdcUncompressed", "HvdcReturned", "HvdcSubmit", "HvdcResult"),
+    *("HvdcEncode", "HvdcAverage", "HvdcLevels", "HvdcDecode"),
 )
 """Operations of a step's gradients. TensorFlow would run operations that share a resource one after the
 other, in the order in which they were traced: from the first layer's gradient, which is the last to be
 ready, to the last. These share the ledger, which has a lock of its own, and are told from reads by
-nothing else: a gradient's own operations follow each other by their data, steps by ``HvdcBegin``."""
+nothing else: a gradient's own operations follow each other by their data, those of a bucket by what its
+ledger holds, steps by ``HvdcBegin``."""
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,6 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import Route
-from hvd_compress.planner.plans import Tensor
 from hvd_compress.tensorflow.placement import HOST
 
 
@@ -20,7 +19,7 @@ class Slot(tf.Module):
 
     Attributes:
         index: its position: its id in the noise.
-        label: what its collectives are called by.
+        label: what patterns match, and messages call it by.
         kind: dtype and shape as first traced; unknown dimensions as None.
         dtype: as first traced.
         shape: as first traced; None where a dimension was unknown.
@@ -37,26 +36,23 @@ class Slot(tf.Module):
         dtype: tf.DType,
         shape: tf.TensorShape,
         route: Route,
-        variables: tuple[ResourceVariable, ResourceVariable, ResourceVariable] | None = None,
         device: str = HOST,
+        label: str | None = None,
     ) -> None:
         super().__init__(name=f"gradient_{index}")
         self.index = index
-        self.label = f"gradient.{index}"
+        self.label = label or f"gradient.{index}"
         self.kind = _kind(dtype, shape)
         self.dtype = dtype
         self._compatible = shape
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
-        if variables is None:
-            with tf.device(device):
-                kept = numbers("residual"), numbers("owned")
-            with tf.device(HOST):
-                exchanges = ResourceVariable(
-                    tf.zeros([], tf.int64), trainable=False, name="exchanges"
-                )
-            variables = (*kept, exchanges)
-        self.residual, self.owned, self.exchanges = variables
+        with tf.device(device):
+            self.residual, self.owned = _numbers("residual"), _numbers("owned")
+        with tf.device(HOST):
+            self.exchanges = ResourceVariable(
+                tf.zeros([], tf.int64), trainable=False, name="exchanges"
+            )
 
     @property
     def kept(self) -> list[ResourceVariable]:
@@ -75,35 +71,7 @@ class Slot(tf.Module):
             )
 
 
-class PlannedSlot(Slot):
-    """A gradient that may travel in several ways, one after the other.
-
-    Its ways have one residual, so that a change of way loses nothing, and one for each kind of owners.
-
-    Attributes:
-        tensor: its choices.
-        owned_on_host: as ``owned``, of a part that ranks on one host share out.
-    """
-
-    def __init__(self, index: int, dtype: tf.DType, shape: tf.TensorShape, tensor: Tensor) -> None:
-        super().__init__(index, dtype, shape, tensor.choices[0])
-        self.tensor = tensor
-        with tf.device(HOST):
-            self.owned_on_host = numbers("owned_on_host")
-
-    @property
-    def kept(self) -> list[ResourceVariable]:
-        """See :attr:`Slot.kept`."""
-        return [*super().kept, self.owned_on_host]
-
-    def by(self, route: Route) -> Slot:
-        """The gradient as the exchange of a route sees it."""
-        owned = self.owned_on_host if route.exchange == "hierarchical" else self.owned
-        variables = (self.residual, owned, self.exchanges)
-        return Slot(self.index, self.dtype, self._compatible, route, variables)
-
-
-def numbers(name: str) -> ResourceVariable:
+def _numbers(name: str) -> ResourceVariable:
     """A variable of float32 numbers, none at first."""
     # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
     # refuses those of a second trace.

@@ -14,10 +14,9 @@ from hvd_compress.exchange import resize
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.tensorflow.slots import Slot
 
-_VERSION = 3
+_VERSION = 4
 _OWNER = "owner"
 _SLOTS = "slots"
-_OWNED = ("owned", "owned_on_host")
 
 
 class Owner(tf.train.experimental.PythonState):
@@ -74,11 +73,11 @@ class Owner(tf.train.experimental.PythonState):
 
 
 class PlanOwner(Owner):
-    """The same of a compressor that plans, with its plan: each gradient may have owners in two ways.
+    """The same of a compressor that plans, with its plan; gradients may travel in different ways.
 
     Args:
         rank, size, seed: as of :class:`Owner`.
-        local: owners of a gradient that travels by hosts.
+        owners: for each gradient, how many ranks share it out.
         plan: what is to be saved of the plan.
         restored: called with what was saved, when the checkpoint is this rank's.
     """
@@ -88,20 +87,20 @@ class PlanOwner(Owner):
         rank: int,
         size: int,
         seed: int,
-        local: int,
+        owners: Callable[[], list[int]],
         plan: Callable[[], Any],
         restored: Callable[[Any], None],
     ) -> None:
         super().__init__(rank, size, seed, "auto", 0, lambda: None)
-        self._expected["owners"] = [size, local]
-        self._plan, self._take = plan, restored
+        del self._expected["owners"]
+        self._owners, self._plan, self._take = owners, plan, restored
 
     def serialize(self) -> str:
-        """See :meth:`Owner.serialize`."""
-        return json.dumps({**self._expected, "plan": self._plan()})
+        """As of :class:`Owner`."""
+        return json.dumps({**self._expected, "owners": self._owners(), "plan": self._plan()})
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """See :meth:`Owner.deserialize`."""
+        """As of :class:`Owner`; also refuses a plan that does not fit the graphs that have been traced."""
         super().deserialize(string_value)
         self._take(json.loads(string_value)["plan"])
 
@@ -112,46 +111,47 @@ class _Left:
 
     Attributes:
         residual: of its own gradients.
-        owned: of averages that it owned: how many owners shared the gradient, and this one's part.
+        owners: how many ranks shared the gradient out.
+        owned: of the average of the part that it owned.
         exchanges: how often the gradient had been exchanged.
     """
 
     residual: np.ndarray
-    owned: list[tuple[int, np.ndarray]]
-    exchanges: int
-
-
-@dataclass
-class Kept:
-    """What a gradient begins with; see :class:`hvd_compress.tensorflow.slots.Slot`."""
-
-    residual: np.ndarray
+    owners: int
     owned: np.ndarray
     exchanges: int
 
 
 @dataclass
 class Inheritance:
-    """What gradients that have not been traced yet will start with.
+    """What gradients will start with that another job has left.
 
     Attributes:
-        slots: their state by a gradient's position.
+        left: of each gradient, by its position, what each rank left.
+        heir: this rank, and how many there are now.
     """
 
-    slots: dict[int, Kept] = field(default_factory=dict)
+    left: dict[int, list[_Left]] = field(default_factory=dict)
+    heir: Owner | None = None
 
-    def give(self, slot: Slot) -> None:
-        """Hands over a slot's part, if there is one, once."""
-        if slot.index in self.slots:
-            kept = self.slots.pop(slot.index)
-            slot.residual.assign(kept.residual)
-            slot.owned.assign(kept.owned)
-            slot.exchanges.assign(kept.exchanges)
+    def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
+        """Hands over a gradient's part, if there is one, once.
+
+        Args:
+            slot: whose state is set.
+            owners: how many ranks share the gradient out now.
+            has_residuals: whether ranks keep residuals of their own gradients now.
+        """
+        if slot.index not in self.left or self.heir is None:
+            return
+        old = self.left.pop(slot.index)
+        residual, owned = _inherited(slot.index, old, self.heir, owners, has_residuals)
+        slot.residual.assign(residual)
+        slot.owned.assign(owned)
+        slot.exchanges.assign(old[0].exchanges)
 
 
-def inheritance(
-    checkpoints: Sequence[str], name: str, heir: Owner, has_residuals: bool
-) -> Inheritance:
+def inheritance(checkpoints: Sequence[str], name: str, heir: Owner) -> Inheritance:
     """One rank's part of what all ranks of a job of another size or exchange had not sent.
 
     By the rule of :mod:`hvd_compress.exchange.resize`.
@@ -160,7 +160,6 @@ def inheritance(
         checkpoints: their paths, one of each rank, in any order.
         name: the compressor's in the checkpoint: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
         heir: this rank, and how many there are now.
-        has_residuals: whether ranks keep residuals of their own gradients now.
 
     Raises:
         ValueError: not one checkpoint of each rank, another seed or version, or checkpoints of different
@@ -186,26 +185,20 @@ def inheritance(
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
-    return Inheritance(
-        {
-            index: _inherited(
-                index, [state["slots"][index] for state in states], heir, has_residuals
-            )
-            for index in counts[0]
-        }
-    )
+    return Inheritance({i: [state["slots"][i] for state in states] for i in counts[0]}, heir)
 
 
-def _inherited(index: int, old: Sequence[_Left], heir: Owner, has_residuals: bool) -> Kept:
+def _inherited(
+    index: int, old: Sequence[_Left], heir: Owner, owners: int, has_residuals: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The residual of a gradient, and that of the part of its average that the heir owns."""
     count = max(len(left.residual) for left in old)
-    for way, (owners, _) in enumerate(old[0].owned):
-        count = max(count, sum(len(left.owned[way][1]) for left in old[:owners]))
+    count = max(count, sum(len(left.owned) for left in old[: old[0].owners]))
     residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for rank, left in enumerate(old):
-        for owners, numbers in left.owned:
-            if len(numbers):
-                part = slice(*Shards(count, owners, index).of(rank % owners))
-                averages[part] += np.float32(owners / len(old)) * numbers
+        if len(left.owned):
+            part = slice(*Shards(count, left.owners, index).of(rank % left.owners))
+            averages[part] += np.float32(left.owners / len(old)) * left.owned
     if has_residuals:
         heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
     else:
@@ -213,13 +206,11 @@ def _inherited(index: int, old: Sequence[_Left], heir: Owner, has_residuals: boo
     for left in (old[rank] for rank in heirs):
         if len(left.residual):
             residual += np.float32(factor) * left.residual
-    exchanges = old[0].exchanges
-    if not heir.owners:
-        return Kept(residual + averages, np.zeros(0, np.float32), exchanges)
-    part = slice(*Shards(count, heir.owners, index).of(heir.rank % heir.owners))
-    if has_residuals:
-        return Kept(residual, averages[part], exchanges)
-    return Kept(np.zeros(0, np.float32), (residual + averages)[part], exchanges)
+    none = np.zeros(0, np.float32)
+    if not owners:
+        return residual + averages, none
+    part = slice(*Shards(count, owners, index).of(heir.rank % owners))
+    return (residual, averages[part]) if has_residuals else (none, (residual + averages)[part])
 
 
 def _read(path: str, name: str) -> dict[str, Any]:
@@ -236,16 +227,17 @@ def _read(path: str, name: str) -> dict[str, Any]:
         raise ValueError(
             f"load_resized: expected checkpoints of version {_VERSION}, got {state['version']} in {path}"
         )
-    owners = state["owners"] if isinstance(state["owners"], list) else [state["owners"]]
     slots: dict[int, _Left] = {}
     while reader.has_tensor(_variable(f"{prefix}{_SLOTS}/{len(slots)}/residual")):
         at = f"{prefix}{_SLOTS}/{len(slots)}"
-        residual, exchanges, *owned = (
+        residual, owned, exchanges = (
             reader.get_tensor(_variable(f"{at}/{what}"))
-            for what in ("residual", "exchanges", *_OWNED[: len(owners)])
+            for what in ("residual", "owned", "exchanges")
         )
-        parts = list(zip(owners, owned, strict=True))
-        slots[len(slots)] = _Left(residual, parts, int(exchanges))
+        owners = state["owners"]
+        if isinstance(owners, list):
+            owners = owners[len(slots)]
+        slots[len(slots)] = _Left(residual, owners, owned, int(exchanges))
     return {**state, "slots": slots}
 
 

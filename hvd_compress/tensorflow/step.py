@@ -20,9 +20,10 @@ _LATE = "error that an earlier step could not know"
 class Step:
     """The collectives before a step's messages, which all depend on them.
 
-    The roll call, a sum of tokens, tells whether somebody has joined, and with two numbers more whether
-    any rank's settings are yet to be compared, or any rank has failed. Only then do the ranks gather
-    what they have to say, and only if all are there: a gather would bring down a rank that has joined.
+    The participation check, a sum of tokens, tells whether somebody has joined, and with two numbers more
+    whether any rank's settings are yet to be compared, or any rank has failed. Only then do the ranks
+    gather what they have to say, and only if all are there: a gather would bring down a rank that
+    has joined.
 
     Args:
         operations: the module of operations.
@@ -54,11 +55,11 @@ class Step:
         """
         begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
         ranks = self._collectives
-        roll_call = ranks.sum(
-            tf.concat([begun * tf.constant(token.make(ranks.rank)), standing], 0), "roll_call"
+        present = ranks.all_reduce(
+            tf.concat([begun * tf.constant(token.make(ranks.rank)), standing], 0), "participation"
         )
         wanted = np.array(token.of_everybody(ranks.size), np.float32)
-        present, rest = tf.split(roll_call, [len(wanted), 2])
+        present, rest = tf.split(present, [len(wanted), 2])
         everybody = tf.reduce_all(tf.abs(present - wanted) <= token.TOLERANCE * wanted)
         to_be_settled = tf.reduce_any(rest > 0.5)
         settled = tf.cond(
@@ -76,7 +77,7 @@ class Step:
         earlier = self._ops.hvdc_earlier_failure(self._ledger)
         line = tf.numpy_function(self._line, [*earlier], tf.uint8)
         line.set_shape([None])
-        gathered = self._collectives.gather(line, "configuration")
+        gathered = self._collectives.all_gather(line, "configuration")
         same = tf.numpy_function(_check, [gathered], tf.bool)
         with tf.control_dependencies([same]):
             agreed = self._ops.hvdc_agree(self._ledger, agreed=True)

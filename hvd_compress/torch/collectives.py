@@ -7,17 +7,21 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics, global_process_set
 
+from hvd_compress.codecs import PayloadError
 from hvd_compress.exchange import pairs
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.torch_common.comm import Collective
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
-_MEETING = 10.0
+_PAUSE = 50e-6
+_BARRIER_TIMEOUT = 10.0
 """Seconds that a rank with an error waits for the others."""
 
 
@@ -27,25 +31,37 @@ class Handle:
 
     Attributes:
         number: Horovod's.
-        own: where it is a sum in a gather's place, this rank's message, shape=(n,), int32.
+        name: of the collective, for messages.
+        rows: of the result; None where it is as Horovod has it.
+        length: bytes or elements of a row.
+        own: where the collective is a sum in an all_gather's place, this rank's message, shape=(n,), int32.
         rank: this rank, of two, in such a sum.
     """
 
     number: int
+    name: str
+    rows: int | None = None
+    length: int = 0
     own: torch.Tensor | None = None
     rank: int = 0
 
     def result(self) -> torch.Tensor:
-        """What Horovod has for it, once it is over."""
+        """What Horovod has for it; Horovod's own wait, if the collective is not over."""
         result = hvd.synchronize(self.number)
         if isinstance(result, tuple):
             result = result[0]
-        if self.own is None:
+        if self.own is not None:
+            rows = torch.empty((2, len(self.own)), dtype=self.own.dtype)
+            rows[self.rank] = self.own
+            torch.sub(result, self.own, out=rows[1 - self.rank])
+            return rows.view(torch.uint8)
+        if self.rows is None:
             return result
-        rows = torch.empty((2, len(self.own)), dtype=self.own.dtype)
-        rows[self.rank] = self.own
-        torch.sub(result, self.own, out=rows[1 - self.rank])
-        return rows.view(-1).view(torch.uint8)
+        if result.numel() != self.rows * self.length:
+            raise PayloadError(
+                f"{self.name}: expected {self.rows} times {self.length} bytes, got {result.numel()}"
+            )
+        return result.view(self.rows, self.length)
 
 
 def equal_hosts() -> bool:
@@ -55,6 +71,8 @@ def equal_hosts() -> bool:
 
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
+
+    Implements :class:`hvd_compress.torch_common.drivers.Transport` for collectives among all of its ranks.
 
     Args:
         process_set: as the optimizer's; None is all ranks.
@@ -107,77 +125,116 @@ class Collectives:
                 ) from None
         return Collectives(chosen, self._prefix)
 
-    def gather(self, message: torch.Tensor, name: str) -> Handle:
-        """Starts a gather of a 1-dimensional uint8 tensor, lengths differing where they may."""
-        return Handle(hvd.allgather_async(message, f"{self._prefix}.{name}", self._process_set))
+    def start(self, collective: Collective, name: str) -> Handle:
+        """Starts what an exchange asks for.
 
-    def gather_alike(self, message: torch.Tensor, name: str) -> Handle:
-        """Starts a gather of messages, shape=(bytes,), uint8, that all ranks know to be equally long.
-
-        On processors it may be a sum: see :mod:`hvd_compress.exchange.pairs`.
+        An all_gather on processors may be a sum: see :mod:`hvd_compress.exchange.pairs`.
         """
-        if message.device.type != "cpu" or not pairs.as_sum(self.size, message.numel()):
-            return self.gather(message, name)
-        own = message.view(torch.int32)
-        return Handle(self.sum(own, name).number, own, self.rank)
+        message = collective.message
+        if collective.kind == "all_reduce":
+            return self.all_reduce(message, name, collective.op)
+        if collective.kind == "all_to_all":
+            splits = torch.tensor(collective.sizes, dtype=torch.int32)
+            full = f"{self._prefix}.{name}"
+            number = hvd.alltoall_async(message, splits, full, self._process_set)
+            return Handle(number, name, self.size, collective.sizes[self.rank])
+        if message.device.type == "cpu" and pairs.as_sum(self.size, message.numel()):
+            own = message.view(torch.int32)
+            return Handle(self.all_reduce(own, name).number, name, own=own, rank=self.rank)
+        gather = self.all_gather(message, name)
+        return Handle(gather.number, name, self.size, message.numel())
 
-    def distribute(self, message: torch.Tensor, sizes: Sequence[int], name: str) -> Handle:
-        """Starts an exchange of parts: each rank gets its part of every rank's message, in rank order.
+    def all_gather(self, message: torch.Tensor, name: str) -> Handle:
+        """Starts an all_gather of a 1-dimensional uint8 tensor, whose lengths may differ."""
+        full = f"{self._prefix}.{name}"
+        return Handle(hvd.allgather_async(message, full, self._process_set), name)
 
-        Args:
-            message: shape=(bytes,), uint8, the ranks' parts one after the other.
-            sizes: of the parts, in bytes, 0 where there is none.
-            name: the same on every rank.
-        """
-        splits = torch.tensor(sizes, dtype=torch.int32)
-        return Handle(
-            hvd.alltoall_async(message, splits, f"{self._prefix}.{name}", self._process_set)
+    def all_reduce(
+        self, values: torch.Tensor, name: str, op: Literal["sum", "max"] = "sum"
+    ) -> Handle:
+        """Starts an all_reduce; a rank that has joined adds zeros. A NaN may be lost in a maximum."""
+        number = hvd.allreduce_async(
+            values,
+            name=f"{self._prefix}.{name}",
+            op=hvd.Sum if op == "sum" else hvd.Max,
+            process_set=self._process_set,
         )
-
-    def sum(self, values: torch.Tensor, name: str) -> Handle:
-        """Starts a sum over the ranks; a rank that has joined adds zeros."""
-        return self._reduce(values, name, hvd.Sum)
-
-    def maximum(self, values: torch.Tensor, name: str) -> Handle:
-        """Starts an element-wise maximum over the ranks; a NaN may be lost in it."""
-        return self._reduce(values, name, hvd.Max)
-
-    def _reduce(self, values: torch.Tensor, name: str, op: object) -> Handle:
-        return Handle(
-            hvd.allreduce_async(
-                values, name=f"{self._prefix}.{name}", op=op, process_set=self._process_set
-            )
-        )
+        return Handle(number, name)
 
     @staticmethod
     def done(handle: Handle, within: float = 0.0) -> bool:
         """Whether :meth:`wait` would return at once, now or ``within`` seconds."""
+        if hvd.poll(handle.number):
+            return True
         deadline = time.monotonic() + within
-        pause = _SHORTEST_PAUSE
         while not hvd.poll(handle.number):
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(_PAUSE)
         return True
 
     @classmethod
     def wait(cls, handle: Handle) -> torch.Tensor:
-        """A collective's result: of a gather or of parts, all ranks' one after the other in rank order.
+        """A collective's result; with rows, one a rank in rank order, where :meth:`start` has started it.
 
-        Sleeps until it is there. Horovod's own wait spins, on a core that its background thread and
-        the network need: on as many cores as ranks, that takes longer than the transfer.
+        Sleeps for 50 µs at a time until it is there. Horovod's own wait spins, on a core that its
+        background thread and the other ranks need.
+
+        Raises:
+            PayloadError: the ranks' messages are not of the size of this rank's.
+            HorovodInternalError: Horovod has ended.
         """
         cls.done(handle, within=math.inf)
         return handle.result()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Returns when every rank has come here, or one of them has gone.
 
         The first rank to leave with an error tears down the others' connections, and they would report
-        only that; an error that all ranks find is raised after a meeting.
+        only that; an error that all ranks find is raised behind a barrier.
         """
         with contextlib.suppress(HorovodInternalError):
-            handle = self.gather(torch.zeros(1, dtype=torch.uint8), "meeting")
-            if self.done(handle, within=_MEETING):
+            handle = self.all_gather(torch.zeros(1, dtype=torch.uint8), "barrier")
+            if self.done(handle, within=_BARRIER_TIMEOUT):
                 self.wait(handle)
+
+
+class Scopes:
+    """The collectives of an exchange: among all ranks, those of a host, and those between hosts.
+
+    Implements :class:`hvd_compress.torch_common.drivers.Transport`.
+
+    Args:
+        collectives: all ranks.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._by_scope = {"all": collectives}
+
+    def register(self, hosts: Hosts) -> None:
+        """Registers the process sets of hosts. Every rank has to come here; waits for all of them.
+
+        Raises:
+            ExchangeError: Horovod does not take process sets now.
+        """
+        everyone = self._by_scope["all"]
+        for ranks in hosts.groups():
+            if len(ranks) == 1:
+                continue  # Nothing to send.
+            group = everyone.among(ranks)
+            if ranks == hosts.within(everyone.rank):
+                self._by_scope["local"] = group
+            if ranks == hosts.between(everyone.rank):
+                self._by_scope["cross"] = group
+
+    def start(self, collective: Collective, name: str) -> Handle:
+        """Starts a collective among the ranks of its scope."""
+        return self._by_scope[collective.scope].start(collective, name)
+
+    def done(self, handle: Handle) -> bool:
+        """Whether a collective is over."""
+        return Collectives.done(handle)
+
+    def wait(self, handle: Handle) -> torch.Tensor:
+        """A collective's result."""
+        return Collectives.wait(handle)

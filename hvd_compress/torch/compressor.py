@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange import token
+from hvd_compress.exchange import hosts, token
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import Group
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
-from hvd_compress.kernels.cpu_levels import CpuLevels
-from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch.exchanges.allgather import Allgather
-from hvd_compress.torch.exchanges.base import Exchange, Relay
-from hvd_compress.torch.exchanges.hierarchical import Hierarchical
-from hvd_compress.torch.exchanges.integer_sum import IntegerSum
-from hvd_compress.torch.exchanges.two_shot import TwoShot
+from hvd_compress.torch.collectives import Collectives, equal_hosts
 from hvd_compress.torch.owner_steps import OwnerStep, describe
 from hvd_compress.torch.slots import Slots
-from hvd_compress.torch.step import Sent, Step
+from hvd_compress.torch.step import Step
+from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.slots import NamedParameters, Owned, Slot
+from hvd_compress.torch_common.slots import NamedParameters, Slot
 
 
 @dataclass(eq=False)
-class _Dense:
-    """Context of a gradient that Horovod reduces itself."""
+class Sent:
+    """Context of a gradient between compress and decompress.
+
+    Attributes:
+        slot: whose gradient.
+        gradient: the tensor that compress was given; decompress gives it back.
+        encoded: whether it is encoded; else Horovod reduces it itself.
+    """
 
     slot: Slot
     gradient: torch.Tensor
+    encoded: bool
 
 
 class Compressor(GradientCoder, HorovodCompressor):
@@ -92,12 +96,12 @@ class Compressor(GradientCoder, HorovodCompressor):
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
         first = next(iter(slots)).name
         self._collectives = Collectives(process_set, f"{name}.{first}")
+        ranks = self._collectives
         super().__init__(
             slots,
             codec,
             feedback,
-            rank=self._collectives.rank,
-            size=self._collectives.size,
+            Group(ranks.rank, ranks.size, Hosts(hvd.size(), hvd.local_size())),
             exchange=exchange,
             threshold=threshold,
             exclude=exclude,
@@ -106,27 +110,21 @@ class Compressor(GradientCoder, HorovodCompressor):
             seed=seed,
             grad_scaler=grad_scaler,
             threads=threads,
+            owner_step=owner_step,
         )
         self._owner_step = owner_step
-        self._exchanges: dict[str, Exchange] = {
-            "allgather": Allgather(self._collectives, self._encoder),
-            "two_shot": TwoShot(self._collectives, self._encoder, owner_step),
-            "hierarchical": Hierarchical(self._collectives, self._encoder),
-            "integer_sum": IntegerSum(self._collectives, self._encoder, CpuLevels(self._threads)),
-        }
-        self._choose_routes(list(self._slots))
-        self._step = Step(
-            self._collectives,
-            self._configuration,
-            self._kernels,
-            self._prepare_exchanges,
-            self._flush,
-        )
+        self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
+        self._changes = Changes()
         self._exchanging = False
+        # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
+        self._token = torch.tensor(token.make(ranks.rank))
+        self._tokens = self._token.repeat(len(list(slots)), 1)
+        self._token_rows = list(self._tokens)
+        self._choose_routes(list(self._slots))
 
     @torch.no_grad()
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Horovod's entry: starts the exchange of one gradient.
+        """Horovod's entry: takes one gradient.
 
         Returns:
             What Horovod shall allreduce, and the context for :meth:`decompress`.
@@ -138,36 +136,41 @@ class Compressor(GradientCoder, HorovodCompressor):
                 f"optimizer.step() or optimizer.synchronize() after each backward pass"
             )
         if not self._exchanging:
-            self._kernels.check()
-            self._step.end()
-            self._encoder.begin_step()
-            self._exchanging = True
-        self._step.begin()
-        self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+            self._begin()
+        counters, size = self.counters, self._collectives.size
+        counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         warming_up = slot.exchanges < self._warmup_steps
         slot.exchanges += 1
-        if warming_up or slot.route.dense:
-            return self._start_dense(slot, tensor, warming_up)
-        return self._start_encoded(slot, tensor)
+        encoded = not (warming_up or slot.route.uncompressed)
+        if encoded:
+            slot.pending = True
+            self._step.add(slot, tensor, counters)
+            sent = self._token_rows[slot.index]
+        else:
+            sent = self._uncompressed(slot, tensor, warming_up)
+        counters.add_allreduce(size, sent.numel() * sent.element_size())
+        return sent, Sent(slot, tensor, encoded)
 
     @torch.no_grad()
-    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(self, tensor: torch.Tensor, ctx: Sent) -> torch.Tensor:
         """Horovod's exit: the reduced gradient, in the memory and dtype of the one given to compress.
 
         Raises:
             ExchangeError: an operation that compressed gradients cannot follow, or ranks that differ.
             PayloadError: a payload was altered on its way.
         """
-        self._step.settle(ctx.slot.name)
         if self._exchanging:
+            self._step.settle(ctx.slot.name)
             self.counters.steps += 1
             self._exchanging = False
-        if isinstance(ctx, _Dense):
+            if not self._step.busy:
+                self._end(False)
+        if not ctx.encoded:
             return tensor if tensor.dtype == ctx.gradient.dtype else tensor.to(ctx.gradient.dtype)
         scale = self._step.scale(tensor, ctx.slot.name)
-        if not ctx.collected:
-            self._step.collect()
-        self._finish(ctx, scale)
+        if self._step.busy:
+            self._step.collect(scale, self.counters)
+        ctx.slot.pending = False
         return ctx.gradient
 
     def _busy(self) -> bool:
@@ -175,64 +178,51 @@ class Compressor(GradientCoder, HorovodCompressor):
 
     def _forget_agreement(self) -> None:
         self._step.forget_agreement()
+        self._step.plan(
+            s for s in self._slots if s.parameter.requires_grad and not s.route.uncompressed
+        )
 
     def _check_route(self, slot: Slot, route: Route) -> None:
-        self._exchanges[route.exchange].check(slot, route)
+        ranks = self._collectives
+        if route.exchange == "hierarchical" and not ranks.everywhere:
+            raise ValueError(
+                f"{slot.name}: expected process_set=None for exchange='hierarchical', got a set of "
+                f"{ranks.size} of {hvd.size()} ranks: hosts are those of the whole job"
+            )
+        super()._check_route(slot, route)
 
-    def _owned_by(self, slot: Slot) -> Owned | None:
-        return None if slot.route.dense else self._exchanges[slot.route.exchange].owned(slot)
+    def _usable(self, exchange: str) -> bool:
+        """Whether an exchange makes sense among these ranks; the same on every one of them."""
+        return exchange != "hierarchical" or hosts.usable(
+            hvd.size(), hvd.local_size(), equal_hosts()
+        )
 
     def _configuration(self) -> dict[str, Any]:
         configuration = {**super()._configuration(), "owner_step": describe(self._owner_step)}
-        for exchange in self._exchanges_in_use():
-            configuration.update(exchange.settings())
+        if self._hosts_in_use() is not None:
+            ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
+            configuration["hosts"] = hosts.describe(*ranks)
         return configuration
 
-    def _prepare_exchanges(self) -> None:
-        for name, exchange in self._exchanges.items():
-            routed = [s for s in self._slots if s.route.exchange == name and not s.route.dense]
-            if routed:
-                exchange.prepare(routed)
+    def _begin(self) -> None:
+        self._kernels.check()
+        self._encoder.begin_step()
+        self._tokens.copy_(self._token)
+        self._step.begin()
+        self._exchanging = True
 
-    def _flush(self) -> list[Relay]:
-        return [relay for exchange in self._exchanges.values() for relay in exchange.flush()]
+    def _end(self, dropped: bool | torch.Tensor) -> None:
+        self._changes.settle(dropped)
+        self._changes = Changes()
 
-    def _exchanges_in_use(self) -> list[Exchange]:
-        used = {slot.route.exchange for slot in self._slots if not slot.route.dense}
-        return [exchange for name, exchange in self._exchanges.items() if name in used]
-
-    def _start_dense(
-        self, slot: Slot, gradient: torch.Tensor, warming_up: bool
-    ) -> tuple[torch.Tensor, _Dense]:
-        self._encoder.release_residual(slot, gradient)
-        self._encoder.release_owned(slot, gradient)
-        sent = gradient.to(self._dense_dtype(slot, gradient, warming_up))
-        if sent.dtype == torch.bfloat16:
-            sent = sent.float()  # Horovod has no bfloat16.
-        size = self._collectives.size
-        self.counters.add_allreduce(size, sent.numel() * sent.element_size())
-        return sent, _Dense(slot, gradient)
-
-    def _start_encoded(self, slot: Slot, gradient: torch.Tensor) -> tuple[torch.Tensor, Sent]:
-        ctx = Sent(slot, gradient, self._exchanges[slot.route.exchange].encode(slot, gradient))
-        self._step.add(ctx)
-        slot.pending = True
-        sent = torch.tensor(token.make(self._collectives.rank))
-        self.counters.add_allreduce(self._collectives.size, sent.numel() * sent.element_size())
-        return sent, ctx
-
-    def _finish(self, ctx: Sent, scale: float) -> None:
-        transfer = ctx.transfer
-        started = time.perf_counter()
-        self._kernels.order(transfer.flat)
-        if ctx.dropped or ctx.unread is not None:
-            transfer.take_back(ctx.unread)
-        transfer.write(scale)
-        if not ctx.gradient.is_contiguous():
-            ctx.gradient.copy_(transfer.flat.view(ctx.slot.shape))
-        self.counters.decode_seconds += time.perf_counter() - started
-        transfer.count(self.counters)
-        ctx.slot.pending = False
+    def _uncompressed(self, slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.Tensor:
+        """What Horovod adds up itself, with what earlier codecs have left."""
+        self._kernels.order(gradient)
+        scale = self._encoder.loss_scale
+        self._changes.release(slot, gradient, scale)
+        self._changes.release_owned(slot, gradient, scale)
+        sent = gradient.to(self._sent_dtype(slot, gradient, warming_up))
+        return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
 
 
 def _check_owner_step(owner_step: OwnerStep | None, exchange: str, warmup_steps: int) -> None:

@@ -1,112 +1,100 @@
-"""The collectives of one optimizer step, started from hooks and waited for outside of them."""
+"""The exchange of one optimizer step's gradients: started from hooks, waited for outside of them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from hvd_compress.exchange import agreement, token
+from hvd_compress.codecs import PayloadError
+from hvd_compress.exchange import token
+from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.torch.collectives import Collectives, Handle
-from hvd_compress.torch.courier import Courier
-from hvd_compress.torch.exchanges.base import Relay, Transfer
-from hvd_compress.torch_common.executors import Executors, any_nonfinite
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import EXCHANGES
+from hvd_compress.torch.buckets import Bucket, Buckets
+from hvd_compress.torch.collectives import Collectives, Scopes
+from hvd_compress.torch.participation import Participation
+from hvd_compress.torch_common.batch import Batch, judge
+from hvd_compress.torch_common.batches import Batches
+from hvd_compress.torch_common.drivers import Pending, Progress
 from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.uncompressed import Uncompressed
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds for collectives that every rank has started already, if all is well."""
 
-_PATIENCE_IN_BACKWARD = 20.0
+_TIMEOUT_IN_BACKWARD = 20.0
 """Seconds for slower ranks at the end of a backward pass; what is not there then is waited for later."""
 
 
-@dataclass(eq=False)
-class Sent:
-    """A gradient between compress and decompress.
-
-    Attributes:
-        slot: whose gradient.
-        gradient: the tensor that compress was given; decompress gives it back.
-        transfer: its way through the ranks.
-        collected: whether it has come back.
-        dropped: whether the step's residuals have to be taken back.
-        unread: the same in a word on the device, not 0 if so, which the host has not read; None where
-            ``dropped`` says it all.
-    """
-
-    slot: Slot
-    gradient: torch.Tensor
-    transfer: Transfer
-    collected: bool = False
-    dropped: bool = False
-    unread: torch.Tensor | None = None
-
-
 class Step:
-    """Starts transfers when all ranks are known to take part in a step, and collects them.
+    """Sends buckets when all ranks are known to take part in a step, and collects them.
 
-    A gather among ranks of which one has joined would bring Horovod down, so that payloads are held back
-    until a roll call has come back: a sum of a few bytes, started by the step's first gradient. Nothing
-    waits in a hook, because hooks fire in another order on each rank; what the hooks leave to be started
-    is started at the end of the backward pass, the first place that all ranks reach.
+    Nothing waits in a hook, because hooks fire in another order on each rank. What the hooks leave to be
+    started is started at the end of the backward pass, the first place that all ranks reach.
 
     Args:
         collectives: the ranks.
-        configuration: called before the first step, and until the ranks agree; compared between them.
-        executors: the kernels.
-        prepare: called once they agree, by every rank; may wait for the others.
-        flush: called when nothing more will be sent in a step; starts what has waited for more.
+        batches: encodes buckets.
+        configuration: as for :class:`Participation`.
+        hosts: called once the ranks agree; the hosts among and within which some exchange sends, or None.
+        settle: called with whether the step is dropped, once that is known.
+
+    Attributes:
+        transport: starts the exchanges' collectives and waits for them.
     """
 
     def __init__(
         self,
         collectives: Collectives,
+        batches: Batches,
         configuration: Callable[[], dict[str, Any]],
-        executors: Executors,
-        prepare: Callable[[], None],
-        flush: Callable[[], list[Relay]],
+        hosts: Callable[[], Hosts | None],
+        settle: Callable[[bool | torch.Tensor], None],
     ) -> None:
         self._collectives = collectives
-        self._configuration = configuration
-        self._executors = executors
-        self._prepare = prepare
-        self._flush = flush
-        self._settings = b""
-        self._agreement: Handle | None = None
-        self._agreed = False
-        self._calling: Handle | None = None
-        self._courier = Courier(collectives)
-        self._pending: list[Sent] = []
-        self._held: list[Sent] = []
-        self.roll_call: list[float] | None = None
+        self._batches = batches
+        self._hosts = hosts
+        self._settle = settle
+        self.transport = Scopes(collectives)
+        self._participation = Participation(collectives, configuration, self._prepare)
+        self._progress = Progress(self.transport)
+        self._buckets = Buckets()
+        self._held: list[tuple[Batch, Pending]] = []
+        self._contents: dict[Pending, Batch | Uncompressed] = {}
+        self._encoded = False
+        self._scales: dict[tuple[float, ...], float] = {}
 
     @property
     def busy(self) -> bool:
         """Whether gradients are on their way."""
-        return bool(self._pending)
+        return self._encoded
 
     def forget_agreement(self) -> None:
-        """Has the ranks compare their configurations again in the next step."""
-        self._agreed, self._agreement = False, None
+        """Has the ranks compare their settings again in the next step."""
+        self._participation.forget()
+
+    def plan(self, slots: Iterable[Slot]) -> None:
+        """Makes up buckets anew, of gradients that will be encoded."""
+        self._buckets.plan(slots)
 
     def begin(self) -> None:
-        """Called with every gradient, encoded or not, before it is sent."""
-        if not self._agreed and self.roll_call is None and self._calling is None:
-            # As it is before the step's first gradient is encoded.
-            self._settings = agreement.serialize(self._configuration())
-            self._call_roll()
+        """Called before a step's first gradient."""
+        self._scales.clear()
+        self._participation.begin()
+        self._visit_end_of_backward()
 
-    def add(self, sent: Sent) -> None:
-        """Sends one gradient, now or as soon as all ranks are known to take part."""
-        self._pending.append(sent)
-        self._held.append(sent)
-        if self.roll_call is None and self._calling is None:
-            self._call_roll()
-        elif self._agreed:
+    def add(self, slot: Slot, gradient: torch.Tensor, counters: Counters) -> None:
+        """Takes a gradient that is to be encoded; sends its bucket if that is complete."""
+        self._encoded = True
+        bucket = self._buckets.add(slot, gradient)
+        if bucket is not None:
+            self._send(bucket, counters)
+        # Not before the ranks agree: what follows the agreement may wait for all of them.
+        if self._held and self._participation.agreed:
             self._release(0.0)
 
     def settle(self, name: str) -> None:
@@ -120,7 +108,7 @@ class Step:
         Raises:
             ExchangeError: ranks differ, or some of the compressor's ranks never come.
         """
-        if not self._release(_PATIENCE):
+        if not self._release(_TIMEOUT):
             raise ExchangeError(
                 f"{name}: expected all {self._collectives.size} ranks of the compressor's process set, got "
                 f"only those of the optimizer: pass the same process_set to both"
@@ -136,90 +124,105 @@ class Step:
         Raises:
             ExchangeError: on every rank, an operation that cannot be done on compressed gradients.
         """
-        assert self.roll_call is not None
-        try:
-            return token.reduction_scale(
-                reduced.tolist(), self.roll_call, self._collectives.size, name
-            )
-        except ExchangeError:
-            if self._complete():
-                self._collectives.meet()
-            raise
+        tokens = self._participation.tokens
+        assert tokens is not None
+        values = tuple(reduced.tolist())
+        if values not in self._scales:
+            try:
+                found = token.reduction_scale(values, tokens, self._collectives.size, name)
+            except ExchangeError:
+                self._barrier()
+                raise
+            self._scales[values] = found
+        return self._scales[values]
 
-    def collect(self) -> None:
-        """Waits for everything sent in this step, and sees whether the step will have to be dropped.
+    def collect(self, scale: float, counters: Counters) -> None:
+        """Waits for everything that was sent in this step, and writes the results over the gradients.
 
-        Horovod asks for the first result after it has sent all gradients. One non-finite gradient makes
-        the whole step worthless, so that no residual may count it as sent.
+        One non-finite gradient makes the whole step worthless, so that no residual may count it as sent.
+
+        Args:
+            scale: factor on the sums of the ranks' gradients.
+            counters: what was sent and computed is added to them.
+
+        Raises:
+            Exception: what went wrong on this rank, or what is missing from another one.
         """
-        pending, self._pending = self._pending, []
-        for relay in self._flush():
-            self._courier.carry(relay)
-        self._courier.wait()
-        errors = [sent.transfer.error for sent in pending if sent.transfer.error is not None]
+        for bucket in self._buckets.rest():
+            self._send(bucket, counters)
+        self._release(0.0)
+        written: list[Batch | Uncompressed] = []
+        errors: list[Exception] = []
+        altered = True
+        for pending in self._progress.finish():
+            content = self._contents.pop(pending)
+            try:
+                if pending.error is not None:
+                    raise pending.error
+                content.write(scale)
+                written.append(content)
+            except Exception as error:
+                errors.append(error)
+                altered = altered and isinstance(error, PayloadError) and content.error is None
+        self._encoded = False
         if errors:
-            if self._complete():  # A rank that has joined does not come to meetings.
-                self._collectives.meet()
+            if not altered:  # All ranks find the error but where a payload was altered on its way.
+                self._barrier()
             raise errors[0]
-        dropped, unread = self._judge([sent.transfer for sent in pending])
-        for sent in pending:
-            sent.collected, sent.dropped, sent.unread = True, dropped, unread
+        dropped = judge(written)
+        for content in written:
+            content.settle(dropped)
+            content.count(counters)
+        self._settle(dropped)
+        arrived = self._buckets.end()
+        if arrived is not None:
+            self._buckets.plan(arrived)
 
-    def end(self) -> None:
-        """Called when the next gradient belongs to a new step."""
-        self.roll_call = None
+    def _send(self, bucket: Bucket, counters: Counters) -> None:
+        slots, gradients = bucket.sorted()
+        batch, exchanging = self._batches.make(slots, gradients)
+        pending = Pending(bucket.name, bucket.number, exchanging, batch.note)
+        batch.count_encoding(counters)
+        self._held.append((batch, pending))
 
-    def _judge(self, transfers: list[Transfer]) -> tuple[bool, torch.Tensor | None]:
-        """Whether the step has to be dropped; or a word on the one device that knows."""
-        payloads: list[torch.Tensor] = []
-        for transfer in transfers:
-            if transfer.payloads is None:
-                return True, None
-            payloads += transfer.payloads
-        unread = self._executors.flags(payloads) if payloads else None
-        return unread is None and any(map(any_nonfinite, payloads)), unread
-
-    def _call_roll(self) -> None:
-        values = torch.tensor(token.make(self._collectives.rank))
-        self._calling = self._collectives.sum(values, "roll call")
-        self._visit_end_of_backward()
-
-    def _agree(self, patience: float) -> bool:
-        if self._agreement is None:
-            message = torch.frombuffer(bytearray(self._settings), dtype=torch.uint8)
-            self._agreement = self._collectives.gather(message, "configuration")
-        if not self._collectives.done(self._agreement, patience):
-            return False
-        gathered = self._collectives.wait(self._agreement)
-        try:
-            agreement.check(gathered.numpy().tobytes())
-        except ExchangeError:
-            self._collectives.meet()
-            raise
-        self._prepare()
-        self._agreed = True
-        return True
-
-    def _release(self, patience: float) -> bool:
-        if self._calling is not None:
-            if not self._collectives.done(self._calling, patience):
-                return False
-            self.roll_call = self._collectives.wait(self._calling).tolist()
-            self._calling = None
-        # A gather, like those that follow: a rank that has joined could take no part in it.
-        if not self._agreed and self._complete() and not self._agree(patience):
+    def _release(self, timeout: float) -> bool:
+        if not self._participation.known(timeout):
             return False
         held, self._held = self._held, []
-        for sent in held:
-            if not self._complete():
-                sent.transfer = sent.transfer.alone()
-            relay = sent.transfer.start()
-            if relay is not None:
-                self._courier.carry(relay)
+        for batch, pending in held:
+            if not self._participation.complete:
+                self._send_uncompressed(batch, pending)
+                continue
+            self._contents[pending] = batch
+            self._progress.submit(pending, len(EXCHANGES[batch.plan.exchange].stages))
         return True
 
-    def _complete(self) -> bool:
-        return self.roll_call is None or token.everybody(self.roll_call, self._collectives.size)
+    def _send_uncompressed(self, batch: Batch, pending: Pending) -> None:
+        """Where some ranks do not take part: a plain sum among the others."""
+        batch.withdraw()
+        content = Uncompressed(batch.gradients, torch.float32)
+        exchanging = content.exchange(self._batches.comm)
+        plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content.note)
+        if self._batches.owner_step is not None:
+            names = ", ".join(slot.name for slot in batch.plan.slots)
+            plain.fail(
+                ExchangeError(
+                    f"{names}: expected all {self._collectives.size} ranks to take part in a step with an "
+                    f"owner_step, got some that have called hvd.join(); the parts that they own cannot be "
+                    f"stepped"
+                )
+            )
+        self._contents[plain] = content
+        self._progress.submit(plain, 1)
+
+    def _prepare(self) -> None:
+        hosts = self._hosts()
+        if hosts is not None:
+            self.transport.register(hosts)
+
+    def _barrier(self) -> None:
+        if self._participation.complete:  # A rank that has joined comes to none.
+            self._collectives.barrier()
 
     def _visit_end_of_backward(self) -> None:
         # Outside of a backward pass it is refused: then the first decompress will do it.
@@ -227,4 +230,4 @@ class Step:
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
 
     def _at_end_of_backward(self) -> None:
-        self._release(_PATIENCE_IN_BACKWARD)
+        self._release(_TIMEOUT_IN_BACKWARD)

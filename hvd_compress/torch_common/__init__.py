@@ -1,1 +1,1 @@
-"""What every PyTorch frontend needs, whoever sends the messages: records, residuals, coding."""
+"""What every PyTorch frontend needs, whatever sends its messages: records, residuals, coding."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -14,7 +13,12 @@ from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import EXCHANGES, Group
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching
+from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.batch import OwnerWork
+from hvd_compress.torch_common.batches import Batches
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
 from hvd_compress.torch_common.slots import Owned, Slot
@@ -30,9 +34,9 @@ class GradientCoder:
         slots: the parameters.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        rank: this rank within its process set or group.
-        size: ranks in it.
+        group: the ranks.
         exchange: how payloads travel.
+        owner_step: what owners of parts do with averages, or None.
         chained: as for :class:`hvd_compress.torch_common.executors.Executors`.
     """
 
@@ -41,10 +45,9 @@ class GradientCoder:
         slots: Iterable[Slot],
         codec: Codec,
         feedback: ErrorFeedback,
+        group: Group,
         *,
-        rank: int,
-        size: int,
-        exchange: str = EXCHANGES[0],
+        exchange: str = EXCHANGE_NAMES[0],
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -53,6 +56,7 @@ class GradientCoder:
         grad_scaler: Any | None = None,
         threads: int | None = None,
         chained: bool = False,
+        owner_step: OwnerWork | None = None,
     ) -> None:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
@@ -63,16 +67,15 @@ class GradientCoder:
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
         self._slots = slots
-        self._rank = rank
+        self._group = group
+        self._rank, self._size = group.rank, group.size
         self._exchange = exchange
-        self._size = size
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=chained)
-        self._encoder = Encoder(self._kernels, seed, rank, grad_scaler)
+        self._encoder = Encoder(self._kernels, seed, group.rank, grad_scaler)
+        self._batches = Batches(self._encoder, group, owner_step)
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
-        unused = self._router.unused_patterns([slot.name for slot in self._slots])
-        if unused:
-            raise ValueError(f"Compressor: expected patterns that match a parameter, got {unused}")
+        self._router.check_patterns([slot.name for slot in self._slots])
         self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
@@ -99,13 +102,9 @@ class GradientCoder:
             raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
         feedback = scheme_of(codec).feedback if feedback is None else feedback
         route = Route(codec, feedback, self._exchange)
-        chosen = [slot for slot in self._slots if fnmatchcase(slot.name, layers)]
-        if not chosen:
-            raise ValueError(
-                f"set_codec: expected a pattern that matches a parameter, got {layers!r}"
-            )
+        found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
+        chosen = [slot for slot in self._slots if slot.name in found]
         self._choose_routes(chosen, self._router.with_route(route))
-        self._forget_agreement()
 
     def routes(self) -> dict[str, Route]:
         """How each parameter's gradient travels, by name."""
@@ -113,6 +112,7 @@ class GradientCoder:
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, loss scaling taken out."""
+        self._kernels.settle()
         kept = [holder for slot in self._slots for holder in (slot, slot.owned) if holder]
         squares = [
             self._kernels.square_sum(holder.residual) / holder.residual_scale**2
@@ -158,8 +158,11 @@ class GradientCoder:
         restore(self._slots, state, self._rank, self._size, self._seed)
 
     def _owned_by(self, slot: Slot) -> Owned | None:
-        """An empty record of what this rank owns of a parameter; None where nobody does."""
-        return None
+        """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
+        owners = (
+            None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
+        )
+        return None if owners is None else Owned(*owners.owned(slot.index, slot.count))
 
     def _busy(self) -> bool:
         """Whether gradients are on their way."""
@@ -170,7 +173,17 @@ class GradientCoder:
         raise NotImplementedError
 
     def _check_route(self, slot: Slot, route: Route) -> None:
-        """Raises ``ValueError`` where the frontend cannot send such payloads."""
+        """Raises ``ValueError`` where a parameter's gradients cannot take a route."""
+        exchange = EXCHANGES[route.exchange]
+        device = slot.parameter.device
+        if not exchange.on_device and device.type != "cpu":
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of the CPU for "
+                f"exchange={route.exchange!r}, got one on {device}: its kernels are for CPUs; use another "
+                f"exchange"
+            )
+        width = slot.parameter.element_size()
+        exchange.check(slot.name, slot.shape, route.codec, width, self._group)
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
         """Gives slots their routes; a frontend calls it for all of them when it is made."""
@@ -179,11 +192,23 @@ class GradientCoder:
         for slot in slots:
             dtype = str(slot.parameter.dtype).removeprefix("torch.")
             route = router.choose(slot.name, slot.shape, dtype)
-            if not route.dense:
+            if not route.uncompressed:
                 self._check_route(slot, route)
             chosen.append((slot, route))
-        for slot, route in chosen:
+        self._set_routes(chosen)
+
+    def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
+        """Has gradients travel in other ways from now on."""
+        for slot, route in routes:
             slot.route = route
+        self._batches.forget_plans()
+        self._forget_agreement()
+
+    def _hosts_in_use(self) -> Hosts | None:
+        """The hosts, where some gradient travels within and between them."""
+        used = {slot.route.exchange for slot in self._slots if not slot.route.uncompressed}
+        stages = {scope for exchange in used for scope in EXCHANGES[exchange].stages}
+        return self._group.hosts if stages & {"local", "cross"} else None
 
     def _configuration(self) -> dict[str, Any]:
         tensors = {}
@@ -199,9 +224,9 @@ class GradientCoder:
         }
 
     @staticmethod
-    def _dense_dtype(slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
+    def _sent_dtype(slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
         """In what an uncompressed gradient travels."""
-        wanted = None if warming_up else slot.route.dense_dtype
+        wanted = None if warming_up else slot.route.cast_dtype
         if wanted is not None and gradient.dtype == torch.float32:
             return getattr(torch, wanted)
         return gradient.dtype

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES, read_header
+from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cuda import CudaKernels
-from hvd_compress.kernels.interface import Kernels
+from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 
 
 class Executors:
     """The CPU's kernels, and those for CUDA as soon as a CUDA tensor comes.
 
-    Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA's work behind the host's back, so that
-    errors of theirs are raised by :meth:`check`, later.
+    Has the encoder and the decoder of :class:`hvd_compress.kernels.interface.Kernels`. CUDA's kernels run
+    later than the host asks for them, so that :meth:`check` raises their errors.
 
     Args:
         threads: of the CPU's kernels.
@@ -62,10 +63,6 @@ class Executors:
                 stream.wait_stream(last)
             self._last[tensor.device] = stream
 
-    def readable(self, tensor: torch.Tensor) -> bool:
-        """Whether the host may look into a tensor: not where it would wait for a device in a chain."""
-        return not self._chained or self.deferred(tensor) is None
-
     def encode(
         self,
         codec: Codec,
@@ -77,7 +74,7 @@ class Executors:
         residual: torch.Tensor | None,
         noise: NoiseKey,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`.
+        """Encodes by the kernels of the gradient's device, as :meth:`Kernels.encode`.
 
         Raises:
             TypeError: there are no kernels for the gradient's device.
@@ -98,39 +95,23 @@ class Executors:
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`."""
         kernels = self._of(out)
         keep_from_reuse(payloads, out)
         kernels.decode_sum(
             codec, shape, payloads, out, step=step, scale=scale, accumulate=accumulate
         )
 
-    def take_back(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        gradient: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        *,
-        feedback: ErrorFeedback,
-        step: int,
-        when: torch.Tensor | None = None,
-    ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`.
+    def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> Batch:
+        """Kernels that encode and decode many tensors together.
 
         Args:
-            when: as for :meth:`hvd_compress.kernels.cuda.CudaKernels.take_back`; for its tensors only.
+            entries: the tensors.
+            arrays: where they are found in the arrays of a call.
+            like: a tensor on their device.
         """
-        arguments = (codec, shape, gradient, residual, payload)
-        keep_from_reuse(gradient, payload)
-        if when is None:
-            self._of(gradient).take_back(*arguments, feedback=feedback, step=step)
-            return
-        kernels = self.deferred(gradient)
-        assert kernels is not None
-        self.order(gradient)
-        kernels.take_back(*arguments, feedback=feedback, step=step, when=when)
+        if self.deferred(like) is None and like.device.type == "cpu":
+            return CpuBatch(entries, self.threads, arrays)
+        return SerialBatch(self, entries, arrays, deferred=True)
 
     def square_sum(self, tensor: torch.Tensor) -> float:
         """Sum of squares of a float32 tensor, in double precision; waits for it."""
@@ -197,13 +178,3 @@ def keep_from_reuse(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         if tensor.device.type == "cuda":
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
-def any_nonfinite(payloads: torch.Tensor) -> bool:
-    """Whether one of the payloads was encoded from an Inf or a NaN; waits for their device.
-
-    Args:
-        payloads: shape=(k, bytes), uint8.
-    """
-    headers = payloads[:, :HEADER_BYTES].cpu().numpy()
-    return any(read_header(header).flags & FLAG_NONFINITE for header in headers)

@@ -22,7 +22,7 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
             "residual_scale": slot.residual_scale,
             "step": slot.step,
             "exchanges": slot.exchanges,
-            "owned": None if slot.owned is None else vars(slot.owned).copy(),
+            "owned": None if slot.owned is None else _as_dict(slot.owned),
         }
         for slot in slots
     }
@@ -56,6 +56,7 @@ def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, 
             _check_count(f"load_state_dict: {slot.name}'s part", owned["residual"], end - begin)
     for slot in slots:
         saved = tensors[slot.name]
+        slot.forget()
         slot.residual = _copied(saved["residual"])
         slot.residual_scale = saved["residual_scale"]
         slot.step = saved["step"]
@@ -136,7 +137,7 @@ def _resized(
     return {
         **saved[0],
         "residual": residual,
-        "owned": None if owned is None else vars(owned),
+        "owned": None if owned is None else _as_dict(owned),
     }
 
 
@@ -153,6 +154,11 @@ def _cut_anew(parts: list[dict[str, Any]], owned: Owned) -> dict[str, Any]:
                 state[key] = value.new_zeros(owned.count)
             state[key][begin - owned.begin : end - owned.begin] = value[begin - first : end - first]
     return state
+
+
+def _as_dict(owned: Owned) -> dict[str, Any]:
+    fields = ("begin", "end", "weight", "residual", "residual_scale", "state")
+    return {field: getattr(owned, field) for field in fields}
 
 
 def _by_element(value: Any, part: dict[str, Any]) -> bool:

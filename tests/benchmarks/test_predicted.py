@@ -150,7 +150,10 @@ def test_routers_are_those_of_training() -> None:
     )
     layers = tensors_of(predicted.network_of("alexnet"), predicted.router_of(compression))
     encoded = {
-        tensor.name: tensor.route for layer in layers for tensor in layer if not tensor.route.dense
+        tensor.name: tensor.route
+        for layer in layers
+        for tensor in layer
+        if not tensor.route.uncompressed
     }
     assert list(encoded) == [
         *(f"features.{index}.weight" for index in (3, 6, 8, 10)),

@@ -18,7 +18,7 @@ def _bits_per_encoded_element(codec: Codec) -> float:
     sizes = [
         (8 * codec.payload_bytes(tuple(p.shape)), math.prod(p.shape))
         for name, p in model.named_parameters()
-        if not router.choose(name, tuple(p.shape), "float32").dense
+        if not router.choose(name, tuple(p.shape), "float32").uncompressed
     ]
     assert sum(count for _, count in sizes) > 61_000_000
     return sum(bits for bits, _ in sizes) / sum(count for _, count in sizes)

@@ -1,8 +1,11 @@
 """Real training on two ranks, a few steps each."""
 
 import json
+import shutil
+import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,39 +66,47 @@ def test_keras_trains_as_a_tape_does(several):
         assert ours.message_bytes_per_step == tape.message_bytes_per_step
 
 
-def test_ranks_train_alone_beside_others_that_do_not(tmp_path, capfd):
-    out = tmp_path / "train.json"
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory):
+    """A file with the runs of a first start, and what that start printed."""
+    out = tmp_path_factory.mktemp("resumable") / "train.json"
+    text = out.with_suffix(".txt")
+    with text.open("w") as file, pytest.MonkeyPatch.context() as patch:
+        recording = SimpleNamespace(run=partial(subprocess.run, stdout=file))
+        patch.setattr(launch, "subprocess", recording)
+        _train(out, "--compression", "local", "none")
+    return out, text.read_text()
 
-    outcome = _train(out, "--compression", "local", "none")
 
-    local, none = outcome.runs
+def test_ranks_train_alone_beside_others_that_do_not(resumable):
+    local, none = results.read(resumable[0]).runs
     assert local.parameters_identical is None and none.parameters_identical is True
     assert local.message_bytes_per_step == 0 < none.message_bytes_per_step
     assert local.compression_ratio is None and local.step_seconds.median > 0
     assert local.curve[0] == none.curve[0] and local.curve[-1] != none.curve[-1]
-    line = next(line for line in capfd.readouterr().out.splitlines() if "<stdout>:local" in line)
+    line = next(line for line in resumable[1].splitlines() if "<stdout>:local" in line)
     assert line.endswith("  -"), "whether ranks agree does not apply"
 
 
-def test_a_second_start_makes_only_what_is_missing(tmp_path):
-    out = tmp_path / "train.json"
-    first = _train(out, "--compression", "none", "--quiet")
+def test_a_second_start_makes_only_what_is_missing(resumable, tmp_path):
+    out = shutil.copy(resumable[0], tmp_path / "train.json")
+    first = results.read(out)
 
     second = _train(out, "--compression", "none", "fp16", "--seeds", "2", "--resume", "--quiet")
 
-    assert second.runs[0] == first.runs[0], "not even its time was measured again"
+    assert second.runs[:2] == first.runs, "not even their time was measured again"
     made = [(run.compression, run.seed) for run in second.runs]
-    assert sorted(made) == [("fp16", 0), ("fp16", 1), ("none", 0), ("none", 1)]
+    assert sorted(made) == [("fp16", 0), ("fp16", 1), ("local", 0), ("none", 0), ("none", 1)]
 
 
-def test_results_of_another_recipe_are_not_mixed(tmp_path, capfd):
-    out = tmp_path / "train.json"
-    _train(out, "--compression", "none", "--quiet")
+def test_results_of_another_recipe_are_not_mixed(resumable, tmp_path, capfd):
+    out = shutil.copy(resumable[0], tmp_path / "train.json")
 
     with pytest.raises(launch.RankError):
         _train(out, "--compression", "none", "--lr", "0.5", "--resume", "--quiet")
 
     assert "expected configuration" in capfd.readouterr().err
+    assert results.read(out).runs == results.read(resumable[0]).runs
 
 
 def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):
@@ -108,8 +119,6 @@ def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):
 
 
 def test_one_process_exchanges_nothing(tmp_path):
-    import subprocess
-
     out = tmp_path / "one.json"
     command = ["--model", "lenet", "--compression", "onebit", "--steps", "2", "--json", str(out)]
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Tensors to encode, and short ways to encode them with the oracle."""
+"""Tensors to encode, and short ways to encode them with the reference."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis.extra import numpy as npst
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.payload import open_payload
-from hvd_compress.kernels.oracle import OracleKernels, dequantize, quantize
+from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
 from tests.codecs.rows import Row
 
 Shape = tuple[int, ...]
 
 OFF = ErrorFeedback(alpha=0.0)
-ORACLE = OracleKernels()
+REFERENCE = ReferenceKernels()
 
 SHAPES: tuple[Shape, ...] = (
     (),
@@ -64,6 +64,7 @@ def special_values(count: int) -> dict[str, np.ndarray]:
         "around the smallest scale": base * 2.0**-120,
         "large": base * 1e30,
         "huge": np.where(base < 0, -1e38, 1e38),
+        "one largest float": one_hot / 3 * _LARGEST,
         "constant": np.full(count, 0.1),
         "negative constant": np.full(count, -7.25),
         "one element": one_hot,
@@ -107,9 +108,9 @@ def encode(
     residual: np.ndarray | None = None,
     noise: NoiseKey | None = None,
 ) -> np.ndarray:
-    """A payload by the oracle; the residual is updated in place."""
+    """A payload by the reference; the residual is updated in place."""
     payload = np.full(codec.payload_bytes(shape), 0xAA, np.uint8)
-    ORACLE.encode(
+    REFERENCE.encode(
         codec,
         shape,
         gradient,

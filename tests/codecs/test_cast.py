@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hvd_compress.codecs import BF16, FP16, NoCompression, NoiseKey
-from hvd_compress.kernels.oracle import quantize
+from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import normal, same_bits, special_values, through
 
 VALUES = np.concatenate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,18 +13,23 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import (
     CODECS,
+    ECQ,
     HEADER_BYTES,
     SCHEMES,
+    Codec,
     ErrorFeedback,
+    Int8,
+    NoCompression,
     NoiseKey,
+    Ternary,
     codec_from_config,
     read_header,
 )
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
-from hvd_compress.kernels.oracle import quantize
+from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import (
     OFF,
-    ORACLE,
+    REFERENCE,
     SHAPES,
     decode,
     encode,
@@ -98,7 +104,7 @@ def test_what_stood_in_the_payload_before_does_not_matter(row: Row) -> None:
     payloads = []
     for filler in (0x00, 0xFF):
         payload = np.full(row.codec.payload_bytes(shape), filler, np.uint8)
-        ORACLE.encode(
+        REFERENCE.encode(
             row.codec,
             shape,
             normal(shape),
@@ -135,6 +141,18 @@ def test_a_configuration_survives_json(row: Row) -> None:
 @every_row
 def test_the_configuration_hash_is_frozen(row: Row) -> None:
     assert row.codec.config_hash() == row.config_hash
+
+
+@every_row
+def test_sizes_of_huge_tensors_take_no_memory(row: Row) -> None:
+    shape = (2**16, 2**30)
+    tracemalloc.start()
+    try:
+        size = row.codec.payload_bytes(shape)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert size > 2**46 // 8
 
 
 def test_configurations_and_codec_ids_are_distinct() -> None:
@@ -196,7 +214,9 @@ def test_a_step_that_is_taken_back_leaves_the_residual(row: Row, scale: float) -
         payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
         decoded = decode(row.codec, shape, payload)
 
-        ORACLE.take_back(row.codec, shape, gradient, residual, payload, feedback=feedback, step=0)
+        REFERENCE.take_back(
+            row.codec, shape, gradient, residual, payload, feedback=feedback, step=0
+        )
 
         # Three operations there and three back, each wrong by half a unit of what it works on.
         sizes = np.abs(np.stack([before, gradient, decoded]).astype(np.float64)).sum(axis=0)
@@ -274,7 +294,7 @@ def test_a_dropped_step_with_a_non_finite_gradient_leaves_the_residual(row: Row)
     before = normal(shape, seed=2)
     residual = before.copy()
     payload = encode(row.codec, shape, gradient, feedback=feedback, residual=residual)
-    ORACLE.take_back(row.codec, shape, gradient, residual, payload, feedback=feedback, step=0)
+    REFERENCE.take_back(row.codec, shape, gradient, residual, payload, feedback=feedback, step=0)
     assert np.isfinite(residual).all()
     assert np.abs(residual - before).max() < 1e-5
 
@@ -321,6 +341,32 @@ def test_special_values(row: Row, name: str) -> None:
             with np.errstate(all="ignore"):
                 expected = np.where(np.isfinite(decoded), x - decoded, np.float32(0))
             assert np.array_equal(residual, expected)
+
+
+LARGEST = np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize(
+    "codec",
+    (
+        *(Int8(kind) for kind in ("linear", "dynamic", "static", "mantissa")),
+        Ternary(clip=None),
+        *(ECQ(levels, norm) for norm in ("l2", "linf") for levels in range(1, 128)),
+        NoCompression(),
+    ),
+    ids=str,
+)
+def test_the_largest_floats_stay_finite(codec: Codec) -> None:
+    """Also where a scale, rounded, times the largest code would be Inf."""
+    for sign in (1, -1):
+        x = np.zeros(70, np.float32)
+        x[3] = sign * LARGEST
+        payload = encode(codec, x.shape, x)
+        decoded = decode(codec, x.shape, payload)
+        assert read_header(payload).flags == 0 and np.isfinite(decoded).all()
+        if not codec.saturates:
+            assert decoded[3] == pytest.approx(x[3], rel=1e-5)
+            assert abs(decoded[3]) <= LARGEST
 
 
 @settings(max_examples=400, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_compress.codecs import ECQ, NoiseKey
 from hvd_compress.codecs.packing import unpack_planes
-from hvd_compress.kernels.oracle import quantize
+from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import normal, through
 
 
@@ -60,12 +60,24 @@ def test_an_element_becomes_one_of_its_two_neighbours_by_equation_9(norm: str) -
         (ECQ(4, "l2", "tensor"), 10_000, 25.0),
         (ECQ(4, "l2", 4096), 100, 2.5),
         (ECQ(127, "l2", 4096), 10_000, 4096 / 127**2),
-        (ECQ(1, "linf", 64), 10_000, 8.0),
     ),
     ids=str,
 )
 def test_variance_factor_of_lemma_1(codec: ECQ, count: int, factor: float) -> None:
     assert codec.variance_factor(count) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(("levels", "count"), ((1, 2), (1, 64), (4, 4096), (127, 4096), (7, 1)))
+def test_the_variance_factor_of_linf_is_reached(levels: int, count: int) -> None:
+    factor = ECQ(levels, "linf", "tensor").variance_factor(count)
+    # In units of the scale: the largest element, and others where y (1 - y) - factor y^2 is largest.
+    y = 1 / (2 * (1 + factor))
+    error = (count - 1) * y * (1 - y)
+    assert error == pytest.approx(factor * (levels**2 + (count - 1) * y**2))
+    # No equal elements have a larger one.
+    grid = np.linspace(0.001, levels, 20_000)
+    errors = (count - 1) * (grid % 1) * (1 - grid % 1) / (levels**2 + (count - 1) * grid**2)
+    assert errors.max() <= factor * (1 + 1e-9)
 
 
 def test_the_norm_of_huge_numbers_is_taken_in_double_precision() -> None:

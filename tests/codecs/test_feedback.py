@@ -10,7 +10,7 @@ import pytest
 
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.kernels.oracle import dequantize, quantize
+from hvd_compress.kernels.reference import dequantize, quantize
 from tests.codecs.cases import normal
 
 D = 4096

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from hvd_compress.codecs import Int8, NoiseKey
 from hvd_compress.codecs.int8 import magnitudes
-from hvd_compress.kernels.oracle import quantize
+from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import normal, through
 
 KINDS = ("dynamic", "linear", "mantissa", "static")
@@ -21,8 +23,17 @@ TABLE_1 = {
 """Mean relative errors in %, by distribution and exponent offset, in the order of KINDS."""
 
 
+TREES = {
+    ("U(0, 1)", 1): (0.94, 3.26),
+    ("N(0, 1)", 1): (1.62, 4.42),
+    ("N(0, 10^2)", 2): (1.62, 4.42),
+    ("N(0, 0.2^2)", 1): (1.62, 4.56),
+}
+"""What the dynamic and the static tree have here; with equal parts of (0.1, 1) it is 6% more at least."""
+
+
 @pytest.mark.parametrize(("distribution", "offset"), TABLE_1)
-def test_relative_errors_are_at_most_the_papers(distribution: str, offset: int) -> None:
+def test_relative_errors_beside_the_papers(distribution: str, offset: int) -> None:
     rng = np.random.default_rng(5)
     count = 1_000_000
     sample = {
@@ -32,38 +43,48 @@ def test_relative_errors_are_at_most_the_papers(distribution: str, offset: int) 
         "N(0, 0.2^2)": lambda: rng.normal(0, 0.2, count),
     }[distribution]().astype(np.float32)
     sample = sample[sample != 0]
-    for kind, at_most in zip(KINDS, TABLE_1[distribution, offset], strict=True):
+    wide = sample.astype(np.float64)
+    errors = {}
+    for kind in KINDS:
         decoded = through(Int8(kind, "tensor", offset), sample)  # type: ignore[arg-type]
-        wide = sample.astype(np.float64)
-        error = 100 * np.mean(np.abs(wide - decoded) / np.abs(wide))
-        assert error <= at_most, kind
-        # Far below would mean that the error is not what the paper measured.
-        assert error >= at_most / 3, kind
+        errors[kind] = 100 * np.mean(np.abs(wide - decoded) / np.abs(wide))
+    for kind, most in zip(KINDS, TABLE_1[distribution, offset], strict=True):
+        assert errors[kind] < most, kind
+    trees = errors["dynamic"], errors["static"]
+    assert trees == pytest.approx(TREES[distribution, offset], rel=0.03)
+    assert errors["dynamic"] < errors["linear"]
+    assert errors["dynamic"] < errors["static"] < errors["mantissa"]
+
+
+def leaf(path: str) -> Fraction:
+    """The middle of what is left of (0.1, 1) after cutting at 0.45 and then in half."""
+    low, cut, high = Fraction(1, 10), Fraction(45, 100), Fraction(1)
+    for bit in path:
+        low, high = (cut, high) if bit == "1" else (low, cut)
+        cut = (low + high) / 2
+    return cut
 
 
 def test_dynamic_tree_codes() -> None:
-    """Zeros, a one, then the path through the tree that bisects (0.1, 1)."""
+    """Zeros, a one, then the path through the tree; the codes that leave no path are 0 and 1."""
     table = magnitudes("dynamic")
-    expected = {
-        0b0000000: 0.0,
-        0b0000001: 0.55e-6,
-        0b0000010: 0.325e-5,
-        0b0000011: 0.775e-5,
-        0b0000100: 0.2125e-4,
-        0b1000000: 0.1 + 0.9 / 128,
-        0b1111111: 1 - 0.9 / 128,
-        0b1001001: 0.1 + 0.9 * 19 / 128,
-    }
-    for code, value in expected.items():
-        assert table[code] == np.float32(value), bin(code)
+    assert table[:2].tolist() == [0, 1]
+    for code in range(2, 128):
+        zeros, path = f"{code:07b}".split("1", 1)
+        assert table[code] == np.float32(leaf(path) / 10 ** len(zeros)), bin(code)
 
 
 def test_static_tree_codes() -> None:
     table = magnitudes("static")
-    assert table[0b000_0000] == np.float32(0.1 + 0.9 / 32)
-    assert table[0b000_1111] == np.float32(1 - 0.9 / 32)
-    assert table[0b000_0010] == np.float32(0.1 + 0.9 * 5 / 32)
-    assert table[0b111_0000] == np.float32((0.1 + 0.9 / 32) * 1e-7)
+    for code in range(128):
+        assert table[code] == np.float32(leaf(f"{code % 16:04b}") / 10 ** (code // 16)), bin(code)
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+@pytest.mark.parametrize("largest", (1.0, 3e-36, 0.7, 12345.678, np.finfo(np.float32).max))
+def test_the_largest_of_a_group_is_exact(largest: float, sign: int) -> None:
+    x = np.array([sign * largest, largest / 3, 0], np.float32)
+    assert through(Int8("dynamic"), x)[0] == x[0]
 
 
 def test_mantissa_codes() -> None:
@@ -75,29 +96,16 @@ def test_mantissa_codes() -> None:
     assert (table[::16] == 0).all()
 
 
-@pytest.mark.parametrize("kind", ("dynamic", "static", "mantissa"))
-def test_tables_ascend_by_halves_of_equal_parts(kind: str) -> None:
-    table = magnitudes(kind).astype(np.float64)
-    for exponent in range(7):
-        size = 1 << (6 - exponent) if kind == "dynamic" else 16
-        start = size if kind == "dynamic" else 16 * exponent
-        branch = table[start : start + size] * 10.0**exponent
-        if kind == "mantissa":
-            np.testing.assert_allclose(branch, np.arange(16) / 10, rtol=1e-6)
-        else:
-            middles = 0.1 + 0.9 * (np.arange(size) + 0.5) / size
-            np.testing.assert_allclose(branch, middles, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "code", "decoded"),
     (
-        # Section 3.1's numbers; its 0.236719 and 0.23125 lie on no bisection of (0.1, 1).
-        ("dynamic", 0.2345678, 0b0_1_001001, 0.23359375),
-        ("dynamic", -0.2345678, 0b1_1_001001, -0.23359375),
-        ("dynamic", 0.0000234, 0b0_0000_1_00, 0.00002125),
-        ("static", 0.2345678, 0b0_000_0010, 0.240625),
-        ("static", 0.0000234, 0b0_100_0010, 0.0000240625),
+        # Section 3.1's numbers. Its 0.23125 for a static tree is the last cut of this path; the
+        # middle of what that cut leaves is nearer.
+        ("dynamic", 0.2345678, 0b0_1_001100, 0.23671875),
+        ("dynamic", -0.2345678, 0b1_1_001100, -0.23671875),
+        ("dynamic", 0.0000234, 0b0_0000_1_00, 0.00001875),
+        ("static", 0.2345678, 0b0_000_0011, 0.253125),
+        ("static", 0.0000234, 0b0_100_0011, 0.0000253125),
         ("mantissa", 0.2345678, 0b0_000_0010, 0.2),
         ("mantissa", -0.0000234, 0b1_100_0010, -0.00002),
         ("linear", 0.2345678, 30, 30 / 127),

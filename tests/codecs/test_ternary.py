@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_compress.codecs import NoiseKey, Ternary
-from hvd_compress.kernels.oracle import quantize
+from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import encode, normal, through
 
 

@@ -17,11 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled for the oldest and the newest architecture of the list; a release has them all."""
+def library() -> Path:
+    """Compiled for the oldest and the newest architecture of the list; a release has them all.
+
+    In a folder that later runs find again: they compile what has changed.
+    """
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc of CUDA 12 or 13")
-    folder = tmp_path_factory.mktemp("cuda")
+    folder = ROOT / "build" / "nvcc"
     options = ["-DHVDC_CUDA=ON", "-DHVDC_WERROR=ON", "-DHVDC_CUDA_ARCHITECTURES=75;90"]
     _run("cmake", "-S", str(ROOT), "-B", str(folder), *options)
     _run("cmake", "--build", str(folder), "--target", "hvdc_cuda", "--parallel", "2")

@@ -219,6 +219,30 @@ def test_payloads_of_another_size(kernels: Checked) -> None:
         )
 
 
+def test_a_residual_is_not_taken_back_by_an_altered_payload(kernels: Checked) -> None:
+    payload = torch.from_numpy(encode(CODEC, SHAPE, normal(SHAPE))).to(kernels.device)
+    gradient = torch.from_numpy(normal(SHAPE)).to(kernels.device)
+    residual = torch.from_numpy(normal(SHAPE, seed=2)).to(kernels.device)
+    before = residual.clone()
+
+    def take_back(payload: torch.Tensor, step: int = 0) -> None:
+        kernels.take_back(CODEC, SHAPE, gradient, residual, payload, feedback=FULL, step=step)
+
+    for byte in range(SIZE):
+        payload[byte] ^= 1
+        with pytest.raises(PayloadError, match=r"expected the (header|checksum)"):
+            take_back(payload)
+        payload[byte] ^= 1
+        assert torch.equal(residual, before), byte
+    with pytest.raises(PayloadError, match="expected the header"):
+        take_back(payload, step=1)
+    with pytest.raises(PayloadError, match=f"expected size in bytes {SIZE}, got {SIZE - 16}"):
+        take_back(payload[:-16])
+    assert torch.equal(residual, before)
+    take_back(payload)
+    assert not torch.equal(residual, before)
+
+
 def test_the_tensors_device_is_current_while_work_is_given() -> None:
     current: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels' bytes are the oracle's, for every row of the table and for groups of all sizes."""
+"""The CUDA kernels' bytes are the reference's, for every row of the table and for groups of all sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.kernels.cpu import CpuKernels
 from tests.codecs.cases import floats, normal, shapes, special_values, tensors
 from tests.codecs.rows import ROWS, Row
@@ -23,13 +24,16 @@ from tests.kernels.parity import (
     LARGE,
     MODES,
     OFF,
-    ORACLE,
+    REFERENCE,
     SHAPES,
     SPECIAL,
+    TABLES,
     check_decode,
     check_encode,
+    check_largest_floats,
+    check_tables,
     expected,
-    oracle_encode,
+    reference_encode,
     special,
 )
 
@@ -89,6 +93,15 @@ def test_golden_bytes(kernels: Checked, row: Row) -> None:
         gradients.gradient(), gradients.residual(), decoded.cpu().numpy()
     )
     assert np.array_equal(explained, after)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_of_int8(kernels: Checked, kind: Kind) -> None:
+    check_tables(kernels, kind, device=kernels.device)
+
+
+def test_the_largest_floats(kernels: Checked) -> None:
+    check_largest_floats(kernels, device=kernels.device)
 
 
 @every_row
@@ -165,7 +178,7 @@ def test_numbers_that_are_not_finite(kernels: Checked, row: Row, bad: float) -> 
             values[[0, count // 2, count - 1]] = bad
             gradient, residual = as_dtype(values, dtype), normal(shape, seed=2)
             for feedback in (OFF, MODES[2]):
-                want = oracle_encode(row, shape, gradient, feedback, residual, NoiseKey())
+                want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
                 check_encode(
                     kernels,
                     row,
@@ -198,7 +211,9 @@ def test_decode_sum(kernels: Checked, row: Row, dtype: str) -> None:
         for seed in (1, 2):
             gradient = torch.from_numpy(normal(shape, seed=seed, scale=2.0))
             none = np.zeros(0, np.float32)
-            sent.append(oracle_encode(row, shape, gradient, OFF, none, NoiseKey(rank=seed)).payload)
+            sent.append(
+                reference_encode(row, shape, gradient, OFF, none, NoiseKey(rank=seed)).payload
+            )
         before = as_dtype(normal(shape, seed=7), dtype)
         for payloads in (sent[:0], sent[:1], sent):
             stacked = np.array(payloads, np.uint8).reshape(len(payloads), sent[0].size)
@@ -254,7 +269,7 @@ def test_anything(kernels: Checked, data: st.DataObject) -> None:
         data.draw(words), data.draw(words), data.draw(words), data.draw(st.integers(0, 2**64 - 1))
     )
     gradient = as_dtype(values, dtype)
-    want = oracle_encode(row, shape, gradient, feedback, residual, noise)
+    want = reference_encode(row, shape, gradient, feedback, residual, noise)
     check_encode(
         kernels, row, shape, gradient, feedback, residual, noise, want, device=kernels.device
     )
@@ -308,7 +323,7 @@ def test_all_ranks_at_once(kernels: Checked) -> None:
     sent = expected(row, shape, "float32", MODES[0], 0)[2].payload
     payloads = np.stack([sent] * 1024)
     want = np.zeros(shape, np.float32)
-    ORACLE.decode_sum(row.codec, shape, payloads, want, step=0, scale=1 / 1024)
+    REFERENCE.decode_sum(row.codec, shape, payloads, want, step=0, scale=1 / 1024)
     out = torch.zeros(shape, device=kernels.device)
     stacked = torch.from_numpy(payloads).to(kernels.device)
     kernels.decode_sum(row.codec, shape, stacked, out, step=0, scale=1 / 1024)

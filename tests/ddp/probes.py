@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
-from tests.torch.probes import Probe
+from tests.torch_models import Probe
 
 
 def distributed(

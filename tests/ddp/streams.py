@@ -20,13 +20,13 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvd_compress.ddp.cargo import base
+from hvd_compress.ddp.bucket import Bucket
 from hvd_compress.ddp.collectives import Collectives
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.device_collectives import InStream
-from hvd_compress.ddp.parcel import Parcel
 from hvd_compress.ddp.step import Step
-from hvd_compress.torch_common import executors
+from hvd_compress.torch_common import batch, executors, slots
+from hvd_compress.torch_common.comm import Collective
 from tests.cuda.executors import Checked
 
 BACKWARD, SIDE, NETWORK = "backward", "side", "network"
@@ -83,7 +83,6 @@ class Streams(TorchDispatchMode):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """See :meth:`Beside.entered`."""
         before, self._current = self._current, SIDE
         self._wait(SIDE, self._clocks[before])
         try:
@@ -92,11 +91,9 @@ class Streams(TorchDispatchMode):
             self._current = before
 
     def caught_up(self) -> None:
-        """See :meth:`Beside.caught_up`."""
         self._wait(self._current, self._clocks[SIDE])
 
     def takes(self, tensor: torch.Tensor) -> None:
-        """See :meth:`Beside.takes`."""
         self._of(tensor).users.add(SIDE)
 
     # What a collective does
@@ -150,13 +147,13 @@ class Streams(TorchDispatchMode):
         for name, reads, writes in (
             ("encode", (2,), (3, "residual")),
             ("decode_sum", (2,), (3,)),
-            ("take_back", (2, 4, "when"), (3,)),
             ("collect_flags", (0,), (1,)),
         ):
             self._watch(name, reads, writes)
         self._patch(Step, "_resolve", self._resolve)
         self._patch(Compressor, "reduce", self._hook)
-        for module in (executors, base):
+        self._patch(executors.Executors, "settle", self._synchronize)
+        for module in (executors, batch, slots):
             self._patches.enter_context(mock.patch.object(module, "keep_from_reuse", self._keep))
         for name in _HOST_LOOKS:
             self._patch(torch.Tensor, name, self._look)
@@ -190,14 +187,20 @@ class Streams(TorchDispatchMode):
         patched = lambda one, *args, **kwargs: instead(real, one, *args, **kwargs)  # noqa: E731
         self._patches.enter_context(mock.patch.object(where, name, patched))
 
-    def _resolve(self, real: Any, step: Step, parcel: Parcel, *args: Any) -> None:
+    def _resolve(self, real: Any, step: Step, bucket: Bucket, *args: Any) -> None:
         # A future records what is in the current stream when it is completed.
-        self._completed.setdefault(id(parcel), dict(self._clocks[self._current]))
-        real(step, parcel, *args)
+        self._completed.setdefault(id(bucket), dict(self._clocks[self._current]))
+        real(step, bucket, *args)
 
     def _keep(self, *tensors: torch.Tensor) -> None:
         for tensor in tensors:
             self._of(tensor).users.add(self._current)
+
+    def _synchronize(self, real: Any, kernels: Any) -> None:
+        # The host waits for the device, and all that it starts afterwards is behind everything.
+        real(kernels)
+        for clock in list(self._clocks.values()):
+            self._wait(self._current, clock)
 
     def _hook(self, real: Any, compressor: Compressor, bucket: Any) -> Any:
         self._in_hook = True
@@ -276,21 +279,13 @@ class Traced(InStream):
 
     _side: Streams
 
-    def gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        rows, work = super().gather(message)
+    def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        result, work = super().start(collective)
+        return result, self._traced(work, collective.message, result)
+
+    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        rows, work = super().all_gather(message)
         return rows, self._traced(work, message, rows)
-
-    def distribute(
-        self, message: torch.Tensor, sizes: Sequence[int]
-    ) -> tuple[torch.Tensor, dist.Work]:
-        parts, work = super().distribute(message, sizes)
-        return parts, self._traced(work, message, parts)
-
-    def add(self, values: torch.Tensor) -> dist.Work:
-        return self._traced(super().add(values), values, values)
-
-    def maximum(self, values: torch.Tensor) -> dist.Work:
-        return self._traced(super().maximum(values), values, values)
 
     def _traced(self, work: dist.Work, *tensors: torch.Tensor) -> dist.Work:
         Collectives.when_over(

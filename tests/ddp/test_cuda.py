@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,16 +20,20 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
-from hvd_compress.ddp import compressor as face
+from hvd_compress.ddp import compressor as frontend
 from hvd_compress.ddp.collectives import Collectives
 from hvd_compress.ddp.device_collectives import InStream, ThroughHost, collectives_of
-from tests.cuda.executors import emulated_library
-from tests.ddp import test_exchange, test_hierarchical, test_nonfinite, test_two_shot
+from hvd_compress.torch_common.batch import Batch
+from hvd_compress.torch_common.comm import Collective
+from tests.contract import residuals, results
+from tests.contract.ddp import DDP
+from tests.contract.frontend import Frontend
+from tests.cuda.executors import deferred_kernels, emulated_library
+from tests.ddp import test_exchange, test_nonfinite
 from tests.ddp.probes import Probe, distributed, exchange
 from tests.ddp.streams import Nowhere, Race, Streams, Traced
 from tests.ranks import on_ranks
-from tests.torch.probes import targets
-from tests.torch.test_cuda import deferred_kernels
+from tests.torch_models import targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,), "small": (10,)}
 
@@ -47,7 +52,7 @@ def on_a_device() -> Iterator[Streams]:
         def traced(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
             return Traced(group, device, streams)
 
-        with mock.patch.object(face, "collectives_of", traced):
+        with mock.patch.object(frontend, "collectives_of", traced):
             yield streams
 
 
@@ -58,7 +63,7 @@ def through_the_host() -> Iterator[None]:
     def staged(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
         return ThroughHost(group, device, Nowhere())
 
-    with deferred_kernels(), mock.patch.object(face, "collectives_of", staged):
+    with deferred_kernels(), mock.patch.object(frontend, "collectives_of", staged):
         yield
 
 
@@ -70,16 +75,23 @@ def _as_on_the_cpu(
             getattr(body, "body", body)()
 
 
+def _contract(exchange: str, *held: Callable[[Frontend, str], None]) -> list[Callable[[], None]]:
+    return [partial(one, DDP(), exchange) for one in held]
+
+
 @on_ranks(2, launcher="torchrun")
 def test_one_shot() -> None:
     _as_on_the_cpu(
-        test_exchange._every_codec_matches_the_simulation,
+        *_contract(
+            "allgather",
+            results.every_codec,
+            results.every_form,
+            results.parameters_that_are_not_used,
+            results.half_precision,
+        ),
         test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
-        test_exchange.test_forms_of_ddp,
-        test_exchange.test_parameters_that_some_ranks_do_not_use,
         test_exchange.test_a_parameter_that_no_rank_uses_keeps_its_residual,
         test_exchange.test_a_parameter_in_another_order_of_memory,
-        test_exchange.test_half_precision_gradients,
         test_exchange.test_two_models_in_one_backward_pass,
     )
 
@@ -87,21 +99,22 @@ def test_one_shot() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_two_shots() -> None:
     _as_on_the_cpu(
-        test_two_shot.test_every_codec_on_two_ranks,
-        test_two_shot.test_forms_of_ddp,
-        test_two_shot.test_parameters_that_are_not_used,
-        test_two_shot.test_a_nonfinite_gradient_on_one_rank,
-        test_two_shot.test_a_change_of_codec_and_a_checkpoint_lose_no_mass,
-        test_two_shot.test_uneven_inputs,
+        *_contract(
+            "two_shot",
+            results.every_codec,
+            results.every_form,
+            results.parameters_that_are_not_used,
+            residuals.nonfinite_gradients,
+            residuals.a_change_of_codec_loses_no_mass,
+            residuals.a_checkpoint_goes_on_bit_for_bit,
+            residuals.a_rank_that_joins,
+        )
     )
 
 
 @on_ranks(4, launcher="two nodes")
 def test_hosts() -> None:
-    _as_on_the_cpu(
-        test_hierarchical.test_every_codec_on_two_hosts_of_two_ranks,
-        test_hierarchical.test_a_nonfinite_gradient_on_one_rank,
-    )
+    _as_on_the_cpu(*_contract("hierarchical", results.every_codec, residuals.nonfinite_gradients))
 
 
 def _a_nonfinite_gradient_in_the_first_bucket_or_the_last() -> None:
@@ -132,7 +145,7 @@ def test_steps_that_are_dropped() -> None:
 def test_through_the_memory_of_the_host() -> None:
     _as_on_the_cpu(
         test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
-        test_two_shot.test_forms_of_ddp,
+        *_contract("two_shot", results.every_form),
         _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
         by=through_the_host,
     )
@@ -169,8 +182,8 @@ def test_no_hook_waits_for_the_device() -> None:
 def test_the_streams_would_notice() -> None:
     """What holds the order is left out."""
     for name, without, form, complaint in (
-        ("behind", _nowhere, {}, "take_back in backward is not behind"),
-        ("behind", _nowhere, {"exchange": "two_shot"}, "take_back in backward is not behind"),
+        ("behind", _nowhere, {}, "in backward is not behind"),
+        ("behind", _nowhere, {"exchange": "two_shot"}, "in backward is not behind"),
         ("_take", _nothing, {"exchange": "two_shot"}, "backward is reused while network does"),
     ):
         with (
@@ -195,15 +208,15 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         shapes = {"a": (3000,)}
         ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback())
         exchange(ddp, targets(shapes, dist.get_rank(), 0))
-        gather = Traced.gather
+        start = Traced.start
 
-        def altered(self: Traced, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-            rows, work = gather(self, message)
+        def altered(self: Traced, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+            rows, work = start(self, collective)
             work.wait()
             rows[1, 100] ^= 16
             return rows, work
 
-        with mock.patch.object(Traced, "gather", altered):
+        with mock.patch.object(Traced, "start", altered):
             got = exchange(ddp, targets(shapes, dist.get_rank(), 1))
         assert torch.isnan(got["a"]).all()
         with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
@@ -216,12 +229,14 @@ def test_an_owner_that_fails() -> None:
     """The others cannot see it before they decode: they have NaN, and then an error, and nobody waits."""
     with on_a_device():
         shapes = {"a": (3000,)}
-        ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot")
+        ddp, _ = distributed(Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot")
         exchange(ddp, targets(shapes, dist.get_rank(), 0))
         if dist.get_rank() == 1:
             failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
-            compressor._kernels.decode_sum = failing  # type: ignore[method-assign]
-            with pytest.raises(ArithmeticError, match="on purpose"):
+            with (
+                mock.patch.object(Batch, "average", failing),
+                pytest.raises(ArithmeticError, match="on purpose"),
+            ):
                 exchange(ddp, targets(shapes, 1, 1))
             dist.barrier()
             return
@@ -235,8 +250,8 @@ def test_an_owner_that_fails() -> None:
 @on_ranks(1, launcher="torchrun")
 def test_one_rank() -> None:
     _as_on_the_cpu(
-        test_two_shot.test_forms_of_ddp,
-        test_hierarchical.test_a_single_rank_exchanges_with_itself,
+        *_contract("two_shot", results.every_form),
+        *_contract("hierarchical", results.every_codec),
     )
 
 

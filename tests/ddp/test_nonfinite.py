@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
-from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
-from hvd_compress.ddp.parcel import Parcel
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
-from tests.torch.probes import assert_same_bits, targets
+from tests.torch_models import assert_same_bits, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,)}
-ROWS = [
-    (OneBit(), ErrorFeedback()),
-    (OneBit("tensor"), ErrorFeedback(0.5, 0.75)),
-    (Int8(), ErrorFeedback()),
-    (ECQ(), ErrorFeedback(0.01, 1.0)),
-]
 
 
 def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
@@ -56,25 +48,6 @@ def _a_bad_step(bad: float, where: str, compressor: hvdc.Compressor, ddp: object
 
 
 @on_ranks(2, launcher="torchrun")
-def test_a_nonfinite_gradient_on_one_rank() -> None:
-    """Whichever bucket it is in, the first one or the last one."""
-    for codec, feedback in ROWS:
-        for view in (False, True):
-            for where in ("a", "c"):
-                ddp, compressor = distributed(
-                    Probe(SHAPES),
-                    codec,
-                    feedback,
-                    gradient_as_bucket_view=view,
-                    bucket_cap_mb=0.001,
-                )
-                _a_bad_step(math.inf, where, compressor, ddp)
-    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), bucket_cap_mb=0.001)
-    _a_bad_step(math.nan, "b", compressor, ddp)
-    _a_bad_step(-math.inf, "b", compressor, ddp)
-
-
-@on_ranks(2, launcher="torchrun")
 def test_a_nonfinite_gradient_without_a_residual_drops_the_others_step() -> None:
     for where in ("a", "c"):
         ddp, compressor = distributed(
@@ -86,31 +59,6 @@ def test_a_nonfinite_gradient_without_a_residual_drops_the_others_step() -> None
         )
         _a_bad_step(math.inf, where, compressor, ddp)
         assert where not in _residuals(compressor)
-
-
-@on_ranks(2, launcher="torchrun")
-def test_which_buckets_are_decoded_as_they_come() -> None:
-    """All that leave enough to take residuals back: only the bucket's own memory does not."""
-    for view in (False, True):
-        for codec, feedback in ((OneBit(), ErrorFeedback()), (Int8(), ErrorFeedback(0.0))):
-            ddp, compressor = distributed(
-                Probe(SHAPES), codec, feedback, gradient_as_bucket_view=view
-            )
-            parcels = []
-            pack = compressor._pack
-
-            def note(
-                bucket: object, pack: Callable = pack, parcels: list[Parcel] = parcels
-            ) -> Parcel:
-                parcels.append(pack(bucket))
-                return parcels[-1]
-
-            compressor._pack = note
-            for step in range(3):
-                exchange(ddp, targets(SHAPES, dist.get_rank(), step))
-            assert len(parcels) > 3
-            assert {parcel.recallable for parcel in parcels} == {feedback.enabled}
-            assert {parcel.writable for parcel in parcels} == {not (view and feedback.enabled)}
 
 
 @on_ranks(2, launcher="torchrun")

@@ -3,78 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ddp.probes import Probe, distributed, exchange, gradients_of
 from tests.ranks import on_ranks
-from tests.torch.probes import Simulation, assert_same_bits, targets
+from tests.torch_models import Simulation, assert_same_bits, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
-
-
-def _net() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(32, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32))
-
-
-def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    for step in steps:
-        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-        x = torch.randn(16, 32, generator=generator)
-        optimizer.zero_grad()
-        ((model(x) - x) ** 2).mean().backward()
-        optimizer.step()
-
-
-@on_ranks(2, launcher="torchrun")
-def test_a_resumed_run_continues_bit_for_bit() -> None:
-    for name in ("onebit", "ternary", "ecq", "int8"):
-
-        def start(name: str = name) -> tuple:
-            ddp = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
-            compressor = hvdc.Compression.by_name(name, ddp, threshold=64)
-            ddp.register_comm_hook(compressor, hvdc.hook)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-            return ddp, compressor, optimizer
-
-        through, _, optimizer = start()
-        _train(through, optimizer, range(8))
-
-        first, compressor, optimizer = start()
-        _train(first, optimizer, range(4))
-        saved = io.BytesIO()
-        parts = (first.module.state_dict(), optimizer.state_dict(), compressor.state_dict())
-        torch.save(parts, saved)
-        saved.seek(0)
-
-        second, compressor, optimizer = start()
-        model_state, optimizer_state, compressor_state = torch.load(saved)
-        second.module.load_state_dict(model_state)
-        optimizer.load_state_dict(optimizer_state)
-        compressor.load_state_dict(compressor_state)
-        _train(second, optimizer, range(4, 8))
-        assert_same_bits(second.module.state_dict(), through.module.state_dict())
-
-
-@on_ranks(2, launcher="torchrun")
-def test_warm_up_is_stock_and_then_the_codec_begins() -> None:
-    ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), warmup_steps=2)
-    plain = DistributedDataParallel(Probe(SHAPES))
-    simulation = Simulation(OneBit(), ErrorFeedback(), SHAPES, 2)
-    for step in range(4):
-        gradients = [targets(SHAPES, r, step) for r in range(2)]
-        got = exchange(ddp, gradients[dist.get_rank()])
-        if step < 2:
-            assert_same_bits(got, exchange(plain, gradients[dist.get_rank()]))
-        else:
-            assert_same_bits(got, simulation.average(gradients))
 
 
 @on_ranks(2, launcher="torchrun")
@@ -122,7 +61,7 @@ def test_changing_the_codec_of_some_layers() -> None:
 @on_ranks(1, launcher="torchrun")
 def test_a_single_rank_exchanges_with_itself() -> None:
     ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
-    simulation = Simulation(OneBit(), ErrorFeedback(), SHAPES, 1)
+    simulation = Simulation("allgather", OneBit(), ErrorFeedback(), SHAPES, 1)
     for step in range(3):
         gradients = targets(SHAPES, 0, step)
         assert_same_bits(exchange(ddp, gradients), simulation.average([gradients]))

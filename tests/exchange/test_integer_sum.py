@@ -14,10 +14,10 @@ def test_lanes_grow_with_the_logarithm_of_the_ranks() -> None:
     assert [integer_sum.bits_of(ECQ(4), size) for size in (2, 4, 8)] == [5, 6, 7]
 
 
-def test_a_message_is_levels_and_a_word_that_counts_the_ranks() -> None:
+def test_levels_take_whole_words() -> None:
     codec = Ternary(64)
     # Blocks of 64 and one of 6, ten lanes a word.
-    assert integer_sum.message_words(codec, (70,), 2) == 7 + 1 + 1
+    assert codec.level_words((70,), integer_sum.bits_of(codec, 2)) == 7 + 1
 
 
 @pytest.mark.parametrize(("codec", "most"), ((Ternary(), 511), (ECQ(4), 127), (ECQ(127), 4)))

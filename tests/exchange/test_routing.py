@@ -9,18 +9,24 @@ import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from hvd_compress.codecs.registry import OFF, SCHEMES
-from hvd_compress.exchange.routing import DENSE, MAX_GATHERED_BYTES, Route, Router, check_gather
+from hvd_compress.exchange.routing import (
+    MAX_GATHERED_BYTES,
+    UNCOMPRESSED_ROUTE,
+    Route,
+    Router,
+    check_gather,
+)
 
 ONE_BIT = Route(OneBit(), ErrorFeedback())
 
 
-def test_small_empty_and_excluded_tensors_go_dense() -> None:
+def test_small_empty_and_excluded_tensors_go_uncompressed() -> None:
     router = Router(ONE_BIT, threshold=100, exclude=("head.*", "*.bias"))
     assert router.choose("body.weight", (10, 10), "float32") == ONE_BIT
-    assert router.choose("body.weight", (99,), "float32") == DENSE
-    assert router.choose("body.bias", (1000,), "float32") == DENSE
-    assert router.choose("head.weight", (1000,), "float32") == DENSE
-    assert Router(ONE_BIT, threshold=0).choose("empty", (0, 3), "float32") == DENSE
+    assert router.choose("body.weight", (99,), "float32") == UNCOMPRESSED_ROUTE
+    assert router.choose("body.bias", (1000,), "float32") == UNCOMPRESSED_ROUTE
+    assert router.choose("head.weight", (1000,), "float32") == UNCOMPRESSED_ROUTE
+    assert Router(ONE_BIT, threshold=0).choose("empty", (0, 3), "float32") == UNCOMPRESSED_ROUTE
     assert Router(ONE_BIT, threshold=0).choose("scalar", (), "float32") == ONE_BIT
 
 
@@ -29,7 +35,7 @@ def test_the_first_matching_layer_wins() -> None:
     router = Router(ONE_BIT, 0, layers=layers)
     assert router.choose("a.weight", (10,), "float32") == Route(ECQ(), SCHEMES["ecq"].feedback)
     assert router.choose("b.weight", (10,), "float32") == Route(Int8("linear"), OFF)
-    assert router.choose("z", (10,), "float32") == DENSE
+    assert router.choose("z", (10,), "float32") == UNCOMPRESSED_ROUTE
     assert router.choose("other", (10,), "float32") == ONE_BIT
 
 
@@ -46,10 +52,12 @@ def test_all_layers_take_the_exchange_of_the_route() -> None:
 
 
 def test_what_horovod_can_add_itself_goes_dense() -> None:
-    assert Route(FP16(), OFF).dense and Route(FP16(), OFF).dense_dtype == "float16"
-    assert Route(NoCompression(), OFF).dense and Route(NoCompression(), OFF).dense_dtype is None
-    assert not Route(FP16(), ErrorFeedback()).dense
-    assert not ONE_BIT.dense
+    assert Route(FP16(), OFF).uncompressed and Route(FP16(), OFF).cast_dtype == "float16"
+    assert (
+        Route(NoCompression(), OFF).uncompressed and Route(NoCompression(), OFF).cast_dtype is None
+    )
+    assert not Route(FP16(), ErrorFeedback()).uncompressed
+    assert not ONE_BIT.uncompressed
 
 
 def test_dtypes_that_cannot_be_encoded() -> None:
@@ -57,8 +65,8 @@ def test_dtypes_that_cannot_be_encoded() -> None:
         TypeError, match="w: expected dtype float32, float16, bfloat16, got float64"
     ):
         Router(ONE_BIT).choose("w", (5000,), "float64")
-    assert Router(ONE_BIT, exclude=("w",)).choose("w", (5000,), "float64") == DENSE
-    assert Router(Route(FP16(), OFF)).choose("w", (5000,), "float64").dense
+    assert Router(ONE_BIT, exclude=("w",)).choose("w", (5000,), "float64") == UNCOMPRESSED_ROUTE
+    assert Router(Route(FP16(), OFF)).choose("w", (5000,), "float64").uncompressed
 
 
 def test_feedback_that_is_unstable_for_a_tensors_size() -> None:
@@ -69,9 +77,23 @@ def test_feedback_that_is_unstable_for_a_tensors_size() -> None:
         router.choose("large", (100_000,), "float32")
 
 
-def test_patterns_that_match_nothing_are_found() -> None:
-    router = Router(ONE_BIT, exclude=("fc3.*", "fc9.*"), layers={"conv*": None, "cnov*": None})
-    assert router.unused_patterns(["fc3.weight", "conv1.weight"]) == ["fc9.*", "cnov*"]
+@pytest.mark.parametrize(
+    ("patterns", "got"),
+    [
+        ({"exclude": ("fc3.*", "fc9.*")}, r"'fc9\.\*'; the nearest names are fc3.weight, conv1"),
+        (
+            {"layers": {"conv*": None, "cnov*": None}},
+            r"'cnov\*'; the nearest names are conv1.weight",
+        ),
+    ],
+)
+def test_patterns_that_match_nothing_are_an_error_with_the_nearest_names(
+    patterns: dict[str, Any], got: str
+) -> None:
+    router = Router(ONE_BIT, **patterns)
+    with pytest.raises(ValueError, match=f"expected a pattern that matches .*, got {got}"):
+        router.check_patterns(["fc3.weight", "conv1.weight"])
+    router.check_patterns(["fc3.weight", "fc9.bias", "conv1.weight", "cnov"])
 
 
 def test_gathers_that_overflow_horovods_counters() -> None:
@@ -116,5 +138,5 @@ def test_a_codec_of_ones_own_is_routed_without_feedback() -> None:
 def test_another_route_keeps_thresholds_and_exclusions() -> None:
     router = Router(ONE_BIT, 100, ("head.*",), {"z": None}).with_route(Route(Int8(), OFF))
     assert router.choose("z", (1000,), "float32") == Route(Int8(), OFF)
-    assert router.choose("z", (99,), "float32") == DENSE
-    assert router.choose("head.w", (1000,), "float32") == DENSE
+    assert router.choose("z", (99,), "float32") == UNCOMPRESSED_ROUTE
+    assert router.choose("head.w", (1000,), "float32") == UNCOMPRESSED_ROUTE

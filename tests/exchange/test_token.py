@@ -30,8 +30,8 @@ def test_predivide_factors_are_averages_up_to_rounding(factor: float) -> None:
         before = np.float32(1 / factor)
         total = (_tokens(size) * before).sum(axis=0, dtype=np.float32)
         reduced = total * np.float32(factor / size)
-        roll_call = _tokens(size).sum(axis=0)
-        assert token.reduction_scale(reduced, roll_call, size, "t") == 1 / size
+        participants = _tokens(size).sum(axis=0)
+        assert token.reduction_scale(reduced, participants, size, "t") == 1 / size
 
 
 @pytest.mark.parametrize("size", range(2, 9))
@@ -48,17 +48,17 @@ def test_no_subset_of_the_ranks_passes_for_all_of_them(size: int) -> None:
 @pytest.mark.parametrize("size", range(2, 33))
 def test_other_operations_are_refused(size: int) -> None:
     tokens = _tokens(size)
-    roll_call = tokens.sum(axis=0)
+    participants = tokens.sum(axis=0)
     products = [math.prod(column) for column in tokens.astype(float).T.tolist()]
     for reduced in (tokens.min(axis=0), tokens.max(axis=0), products):
         with pytest.raises(ExchangeError, match="layer: expected op=Average or op=Sum"):
-            token.reduction_scale(list(reduced), roll_call, size, "layer")
+            token.reduction_scale(list(reduced), participants, size, "layer")
 
 
 def test_another_process_set_is_refused() -> None:
-    roll_call = _tokens(4).sum(axis=0)
+    participants = _tokens(4).sum(axis=0)
     for others in itertools.combinations(range(4), 2):
         among = _tokens(4)[list(others)].sum(axis=0)
         for reduced in (among, among / 2):
             with pytest.raises(ExchangeError, match="process_set must be the optimizer's"):
-                token.reduction_scale(reduced, roll_call, 4, "t")
+                token.reduction_scale(reduced, participants, 4, "t")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hvd_compress.codecs import NoiseKey
-from hvd_compress.kernels.oracle import OracleKernels
+from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.rows import ROWS, Row
 from tests.golden import gradients
 
@@ -26,10 +26,10 @@ def golden_file(row: Row) -> Path:
 
 
 def encode(row: Row) -> bytes:
-    """What the oracle makes of the golden gradient and residual."""
+    """What the reference makes of the golden gradient and residual."""
     residual = gradients.residual()
     payload = np.empty(row.codec.payload_bytes(gradients.SHAPE), np.uint8)
-    OracleKernels().encode(
+    ReferenceKernels().encode(
         row.codec,
         gradients.SHAPE,
         gradients.gradient(),
@@ -60,7 +60,7 @@ def main() -> int:
         path = golden_file(row)
         if path.exists() and not args.force:
             changed = path.read_bytes() != encode(row)
-            print(f"{row.name}: exists{', and DIFFERS from the oracle' if changed else ''}")
+            print(f"{row.name}: exists{', and DIFFERS from the reference' if changed else ''}")
             refused |= changed
             continue
         path.write_bytes(encode(row))

@@ -7,13 +7,13 @@ import pytest
 
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.interface import Kernels
-from hvd_compress.kernels.oracle import OracleKernels
+from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.rows import ROWS, Row
 from tests.golden import gradients
 from tests.golden.make import FOLDER, golden_file, noise
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=str)
-both = pytest.mark.parametrize("kernels", (OracleKernels(), CpuKernels(2)), ids=lambda k: k.name)
+both = pytest.mark.parametrize("kernels", (ReferenceKernels(), CpuKernels(2)), ids=lambda k: k.name)
 
 
 def golden(row: Row) -> tuple[np.ndarray, np.ndarray]:

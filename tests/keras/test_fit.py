@@ -56,17 +56,18 @@ def test_graph_eager_and_several_steps_an_execution_are_the_same() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_compressor_that_chooses_by_itself() -> None:
-    """In a compiled fit, with several steps in an execution, until there is a plan."""
+    """In a compiled fit, with several steps in an execution; it plans in the first update."""
     compressor = hvdc.Auto(threshold=THRESHOLD)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     model = compiled(hvdc.DistributedOptimizer(optimizer, compressor), steps_per_execution=2)
-    losses = fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights(UPDATES)], epochs=26)
-    assert compressor.counters.steps == 26 * SAMPLES // BATCH
-    assert compressor.settled and "plan 1, decided" in compressor.explain()
+    assert not compressor.settled
+    losses = fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights(UPDATES)])
+    assert compressor.counters.steps == UPDATES
+    assert compressor.settled and "decided: " in compressor.explain()
     explained = hvd.allgather_object(compressor.explain(), name="explained")
     assert explained == [compressor.explain()] * 2
     assert same_everywhere([*model.weights, *optimizer.variables])
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < losses[0]
 
 
 @on_ranks(2, launcher="tensorflow")

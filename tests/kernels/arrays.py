@@ -47,7 +47,7 @@ def as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def widened(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's numbers as float32, exactly, the bits of NaNs included: what the oracle is given."""
+    """A tensor's numbers as float32, exactly, the bits of NaNs included: what the reference is given."""
     if tensor.dtype == torch.bfloat16:
         words = tensor.view(torch.int16).numpy().view(np.uint16)
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -25,7 +25,7 @@ from hvd_compress.codecs import (
 )
 from hvd_compress.kernels import cpu_library
 from hvd_compress.kernels.cpu import CpuKernels, KernelError
-from hvd_compress.kernels.oracle import OracleKernels
+from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.cases import OFF, encode, normal
 from tests.kernels.arrays import DTYPES, INSTRUCTION_SETS, as_dtype, available, bits, widened
 
@@ -53,7 +53,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cpu_library, "ABI_VERSION", 99)
     cpu_library.load.cache_clear()
     try:
-        with pytest.raises(KernelError, match="expected interface version 99, got 2"):
+        with pytest.raises(KernelError, match="expected interface version 99, got 3"):
             CpuKernels()
     finally:
         cpu_library.load.cache_clear()
@@ -143,7 +143,14 @@ WRONG: tuple[tuple[Callable[..., None], str, Any, type[Exception], str], ...] = 
     (call_decode, "payloads", torch.stack([BYTES] * 3, 1).t(), ValueError, "expected a contiguous"),
     *((call_take_back, "gradient", *wrong) for wrong in WRONG_GRADIENTS),
     *((call_take_back, "residual", *wrong) for wrong in WRONG_RESIDUALS),
-    *((call_take_back, "payload", *wrong) for wrong in WRONG_PAYLOADS),
+    *((call_take_back, "payload", *wrong) for wrong in WRONG_PAYLOADS[1:]),
+    (
+        call_take_back,
+        "payload",
+        BYTES[:-1],
+        PayloadError,
+        f"expected size in bytes {SIZE}, got {SIZE - 1}",
+    ),
 )
 
 
@@ -249,12 +256,18 @@ def test_the_rank_and_what_differs_are_named(
 
 def test_take_back_refuses_an_altered_payload(isa: str) -> None:
     payload = torch.from_numpy(encode(CODEC, SHAPE, normal(SHAPE)))
-    payload[40] ^= 1
-    with pytest.raises(PayloadError, match=r"^payload: expected checksum .*, got "):
-        call_take_back(payload=payload)
+    residual = torch.from_numpy(normal(SHAPE, seed=2))
+    before = residual.clone()
+    for byte in range(SIZE):
+        what = "checksum" if 16 <= byte < 20 or byte >= 24 else ""
+        payload[byte] ^= 1
+        with pytest.raises(PayloadError, match=rf"^payload: expected {what}.*, got "):
+            call_take_back(payload=payload, residual=residual)
+        payload[byte] ^= 1
+        assert torch.equal(residual, before), byte
 
 
-# A codec that only the oracle knows
+# A codec that only the reference knows
 
 
 @dataclass(frozen=True)
@@ -283,8 +296,8 @@ class Truncated(Codec):
 
 @pytest.mark.parametrize("shape", ((), (0,), (70,), (3, 50)), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_codec_without_a_kernel_runs_in_the_oracle(dtype: str, shape: tuple[int, ...]) -> None:
-    codec, kernels, oracle = Truncated(), CpuKernels(), OracleKernels()
+def test_a_codec_without_a_kernel_runs_in_the_reference(dtype: str, shape: tuple[int, ...]) -> None:
+    codec, kernels, reference = Truncated(), CpuKernels(), ReferenceKernels()
     gradient = as_dtype(normal(shape), dtype)
     residual = torch.from_numpy(normal(shape, seed=2))
     before = residual.numpy().copy()
@@ -303,11 +316,11 @@ def test_a_codec_without_a_kernel_runs_in_the_oracle(dtype: str, shape: tuple[in
     total = widened(out).copy()
     payloads = torch.stack([payload, payload])
     kernels.decode_sum(codec, shape, payloads, out, step=7, scale=0.3, accumulate=True)
-    oracle.decode_sum(codec, shape, payloads.numpy(), total, step=7, scale=0.3, accumulate=True)
+    reference.decode_sum(codec, shape, payloads.numpy(), total, step=7, scale=0.3, accumulate=True)
     assert np.array_equal(bits(out), bits(torch.from_numpy(total).to(out.dtype)))
 
     kernels.take_back(codec, shape, gradient, residual, payload, feedback=FULL, step=7)
-    oracle.take_back(codec, shape, g, expected, want, feedback=FULL, step=7)
+    reference.take_back(codec, shape, g, expected, want, feedback=FULL, step=7)
     assert np.array_equal(residual.numpy(), expected)
 
 

@@ -1,4 +1,4 @@
-"""The CPU kernels' bytes are the oracle's, for every row of the table.
+"""The CPU kernels' bytes are the reference's, for every row of the table.
 
 Payloads and residuals are compared bit for bit. In decoded sums all NaNs are alike: which of two NaNs a
 sum keeps is the processor's choice.
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ErrorFeedback, NoiseKey
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.kernels.cpu import CpuKernels
 from tests.codecs.cases import floats, normal, shapes, special_values, tensors
 from tests.codecs.rows import ROWS, Row
@@ -28,11 +29,11 @@ from tests.kernels.parity import (
     LARGE,
     MODES,
     OFF,
-    ORACLE,
+    REFERENCE,
     SHAPES,
     SPECIAL,
     expected,
-    oracle_encode,
+    reference_encode,
     special,
 )
 
@@ -127,6 +128,15 @@ def test_encode_special_values(row: Row, isa: str) -> None:
         check_encode(row, SPECIAL, gradient, MODES[1], residual, NoiseKey(), want)
 
 
+@pytest.mark.parametrize("kind", parity.TABLES)
+def test_tables_of_int8(kind: Kind, isa: str) -> None:
+    parity.check_tables(CpuKernels(), kind)
+
+
+def test_the_largest_floats(isa: str) -> None:
+    parity.check_largest_floats(CpuKernels())
+
+
 @every_row
 @pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf), ids=str)
 def test_encode_numbers_that_are_not_finite(row: Row, isa: str, bad: float) -> None:
@@ -137,7 +147,7 @@ def test_encode_numbers_that_are_not_finite(row: Row, isa: str, bad: float) -> N
             values[[0, count // 2, count - 1]] = bad
             gradient, residual = as_dtype(values, dtype), normal(shape, seed=2)
             for feedback in (OFF, MODES[2]):
-                want = oracle_encode(row, shape, gradient, feedback, residual, NoiseKey())
+                want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
                 check_encode(row, shape, gradient, feedback, residual, NoiseKey(), want)
                 check_decode(
                     row,
@@ -159,7 +169,7 @@ def test_decode_sum(row: Row, isa: str, dtype: str) -> None:
             gradient = torch.from_numpy(normal(shape, seed=seed, scale=2.0))
             residual = np.zeros(0, np.float32)
             noise = NoiseKey(rank=seed)
-            sent.append(oracle_encode(row, shape, gradient, OFF, residual, noise).payload)
+            sent.append(reference_encode(row, shape, gradient, OFF, residual, noise).payload)
         before = as_dtype(normal(shape, seed=7), dtype)
         for payloads in (sent[:0], sent[:1], sent):
             stacked = np.array(payloads, np.uint8).reshape(len(payloads), sent[0].size)
@@ -245,7 +255,7 @@ def test_anything(isa: str, data: st.DataObject) -> None:
     )
     gradient = as_dtype(values, dtype)
 
-    want = oracle_encode(row, shape, gradient, feedback, residual, noise)
+    want = reference_encode(row, shape, gradient, feedback, residual, noise)
     check_encode(row, shape, gradient, feedback, residual, noise, want, threads=threads)
     check_decode(
         row,
@@ -281,7 +291,7 @@ def test_the_callers_floating_point_mode_does_not_matter(row: Row, isa: str) -> 
         want, gradient, residual = special(row, name)
         total = widened(gradient).copy()
         arguments = {"step": 0, "scale": 0.75, "accumulate": True}
-        ORACLE.decode_sum(row.codec, shape, want.payload[None], total, **arguments)
+        REFERENCE.decode_sum(row.codec, shape, want.payload[None], total, **arguments)
         g, h = gradient.clone(), torch.from_numpy(residual.copy())
         out, payload = gradient.clone(), torch.zeros(want.payload.size, dtype=torch.uint8)
         for threads in (1, 2):

@@ -69,7 +69,7 @@ def death() -> None:
 def plans() -> None:
     """What is planned at a low rate, and at a lower one with what was saved on a fast network."""
     import hvd_compress.torch as hvdc
-    from hvd_compress.exchange.routing import DENSE
+    from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
 
     hvd.init()
     torch.set_num_threads(1)
@@ -95,9 +95,7 @@ def plans() -> None:
     train(400, lambda: compressor.settled)
     _change_rate("20mbit")
     state = compressor.state_dict()
-    feedback = {"alpha": DENSE.feedback.alpha, "beta": DENSE.feedback.beta}
-    dense = {"codec": DENSE.codec.to_config(), **feedback, "exchange": DENSE.exchange}
-    state["planner"].update(plan={"weight": dense}, bandwidth=1e9)
+    state["planner"].update(plan={"weight": str(UNCOMPRESSED_ROUTE)}, bandwidth=1e9)
     compressor.load_state_dict(state)
     train(1, lambda: True)
     train(400, lambda: not compressor.settled)

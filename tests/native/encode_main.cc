@@ -10,79 +10,18 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cmath>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "cases.h"
+#include "inputs.h"
 
 namespace {
 
-using Random = std::mt19937_64;
-using Bytes = std::vector<uint8_t>;
-
-#define DEMAND(condition)                                             \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      abort();                                                        \
-    }                                                                 \
-  } while (0)
-
-struct Result {
-  Bytes payload;
-  std::vector<float> residual;
-};
-
-// A tensor to encode, in vectors of exact size.
-struct Input {
-  cases::Case test;
-  Bytes gradient;
-  std::vector<float> residual;
-  float alpha, beta;
-  bool feedback;
-
-  explicit Input(Random* random) {
-    uint8_t bytes[cases::kSpecBytes];
-    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
-    test = cases::MakeCase(bytes);
-    const size_t count = static_cast<size_t>(test.spec.rows * test.spec.columns);
-    feedback = (*random)() % 2;
-    alpha = (*random)() % 2 ? 1.0f : 0.25f;
-    beta = (*random)() % 2 ? 1.0f : 0.5f;
-    std::normal_distribution<float> normal;
-    const float size = std::ldexp(1.0f, static_cast<int>((*random)() % 250) - 125);
-    residual.resize(feedback ? count : 0);
-    for (float& value : residual) value = size * normal(*random);
-    gradient.resize(count * (test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2));
-    // Mostly numbers of a kind; now and then any bits, which are often not finite.
-    if ((*random)() % 4 == 0) {
-      for (uint8_t& byte : gradient) byte = static_cast<uint8_t>((*random)());
-    } else if (test.dtype == HVDC_DTYPE_FLOAT32) {
-      for (size_t i = 0; i < count; ++i) {
-        const float value = size * normal(*random);
-        memcpy(gradient.data() + 4 * i, &value, 4);
-      }
-    } else {
-      for (size_t i = 0; i < count; ++i) gradient[2 * i + 1] = 0x38 + (*random)() % 8 * 16;
-    }
-  }
-
-  Result Encode(int threads) const {
-    Result result;
-    // A byte that the encoder leaves out differs between the two.
-    result.payload.assign(static_cast<size_t>(hvdc_payload_bytes(&test.spec)),
-                          threads == 1 ? 0xA5 : 0x5A);
-    result.residual = residual;
-    const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
-    const hvdc_feedback coefficients = {alpha, beta, result.residual.data()};
-    DEMAND(hvdc_encode(&test.spec, &noise, gradient.data(), test.dtype,
-                       feedback ? &coefficients : nullptr, result.payload.data(),
-                       static_cast<int64_t>(result.payload.size()), threads) == HVDC_OK);
-    return result;
-  }
-};
+using inputs::Bytes;
+using inputs::Input;
+using inputs::Random;
+using inputs::Result;
 
 void DemandSame(const Result& a, const Result& b) {
   DEMAND(a.payload == b.payload);

@@ -31,6 +31,45 @@ std::unique_ptr<uint8_t[]> Fill(const uint8_t* data, size_t size, int64_t bytes)
   return filled;
 }
 
+// Messages of two payloads each, of which the second one has other bytes than the first.
+void DecodeBatch(const Case& test, const uint8_t* data, size_t size, int64_t bytes, Mode mode) {
+  const int64_t stride = 2 * bytes;
+  const auto messages = Fill(data, size, stride * test.count);
+  if (mode == kHeader) {
+    for (int k = 0; k < 2 * test.count; ++k) {
+      cases::WriteHeader(test.spec, messages.get() + k * bytes, bytes);
+    }
+  }
+  const int64_t width = test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+  const int64_t out_bytes = test.spec.rows * test.spec.columns * width;
+  const std::unique_ptr<uint8_t[]> outs[] = {Fill(data, size, out_bytes),
+                                             Fill(data, size, out_bytes)};
+  hvdc_tensor tensors[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    tensors[i].spec = test.spec;
+    tensors[i].noise.step = cases::kStep;
+    tensors[i].values = outs[i].get();
+    tensors[i].dtype = test.dtype;
+    tensors[i].offset = i * bytes;
+    tensors[i].payload_bytes = bytes;
+  }
+  int64_t bad = -2;
+  int32_t rank = -2;
+  const int status = hvdc_decode_batch(tensors, 2, messages.get(), stride, test.count, 0.5f,
+                                       test.threads, &bad, &rank);
+  DEMAND(bad >= -1 && bad < 2 && rank >= -1 && rank < test.count);
+  DEMAND((status == HVDC_OK) == (bad == -1));
+  if (bytes != hvdc_payload_bytes(&test.spec)) DEMAND(status == HVDC_BAD_SIZE && bad == 0);
+  if (mode == kHeader) DEMAND(status == HVDC_OK);
+  if (status != HVDC_OK) return;
+  const auto out = Fill(data, size, out_bytes);
+  for (int i = 0; i < 2; ++i) {
+    DEMAND(hvdc_decode_sum(&test.spec, cases::kStep, messages.get() + i * bytes, bytes, stride,
+                           test.count, 0.5f, out.get(), test.dtype, 0, 1, &rank) == HVDC_OK);
+    DEMAND(!memcmp(out.get(), outs[i].get(), static_cast<size_t>(out_bytes)));
+  }
+}
+
 void DecodeOnce(const Case& test, const uint8_t* data, size_t size) {
   const int64_t right = hvdc_payload_bytes(&test.spec);
   DEMAND(right >= 32 && right % 16 == 0);
@@ -53,6 +92,7 @@ void DecodeOnce(const Case& test, const uint8_t* data, size_t size) {
   DEMAND(bad >= -1 && bad < count);
   if (mode == kRaw && bytes != right) DEMAND(status == HVDC_BAD_SIZE);
   if (mode == kHeader) DEMAND(status == HVDC_OK);
+  DecodeBatch(test, data, size, bytes, mode);
   const auto residual = Fill(data, size, elements * 4);
   const hvdc_feedback feedback = {1.0f, 1.0f, reinterpret_cast<float*>(residual.get())};
   const int taken = hvdc_take_back(&test.spec, cases::kStep, out.get(), test.dtype, &feedback,

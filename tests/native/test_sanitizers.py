@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ ENVIRONMENT = {
 }
 
 
-def build(folder: Path, target: str, *options: str) -> Path:
-    """Builds one program of tests/native in a folder of its own; returns the folder."""
+def build(name: str, target: str, *options: str) -> Path:
+    """Builds programs of tests/native in a folder that later runs find again; returns the folder."""
+    folder = ROOT / "build" / "sanitized" / name
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None"]
     # With more, gcc takes minutes for the plain lanes under these sanitizers.
     flags = "-DCMAKE_CXX_FLAGS=-O0"
@@ -47,21 +50,35 @@ def run(command: list[str], timeout: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def address() -> Path:
     """The drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return build(
-        tmp_path_factory.mktemp("address"),
-        "fuzz_main encode_main cuda_main",
+        "address",
+        "fuzz_main encode_main batch_main cuda_main",
         "-DHVDC_NATIVE_TESTS=ON",
         "-DHVDC_EMULATED_CUDA=ON",
         "-DHVDC_SANITIZE=address,undefined",
     )
 
 
-def test_altered_payloads(address: Path) -> None:
+@pytest.fixture(scope="module")
+def printed(address: Path) -> Iterator[dict[str, Future[str]]]:
+    """What the programs of one thread print; they run side by side."""
+    with ThreadPoolExecutor(2) as threads:
+        yield {
+            name: threads.submit(run, [str(address / name), str(SECONDS)], 30 * SECONDS)
+            for name in ("fuzz_main", "cuda_main")
+        }
+
+
+def test_altered_payloads(printed: dict[str, Future[str]]) -> None:
     """Valid payloads with a few changes, and plain noise, are refused or decoded, never followed."""
-    inputs = int(run([str(address / "fuzz_main"), str(SECONDS)], SECONDS + 60).split()[0])
-    assert inputs > 100
+    assert int(printed["fuzz_main"].result().split()[0]) > 100
+
+
+def test_cuda_kernels_on_the_host(printed: dict[str, Future[str]]) -> None:
+    """Beside the CPU's kernels: the same bytes, aligned accesses, nothing read beyond a buffer."""
+    assert int(printed["cuda_main"].result().split()[-2]) > 5
 
 
 def test_random_tensors(address: Path) -> None:
@@ -70,17 +87,19 @@ def test_random_tensors(address: Path) -> None:
     assert tensors > 100
 
 
-def test_cuda_kernels_on_the_host(address: Path) -> None:
-    """Beside the CPU's kernels: the same bytes, aligned accesses, nothing read beyond a buffer."""
-    tensors = int(run([str(address / "cuda_main"), str(SECONDS)], SECONDS + 120).split()[-2])
-    assert tensors > 5
+def test_batches(address: Path) -> None:
+    """Several tensors a call are encoded and decoded as by single calls."""
+    batches = int(run([str(address / "batch_main"), str(SECONDS)], SECONDS + 120).split()[0])
+    assert batches > 5
 
 
-def test_threads_do_not_race(tmp_path: Path) -> None:
+def test_threads_do_not_race() -> None:
     """The same tensors under ThreadSanitizer, which cannot follow a fork."""
     options = ("-DHVDC_NATIVE_TESTS=ON", "-DHVDC_SANITIZE=thread")
-    program = build(tmp_path, "encode_main", *options) / "encode_main"
-    assert "tensors" in run([str(program), str(SECONDS), "1", "nofork"], SECONDS + 60)
+    folder = build("thread", "encode_main batch_main", *options)
+    encode = [str(folder / "encode_main"), str(SECONDS), "1", "nofork"]
+    assert "tensors" in run(encode, SECONDS + 60)
+    assert "batches" in run([str(folder / "batch_main"), str(SECONDS)], SECONDS + 60)
 
 
 def test_fuzzer(tmp_path: Path) -> None:
@@ -89,7 +108,7 @@ def test_fuzzer(tmp_path: Path) -> None:
     if clang is None:
         pytest.skip("libFuzzer needs clang++")
     program = build(
-        tmp_path,
+        "fuzz",
         "fuzz_decode",
         f"-DCMAKE_CXX_COMPILER={clang}",
         "-DHVDC_FUZZ=ON",

@@ -28,7 +28,7 @@ def _possible(route: Route) -> bool:
 
 
 ROUTES = st.builds(route_of, st.sampled_from(CODECS), st.sampled_from(EXCHANGES)).filter(_possible)
-ENCODED = ROUTES.filter(lambda route: not route.dense)
+ENCODED = ROUTES.filter(lambda route: not route.uncompressed)
 SHORT = st.floats(0, 1e-2)
 LINKS = st.builds(Link, st.floats(1e5, 1e11), SHORT)
 SPEEDS = st.builds(CodecSpeed, *[st.floats(0, 1e-8)] * 3)

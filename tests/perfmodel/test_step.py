@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.codecs import NoCompression, OneBit
+from hvd_compress.codecs import Codec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import OFF
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.routing import Route, Router
@@ -118,7 +118,7 @@ def test_bytes_are_those_of_all_tensors_and_tokens() -> None:
         router = Router(route_of(OneBit(), exchange))
         tensors = [tensor for layer in tensors_of(network(sizes), router) for tensor in layer]
         tokens = Counters()
-        tokens.add_allreduce(6, 12 * sum(not tensor.route.dense for tensor in tensors))
+        tokens.add_allreduce(6, 12 * sum(not tensor.route.uncompressed for tensor in tensors))
         expected = sum(wire_bytes(t.shape, t.route, cluster) for t in tensors) + tokens.wire_bytes
         step = predicted(sizes, route_of(OneBit(), exchange), cluster)
         assert math.isclose(step.wire_bytes, expected)
@@ -148,14 +148,25 @@ def test_what_waits_is_fused_and_pays_latency_once() -> None:
     assert math.isclose(large.wire, 3 * message)
 
 
-def test_small_tensors_of_two_shots_travel_in_bundles() -> None:
-    """Twenty alltoalls become one: two rounds, then a ring's one of the gather, then the tokens' two."""
+@pytest.mark.parametrize(
+    ("exchange", "codec", "rounds", "tokens"),
+    (
+        ("allgather", OneBit(), 1, 2),
+        ("two_shot", OneBit(), 2 + 1, 2),
+        ("hierarchical", OneBit(), 1, 2),  # One rank a host: only the gather between hosts is left.
+        ("integer_sum", Ternary(), 2 + 2, 0),  # Horovod sends them along with the norms.
+    ),
+)
+def test_gradients_travel_in_the_buckets_of_training(
+    exchange: str, codec: Codec, rounds: int, tokens: int
+) -> None:
+    """Twenty small gradients make one message a stage, however far apart they are ready."""
     cluster = Cluster(2, 1, Link(math.inf, 1e-3))
-    route = route_of(OneBit(), "two_shot")
-    bundled = predicted([50_000] * 20, route, cluster, backward=0.0)
-    assert math.isclose(bundled.wire, (2 + 1 + 2) * 1e-3)
-    apart = predicted([2**20] * 20, route, cluster, backward=0.0)
-    assert apart.wire > 20 * 2e-3
+    route = route_of(codec, exchange)
+    together = predicted([50_000] * 20, route, cluster, backward=1.0)
+    assert math.isclose(together.wire, (rounds + tokens) * 1e-3)
+    apart = predicted([2**20] * 20, route, cluster, backward=1.0)
+    assert math.isclose(apart.wire, (20 * rounds + tokens) * 1e-3)
 
 
 @TRIES

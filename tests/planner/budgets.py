@@ -8,11 +8,10 @@ from functools import partial
 
 from hvd_compress.planner import planner, trials
 
-_ROUNDS = trials._ROUNDS * (1 + trials._SAMPLES) + trials._DECIDERS * (1 + trials._DECIDING)
-
-MOST_STEPS = 4 + 6 * _ROUNDS
-"""Steps within which there is a plan: four for probes, and all rounds with six plans at most, each with
-the step of the change to it. So many only where noise hides the plans' order, and the budget is large."""
+MOST_STEPS = planner._FIRST + 6 * sum(1 + steps for steps, _ in trials.ROUNDS)
+"""Steps within which there is a plan: those before the probes, and all rounds with six plans at most,
+each with the step of the change to it. So many only where noise hides the plans' order, and the budget is
+large."""
 
 
 @contextmanager

@@ -7,20 +7,20 @@ import math
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import FP16, ErrorFeedback, Int8, OneBit
-from hvd_compress.exchange.routing import DENSE, Route
+from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel.machines import CodecSpeed
-from hvd_compress.planner.measured import KINDS, Measured, Probe
-from hvd_compress.planner.plans import Tensor
+from hvd_compress.planner.measured import KINDS, Measured
+from hvd_compress.planner.plans import PlannedTensor
 
 OFF = ErrorFeedback(alpha=0.0)
 HALVES = Route(FP16(), OFF)
 GATHERED = Route(OneBit(), ErrorFeedback())
 SHOTS = Route(OneBit(), ErrorFeedback(), "two_shot")
 BYTES = Route(Int8(), OFF)
-ROUTES = (DENSE, HALVES, BYTES, GATHERED, SHOTS)
+ROUTES = (UNCOMPRESSED_ROUTE, HALVES, BYTES, GATHERED, SHOTS)
 
-LARGE = Tensor("large", (4096, 4096), 4, ROUTES)
-SMALL = Tensor("small", (100,), 4)
+LARGE = PlannedTensor("large", (4096, 4096), 4, ROUTES)
+SMALL = PlannedTensor("small", (100,), 4)
 
 
 def measured(
@@ -28,15 +28,14 @@ def measured(
     *,
     small: float = 1e-3,
     coding: float = 1e-9,
-    window: float = 0.0,
     hosts: int = 4,
     local: int = 1,
 ) -> Measured:
     """A job whose links are alike for all collectives, and its codecs, too."""
     sent = 2.0**19
-    probe = Probe(sent, small, dict.fromkeys(KINDS, small + sent / bandwidth))
+    large = dict.fromkeys(KINDS, small + sent / bandwidth)
     speeds = {(r.codec, r.feedback): CodecSpeed(coding, coding) for r in ROUTES[1:]}
-    return Measured(hosts, local, probe, speeds, window)
+    return Measured(hosts, local, sent, small, large, speeds)
 
 
 def _logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
@@ -45,11 +44,13 @@ def _logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
 
 tensors = st.lists(
     st.builds(
-        Tensor,
+        PlannedTensor,
         name=st.sampled_from("abc"),
         shape=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
         element_bytes=st.just(4),
-        choices=st.lists(st.sampled_from(ROUTES[1:]), unique=True).map(lambda r: (DENSE, *r)),
+        choices=st.lists(st.sampled_from(ROUTES[1:]), unique=True).map(
+            lambda r: (UNCOMPRESSED_ROUTE, *r)
+        ),
     ),
     min_size=1,
     max_size=6,
@@ -60,7 +61,6 @@ jobs = st.builds(
     _logarithmic(1e5, 1e11),
     small=_logarithmic(1e-5, 1e-2),
     coding=_logarithmic(1e-11, 1e-7),
-    window=st.one_of(st.just(0.0), st.floats(0, 1)),
     hosts=st.integers(2, 64),
     local=st.sampled_from([1, 2, 8]),
 )

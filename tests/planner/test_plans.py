@@ -8,11 +8,20 @@ import pytest
 from hypothesis import given, settings
 
 from hvd_compress.codecs import Int8
-from hvd_compress.exchange.routing import DENSE, Route
+from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel import cost
 from hvd_compress.perfmodel.machines import CodecSpeed
-from hvd_compress.planner.measured import HALF, KINDS, Measured, Probe, best
-from hvd_compress.planner.plans import Tensor, label, price, propose, smallest, uniform
+from hvd_compress.planner.measured import HALF, KINDS, Measured
+from hvd_compress.planner.plans import (
+    PlannedTensor,
+    label,
+    predicted_best,
+    price,
+    price_of,
+    propose,
+    smallest,
+    uniform,
+)
 from tests.planner.cases import (
     BYTES,
     GATHERED,
@@ -38,7 +47,7 @@ def test_nothing_is_predicted_to_be_faster_than_what_is_proposed_first(tensors, 
     made = propose(tensors, job)
 
     assert [c.seconds for c in made] == sorted(c.seconds for c in made)
-    assert made[0].seconds <= _predicted(made, (DENSE,) * len(tensors))
+    assert made[0].seconds <= _predicted(made, (UNCOMPRESSED_ROUTE,) * len(tensors))
     for candidate in made:
         assert all(route in t.choices for t, route in zip(tensors, candidate.plan, strict=True))
     assert len({candidate.plan for candidate in made}) == len(made)
@@ -54,20 +63,12 @@ def test_the_same_numbers_make_the_same_plans(tensors, job):
 
 @settings(deadline=None)
 @given(tensors, jobs)
-def test_where_nothing_is_hidden_every_tensor_takes_its_cheapest_way(tensors, job):
-    job = dataclasses.replace(job, window=0.0)
+def test_every_tensor_takes_its_cheapest_way(tensors, job):
     cheapest = 0.0
     for tensor in tensors:
         prices = [price(tensor, route, job) for route in tensor.choices]
-        cheapest += min(one.codec + one.wire for one in prices)
+        cheapest += min(one.total for one in prices)
     assert propose(tensors, job)[0].seconds == pytest.approx(cheapest)
-
-
-@settings(deadline=None)
-@given(tensors, jobs)
-def test_where_all_is_hidden_nothing_is_compressed(tensors, job):
-    first = propose(tensors, dataclasses.replace(job, window=1e9))[0]
-    assert first.seconds == 0 and first.loss == 0
 
 
 @settings(deadline=None)
@@ -84,64 +85,71 @@ def test_before_measurements_the_fewest_bytes_are_sent(tensors):
 
 def test_a_slow_network_compresses_and_a_fast_one_does_not():
     slow, fast = (propose([LARGE, SMALL], measured(rate))[0] for rate in (1e7, 1e11))
-    assert slow.plan == (SHOTS, DENSE)
-    assert fast.plan == (DENSE, DENSE)
+    assert slow.plan == (SHOTS, UNCOMPRESSED_ROUTE)
+    assert fast.plan == (UNCOMPRESSED_ROUTE, UNCOMPRESSED_ROUTE)
 
 
 def test_between_them_each_tensor_goes_its_own_way():
-    """Where what can be hidden is nearly enough, only some of the tensors are worth a codec."""
-    halves = [dataclasses.replace(LARGE, name=name) for name in "ab"]
-    wire = price(LARGE, DENSE, measured(1e9)).wire
-    job = measured(1e9, coding=1e-9, window=1.2 * wire)
-    first = propose(halves, job)[0]
-    assert first.label == "mixed" and first.plan.count(DENSE) == 1
+    """One tensor cannot take the other's best way, and is still worth a codec."""
+    other = PlannedTensor("other", (2**20,), 4, (UNCOMPRESSED_ROUTE, GATHERED))
+    first = propose([LARGE, other], measured(1e9, coding=5e-10))[0]
+    assert first.label == "mixed" and first.plan == (SHOTS, GATHERED)
 
 
 def test_prices_are_those_of_the_performance_model():
     job = measured(1e8, hosts=8)
     for route in ROUTES:
-        whole = cost.seconds(LARGE.shape, route, job.speed(route), job.cluster("allreduce"))
+        whole = cost.seconds(LARGE.shape, route, job.speed(route), job.cluster("all_reduce"))
         one = price(LARGE, route, job)
-        assert one.codec == pytest.approx(whole.encode + whole.decode)
+        assert one.encode + one.decode == pytest.approx(whole.encode + whole.decode)
         assert one.wire == pytest.approx(whole.wire)
         assert one.sent == pytest.approx(cost.wire_bytes(LARGE.shape, route, job.cluster(HALF)))
 
 
 def test_small_tensors_share_the_start_of_a_message():
-    job = Measured(4, 1, Probe(2.0**60, 1.0, dict.fromkeys(KINDS, 2.0)), {})
-    tiny = Tensor("tiny", (2**19,), 4, ROUTES)
-    assert price(LARGE, DENSE, job).wire == pytest.approx(1.0, rel=0.01)
-    assert price(tiny, DENSE, job).wire == pytest.approx(0.5, rel=0.01)
+    job = Measured(4, 1, 2.0**60, 1.0, dict.fromkeys(KINDS, 2.0))
+    tiny = PlannedTensor("tiny", (2**19,), 4, ROUTES)
+    assert price(LARGE, UNCOMPRESSED_ROUTE, job).wire == pytest.approx(1.0, rel=0.01)
+    assert price(tiny, UNCOMPRESSED_ROUTE, job).wire == pytest.approx(0.5, rel=0.01)
     assert price(tiny, SHOTS, job).wire == pytest.approx(1.0, rel=0.01)
 
 
 def test_half_precision_has_a_bandwidth_of_its_own():
-    seconds = {"allreduce": 1.0, HALF: 11.0, "allgather": 1.0, "alltoall": 1.0}
-    job = Measured(2, 1, Probe(1000.0, 0.5, seconds), {})
-    assert job.probe.bandwidth("allreduce") == 2000
-    assert price(LARGE, HALVES, job).wire > 5 * price(LARGE, DENSE, job).wire
+    seconds = {"all_reduce": 1.0, HALF: 11.0, "all_gather": 1.0, "all_to_all": 1.0}
+    job = Measured(2, 1, 1000.0, 0.5, seconds)
+    assert job.bandwidth("all_reduce") == 2000
+    assert price(LARGE, HALVES, job).wire > 5 * price(LARGE, UNCOMPRESSED_ROUTE, job).wire
 
 
-def test_probes_are_combined_part_by_part():
-    kinds = ("allreduce", HALF, "allgather", "alltoall")
-    probes = [
-        Probe(8.0, 3.0, dict(zip(kinds, times, strict=True)))
-        for times in ((9.0, 5.0, 7.0, 4.0), (6.0, 8.0, 7.5, 3.5))
-    ]
-    assert best(probes).seconds == dict(zip(kinds, (6.0, 5.0, 7.0, 3.5), strict=True))
-    # What is left after the start is taken out may be noise.
-    assert Probe(8.0, 5.0, {"allreduce": 4.0}).bandwidth("allreduce") == 8.0 / 0.4
+def test_what_is_left_after_the_start_is_taken_out_may_be_noise():
+    assert Measured(2, 1, 8.0, 5.0, {"all_reduce": 4.0}).bandwidth() == 8.0 / 0.4
+
+
+@settings(deadline=None)
+@given(tensors, jobs)
+def test_a_prediction_alone_compresses_only_for_a_gain(tensors, job):
+    plain = uniform(tensors, UNCOMPRESSED_ROUTE)
+    chosen = predicted_best(tensors, job)
+    least = propose(tensors, job)[0].seconds
+    if chosen.plan == plain:
+        assert least >= 0.9 * price_of(tensors, plain, job).total
+    else:
+        assert chosen.seconds == least < 0.9 * price_of(tensors, plain, job).total
+    assert predicted_best(tensors, job, [job, job]) == chosen
+    slow = {coding: CodecSpeed(1.0, 1.0) for coding in job.speeds}
+    never = dataclasses.replace(job.with_links(1e9), small=0.0, speeds=slow)
+    assert predicted_best(tensors, job, [job, never]).loss == 0
 
 
 def test_a_single_host_has_no_network():
     job = dataclasses.replace(measured(1e6), hosts=1, local=4)
-    assert price(LARGE, DENSE, job).wire == pytest.approx(
-        price(LARGE, DENSE, measured(1e6, hosts=4)).wire
+    assert price(LARGE, UNCOMPRESSED_ROUTE, job).wire == pytest.approx(
+        price(LARGE, UNCOMPRESSED_ROUTE, measured(1e6, hosts=4)).wire
     )
 
 
 def test_labels_tell_routes_apart():
-    assert label(DENSE, ROUTES) == "none"
+    assert label(UNCOMPRESSED_ROUTE, ROUTES) == "none"
     assert label(HALVES, ROUTES) == "fp16"
     assert label(GATHERED, ROUTES) == "onebit allgather"
     linear = Route(Int8("linear"), OFF)

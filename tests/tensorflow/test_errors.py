@@ -11,13 +11,10 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.codecs import ErrorFeedback, OneBit
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
     SHAPES,
     THRESHOLD,
-    Simulation,
-    assert_same,
     exchange_with,
     targets,
 )
@@ -31,16 +28,16 @@ class _Altered(hvdc.OneBit):
     def __init__(self, where: str, **options: Any) -> None:
         super().__init__(**options)
         self.flip = tf.Variable(0, dtype=tf.uint8)
-        gather = self._collectives.gather
+        gather = self._collectives.all_gather
 
         def altered(message: tf.Tensor, name: str) -> tf.Tensor:
-            if name != "gradient.0":
+            if name != "bucket.0":
                 return gather(message, name)
             if where == "before":
                 return gather(self._flipped(message), name)
             return self._flipped(gather(message, name))
 
-        self._collectives.gather = altered
+        self._collectives.all_gather = altered
 
     def _flipped(self, message: tf.Tensor) -> tf.Tensor:
         changed = tf.bitwise.bitwise_xor(message[100], self.flip)
@@ -67,7 +64,7 @@ def test_a_payload_altered_on_its_way_to_all() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_payload_altered_on_its_way_to_one() -> None:
-    """The others learn of it in the next step's roll call."""
+    """The others learn of it in the next step's participation check."""
     compressor = _Altered("after", threshold=THRESHOLD)
     exchange = exchange_with(compressor, graph=True)
     exchange(targets(hvd.rank(), 0))
@@ -86,7 +83,7 @@ def test_a_payload_altered_on_its_way_to_one() -> None:
 
 @on_ranks(2, launcher="tensorflow", alone=True)
 def test_a_rank_that_ends_with_its_error() -> None:
-    """The others stop with Horovod's error at the latest in the next step's roll call."""
+    """The others stop with Horovod's error at the latest in the next step's participation check."""
     compressor = _Altered("after", threshold=THRESHOLD)
     exchange = exchange_with(compressor, graph=True)
     exchange(targets(hvd.rank(), 0))
@@ -176,36 +173,4 @@ def test_ranks_that_trace_something_else_later() -> None:
         step(2 + hvd.rank())
 
 
-def _joins(first_to_leave: int, steps_of_the_first: int) -> None:
-    """Ranks run out of data at different times; the others go on as with plain Horovod."""
-    compressor = hvdc.OneBit(threshold=THRESHOLD)
-    left = hvd.rank() == first_to_leave
-    simulation = Simulation(OneBit(), ErrorFeedback(), hvd.size(), seed=0)
-    exchange = exchange_with(compressor, graph=True)
-    for step in range(steps_of_the_first if left else 4):
-        everywhere = [targets(rank, step) for rank in range(hvd.size())]
-        got = exchange(everywhere[hvd.rank()])
-        if step < steps_of_the_first:
-            assert_same(got, simulation.sum(everywhere, 1 / hvd.size()))
-        else:
-            everywhere[first_to_leave] = [np.zeros_like(g) for g in everywhere[0]]
-            for mine, every in zip(got, zip(*everywhere, strict=True), strict=True):
-                np.testing.assert_allclose(mine, np.mean(every, axis=0), atol=1e-5)
-    hvd.join()
-    for slot in compressor.slots:
-        if not slot.route.dense and slot.residual.shape != [0]:
-            residual = simulation.residuals[hvd.rank()][slot.index]
-            np.testing.assert_allclose(slot.residual, residual, atol=1e-5)
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_a_rank_that_joins() -> None:
-    _joins(first_to_leave=0, steps_of_the_first=2)
-
-
 # In a job of its own: in the same process, Horovod 0.28.1's second join() does not wait for the others.
-
-
-@on_ranks(2, launcher="tensorflow", alone=True)
-def test_a_rank_that_joins_before_its_first_step() -> None:
-    _joins(first_to_leave=1, steps_of_the_first=0)

@@ -8,6 +8,7 @@ bit for bit. On a GPU, ``make gpu-check`` runs the same on it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,15 +21,14 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.kernels import cuda
 from hvd_compress.kernels.native import KernelError
+from tests.contract import counters, residuals, results
+from tests.contract.frontend import Frontend
+from tests.contract.horovod_tensorflow import HorovodTensorFlow
 from tests.ranks import on_ranks
 from tests.tensorflow import (
     emulated,
     test_errors,
-    test_exchange,
     test_gradients,
-    test_state,
-    test_two_shot,
-    test_two_shot_state,
 )
 from tests.tensorflow.probes import THRESHOLD, exchange_with, targets
 
@@ -44,46 +44,43 @@ def _bodies(*tests: Any) -> None:
         test.body()
 
 
-@on_ranks(2, launcher="tensorflow with a GPU")
-def test_every_codec_in_one_shot() -> None:
-    _bodies(test_exchange.test_every_codec_in_graphs)
+def _contract(*held: Callable[[Frontend, str], None]) -> None:
+    for one in held:
+        for exchange in ("allgather", "two_shot"):
+            one(HorovodTensorFlow(), exchange)
 
 
 @on_ranks(2, launcher="tensorflow with a GPU")
-def test_every_codec_in_two_shots() -> None:
-    _bodies(test_two_shot.test_every_codec_in_graphs)
+def test_every_codec() -> None:
+    _contract(results.every_codec)
 
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_gradients_of_every_kind() -> None:
+    _contract(results.half_precision)
     _bodies(
         test_gradients.test_half_precision,
         test_gradients.test_shapes_that_tracing_does_not_know,
         test_gradients.test_empty_gradients,
-        test_two_shot.test_half_precision,
     )
 
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_what_goes_uncompressed() -> None:
     """Steps of a warm-up, whose sums are scaled on the device."""
-    _bodies(
-        test_exchange.test_warm_up,
-        test_exchange.test_sum_predivide_and_groups,
-        test_exchange.test_counters,
-        test_two_shot.test_warm_up,
+    _contract(
+        results.uncompressed_at_first,
+        results.every_form,
+        results.each_tensor_its_own_route,
+        counters.counters_follow_the_formulas,
     )
 
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_dropped_steps_and_checkpoints() -> None:
     """Steps that are dropped, and checkpoints of residuals that are on the device."""
-    _bodies(
-        test_state.test_a_non_finite_gradient_drops_the_step_on_all_ranks,
-        test_state.test_a_checkpoint_goes_on_bit_for_bit,
-        test_two_shot_state.test_a_dropped_step_leaves_owners_residuals_alone,
-        test_two_shot_state.test_a_checkpoint_goes_on_bit_for_bit,
-    )
+    _contract(residuals.nonfinite_gradients, residuals.a_checkpoint_goes_on_bit_for_bit)
+    residuals.an_average_that_overflows(HorovodTensorFlow(), "two_shot")
 
 
 def _devices(compressor: hvdc.Compressor) -> set[str]:
@@ -154,7 +151,7 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_a_rank_that_joins() -> None:
-    _bodies(test_errors.test_a_rank_that_joins)
+    residuals.a_rank_that_joins(HorovodTensorFlow(), "allgather")
 
 
 def _refused(device: str | None, **options: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,22 @@ import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.exchange import integer_sum
+from hvd_compress.exchange.registry import Group
 from hvd_compress.exchange.routing import Route
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.kernels.cpu_levels import CpuLevels
-from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.exchanges.allgather import Allgather
+from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
+from hvd_compress.torch_common.batches import Batches
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
-from hvd_compress.torch_common.shots import Shots, owned_of
 from hvd_compress.torch_common.slots import Slot
 from tests.codecs.rows import ROWS, Row
 
@@ -46,27 +50,39 @@ def _gradients(dtype: str) -> list[tuple[torch.Tensor, tf.Tensor]]:
 
 def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
     ours = GraphSlot(INDEX, tf.as_dtype(dtype), tf.TensorShape(SHAPE), route)
-    return Slot("parameter", INDEX, torch.zeros(SHAPE), route), ours
+    return Slot(name="parameter", index=INDEX, parameter=torch.zeros(SHAPE), route=route), ours
 
 
-def _coder() -> Coder:
-    ops = operations()
-    return Coder(ops, ops.hvdc_ledger(), SEED, 0, 2)
+def _batches() -> Batches:
+    return Batches(Encoder(Executors(1), SEED, RANK, None), Group(RANK, RANKS))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_payloads_and_residuals(row: Row, dtype: str) -> None:
-    slot, ours = _slots(Route(row.codec, row.feedback), dtype)
-    encoder = Encoder(Executors(1), SEED, RANK, None)
-    coder = _coder()
-    for step, (gradient, same) in enumerate(_gradients(dtype)):
-        expected = torch.empty(row.codec.payload_bytes(SHAPE), dtype=torch.uint8)
-        encoder.encode(slot, gradient, expected)
-        payload, position = coder.encode(ours, same, tf.ones([1]), streams=[RANK], ranks=RANKS)
-        assert int(position) == step
-        assert payload.numpy().tobytes() == expected.numpy().tobytes()
-        assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
+class _Steps:
+    """Steps of a bucket of one gradient, eagerly."""
+
+    def __init__(self, exchange: type[Exchange], ranks: _Loopback, slot: GraphSlot) -> None:
+        self._ops = operations()
+        self._ledger = self._ops.hvdc_ledger()
+        self._coder = Coder(self._ops, self._ledger, SEED, 0, 2)
+        self.exchange = exchange(ranks, self._coder)  # type: ignore[arg-type]
+        self.bucket = Bucket(0, self.exchange, tf.Graph())
+        self.bucket.add(slot)
+        self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
+
+    def encode(self, gradient: tf.Tensor) -> Message:
+        """Begins a step, and encodes its gradient."""
+        begun, _ = self._ops.hvdc_begin(self._ledger, graph=0)
+        cut = self.exchange.cut(self.bucket.slots[0])
+        token = self._coder.submit(self.bucket, 0, gradient, begun, cut)
+        message = self.exchange.encode(self.bucket, token, tf.constant(True))
+        self.bucket.encoded = message.encoded
+        return message
+
+    def decode(self, arrived: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """The step's result."""
+        self.bucket.arrived = arrived
+        self.exchange.decode(self.bucket)
+        return self._coder.result(self.bucket, 0, gradient, tf.ones([1]))
 
 
 class _Loopback:
@@ -74,23 +90,22 @@ class _Loopback:
 
     rank, size = RANK, RANKS
 
-    def distribute(self, message: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+    bytes = staticmethod(Collectives.bytes)
+    numbers = staticmethod(Collectives.numbers)
+
+    def all_to_all(self, message: tf.Tensor, sizes: tf.Tensor, name: str) -> tf.Tensor:
         """Its own part, once for each rank."""
-        return tf.tile(tf.split(message, sizes)[self.rank], [self.size])
+        return tf.tile(tf.split(message, sizes.numpy())[self.rank], [self.size])
 
-    def gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
+    def all_gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
         """Its own message, once."""
         return message
 
-    def gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
-        """Its own message, once."""
-        return message
-
-    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+    def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Larger than its own."""
         return 2 * values
 
-    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+    def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Its own, once for each rank."""
         return self.size * values
 
@@ -100,22 +115,38 @@ def _bytes(array: Any) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_payloads_and_residuals(row: Row, dtype: str) -> None:
+    slot, ours = _slots(Route(row.codec, row.feedback), dtype)
+    batches = _batches()
+    steps = _Steps(Allgather, _Loopback(), ours)
+    for step, (gradient, same) in enumerate(_gradients(dtype)):
+        batch, exchanging = batches.make([slot], [gradient])
+        expected = next(exchanging).message[: row.codec.payload_bytes(SHAPE)]
+        batch.settle(False)
+        message = steps.encode(same)
+        assert int(ours.exchanges) == step + 1
+        assert _bytes(message.data) == _bytes(expected)
+        assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.codec.shaped], ids=str)
 def test_two_shots(row: Row, dtype: str) -> None:
     route = Route(row.codec, row.feedback, "two_shot")
     slot, ours = _slots(route, dtype)
-    encoder = Encoder(Executors(1), SEED, RANK, None)
-    exchange = TwoShot(_Loopback(), _coder())  # type: ignore[arg-type]
+    batches = _batches()
+    steps = _Steps(TwoShot, _Loopback(), ours)
     assert Shards(slot.count, RANKS, INDEX).length(RANK)
     for gradient, same in _gradients(dtype):
-        encoder.own(slot, gradient, owned_of(slot, RANK, RANKS))
-        encoder.residual(slot, gradient.device)
-        shots = Shots(encoder, RANKS, slot, gradient)
-        message, step = exchange.encode(ours, same, tf.ones([1]))
-        assert message.numpy().tobytes() == shots.message.numpy().tobytes()
-        part = shots.message.split(shots.sizes)[RANK]
-        expected = shots.average(part.repeat(RANKS, 1))
-        assert _bytes(exchange.send(ours, same, message, step)) == _bytes(expected)
+        batch, exchanging = batches.make([slot], [gradient])
+        sent = next(exchanging)
+        message = steps.encode(same)
+        assert _bytes(message.data) == _bytes(sent.message)
+        part = sent.message.split(sent.sizes)[RANK]
+        expected = exchanging.send(part.repeat(RANKS, 1)).message[: len(part)]
+        batch.settle(False)
+        assert _bytes(steps.exchange.send(steps.bucket, message)) == _bytes(expected)
         assert ours.residual.numpy().tobytes() == slot.residual.numpy().tobytes()
         assert ours.owned.numpy().tobytes() == slot.owned.residual.numpy().tobytes()
 
@@ -129,25 +160,22 @@ def test_integer_sums(row: Row, dtype: str) -> None:
     ranks.size = min(RANKS, integer_sum.most_ranks(codec))
     bits = integer_sum.bits_of(codec, ranks.size)
     _, ours = _slots(Route(codec, feedback, "integer_sum"), dtype)
-    exchange, kernels = IntegerSum(ranks, _coder()), CpuLevels()  # type: ignore[arg-type]
+    steps, kernels = _Steps(IntegerSum, ranks, ours), CpuLevels()
     residual = torch.zeros(math.prod(SHAPE))
     norms = torch.empty(codec.layout(SHAPE).scales)
     words = torch.empty(codec.level_words(SHAPE, bits), dtype=torch.int32)
     for number, (gradient, same) in enumerate(_gradients(dtype)):
         flat, kept = gradient.reshape(-1), {"feedback": feedback, "residual": residual}
-        message, step = exchange.encode(ours, same, tf.ones([1]))
+        message = steps.encode(same)
         kernels.norms(codec, SHAPE, flat, norms, **kept)
-        assert _bytes(message) == _bytes(norms)
+        assert _bytes(message.data) == _bytes(norms)
         norms *= 2
         noise = NoiseKey(SEED, RANK, INDEX, number)
         kernels.encode(codec, SHAPE, flat, norms, words, bits=bits, noise=noise, **kept)
         total = ranks.size * torch.cat([words, torch.ones(1, dtype=torch.int32)])
-        got = exchange.send(ours, same, message, step)
+        got = steps.exchange.send(steps.bucket, message)
         assert _bytes(got) == _bytes(norms) + _bytes(total)
         assert _bytes(ours.residual) == _bytes(residual)
-        encoded = Encoded(ours, same, step, tf.constant(True), got)
         result = torch.empty_like(gradient)
         kernels.decode(codec, SHAPE, norms, total[:-1], result.view(-1), bits=bits, scale=0.2)
-        assert _bytes(exchange.decode(encoded, tf.ones([1]), 0.2)) == _bytes(
-            result.view(torch.uint8)
-        )
+        assert _bytes(steps.decode(got, same)) == _bytes(result.view(torch.uint8))

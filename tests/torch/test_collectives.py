@@ -17,7 +17,7 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
     hvd.barrier()
     if hvd.rank() == 1:
         time.sleep(1.0)
-    handle = collectives.gather(torch.full((3,), hvd.rank(), dtype=torch.uint8), "late")
+    handle = collectives.all_gather(torch.full((3,), hvd.rank(), dtype=torch.uint8), "late")
     cpu, wall = time.thread_time(), time.perf_counter()
 
     gathered = collectives.wait(handle)

@@ -7,9 +7,6 @@ raise or answer at once is the same. On a GPU, ``make gpu-check`` trains.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -18,11 +15,13 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.torch_common.executors import Executors
-from tests.cuda.executors import Checked, emulated, emulated_library
+from tests.contract import results
+from tests.contract.horovod_torch import HorovodTorch
+from tests.cuda.executors import deferred_kernels, emulated_library
 from tests.ranks import on_ranks
-from tests.torch import test_exchange, test_two_shot
-from tests.torch.probes import Probe, distributed, exchange, targets
+from tests.torch.probes import distributed, exchange, watch
 from tests.torch.test_exchange import SHAPES
+from tests.torch_models import Probe, targets
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +30,16 @@ def built() -> None:
     emulated_library()
 
 
-@contextmanager
-def deferred_kernels() -> Iterator[Checked]:
-    """Every tensor counts as one on a device whose kernels report errors later."""
-    kernels = emulated()
-    kernels.settle = lambda: None  # type: ignore[method-assign]
-    with (
-        mock.patch.object(Executors, "deferred", lambda *_: kernels),
-        mock.patch.object(Executors, "check", lambda *_: kernels.check()),
-    ):
-        yield kernels
-
-
 @on_ranks(2)
 def test_every_codec_in_one_shot() -> None:
     with deferred_kernels():
-        test_exchange._every_codec_matches_the_simulation()
+        results.every_codec(HorovodTorch(), "allgather")
 
 
 @on_ranks(2)
 def test_every_codec_in_two_shots() -> None:
     with deferred_kernels():
-        test_two_shot._every_codec_matches_the_simulation()
+        results.every_codec(HorovodTorch(), "two_shot")
 
 
 def _a_step_with_inf_is_dropped(exchange_name: str) -> None:
@@ -101,15 +88,11 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
             model.named_parameters(), OneBit(), ErrorFeedback(), threshold=0
         )
         optimizer = distributed(model, compressor)
-        collect = compressor._step.collect
 
-        def altered() -> None:
-            (sent,) = compressor._step._pending
-            collect()
-            assert sent.transfer.payloads is not None
-            sent.transfer.payloads[0][1, 40] ^= 1
+        def flip_a_bit(name: str, rows: torch.Tensor) -> None:
+            rows[1, 40] ^= 1
 
-        compressor._step.collect = altered  # type: ignore[method-assign]
+        watch(compressor, result=flip_a_bit)
         got = exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 0))
         assert torch.isnan(got["a"]).all()
         with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):

@@ -13,14 +13,8 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import Int8, OneBit
 from tests.ranks import on_ranks
-from tests.torch.probes import (
-    Probe,
-    assert_same_bits,
-    distributed,
-    exchange,
-    targets,
-    two_valued,
-)
+from tests.torch.probes import distributed, exchange, watch
+from tests.torch_models import Probe, assert_same_bits, targets, two_valued
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
@@ -37,35 +31,6 @@ def _raises_in_first_step(
     optimizer = distributed(model, make(model), **options)
     with pytest.raises(error, match=message):
         exchange(model, optimizer, targets(shapes, hvd.rank(), 0))
-
-
-@on_ranks(2, alone=True)
-def test_another_codec() -> None:
-    _raises_in_first_step(
-        lambda m: (hvdc.OneBit, hvdc.Int8)[hvd.rank()](m.named_parameters(), threshold=0),
-        hvdc.ExchangeError,
-        r"(?s)gradient of a: .*OneBit\(group=1024\).* on rank 0, .*Int8\(.*on rank 1",
-    )
-
-
-@on_ranks(3, alone=True)
-def test_another_setting_on_the_last_of_three_ranks() -> None:
-    group = 512 if hvd.rank() == 2 else 1024
-    _raises_in_first_step(
-        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0, group=group),
-        hvdc.ExchangeError,
-        r"(?s)group=1024.* on rank 0, 1, .*group=512.* on rank 2",
-    )
-
-
-@on_ranks(2, alone=True)
-def test_a_tensor_that_only_one_rank_compresses() -> None:
-    threshold = 0 if hvd.rank() == 0 else 2900
-    _raises_in_first_step(
-        lambda m: hvdc.OneBit(m.named_parameters(), threshold=threshold),
-        hvdc.ExchangeError,
-        r"(?s)gradient of a: .*OneBit.* on rank 0, .*NoCompression\(\).* on rank 1",
-    )
 
 
 @on_ranks(2, alone=True)
@@ -87,15 +52,6 @@ def test_a_parameter_that_one_rank_lacks() -> None:
         hvdc.ExchangeError,
         r"gradient of more: absent on rank 0, float32 \[100, 30\].* on rank 1",
         shapes,
-    )
-
-
-@on_ranks(2, alone=True)
-def test_another_seed() -> None:
-    _raises_in_first_step(
-        lambda m: hvdc.Ternary(m.named_parameters(), threshold=0, seed=hvd.rank()),
-        hvdc.ExchangeError,
-        "seed: 0 on rank 0, 1 on rank 1",
     )
 
 
@@ -185,16 +141,11 @@ def test_an_altered_payload() -> None:
     compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
     optimizer = distributed(model, compressor)
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
-    collectives = compressor._collectives
-    wait = collectives.wait
 
-    def flip_a_bit(handle: int) -> torch.Tensor:
-        result = wait(handle)
-        if result.dtype == torch.uint8:
-            result[result.numel() - 100] ^= 16
-        return result
+    def flip_a_bit(name: str, rows: torch.Tensor) -> None:
+        rows[1, 40] ^= 16
 
-    collectives.wait = flip_a_bit
+    watch(compressor, result=flip_a_bit)
     with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected checksum"):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
 
@@ -211,12 +162,18 @@ def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None
     compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
     ours = distributed(model, compressor)
     stock = distributed(plain, hvd.Compression.none)
+    next_epoch: list[list[dict[str, torch.Tensor]]] = []
     for m, o in ((plain, stock), (model, ours)):
         for step in range(after if hvd.rank() == first_to_leave else 4):
             exchange(m, o, two_valued(SHAPES, hvd.rank(), step))
             if m is model and step + 1 == changed_after:
                 compressor.set_codec(OneBit(512))
         hvd.join()
+        next_epoch.append(
+            [exchange(m, o, two_valued(SHAPES, hvd.rank(), step)) for step in range(4, 7)]
+        )
+    for expected, got in zip(*next_epoch, strict=True):
+        assert_same_bits(got, expected)
     parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
     if hvd.rank() != first_to_leave:
         assert_same_bits(*parameters)
@@ -224,24 +181,9 @@ def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None
     assert compressor.residual_norm() == 0  # Two-valued gradients leave no residual.
 
 
-@on_ranks(2)
-def test_join_on_two_ranks() -> None:
-    _joins(first_to_leave=0)
-
-
-@on_ranks(3)
-def test_join_of_the_middle_rank() -> None:
-    _joins(first_to_leave=1)
-
-
 @on_ranks(3)
 def test_join_before_ranks_have_agreed_again() -> None:
     _joins(first_to_leave=1, changed_after=2)
-
-
-@on_ranks(2)
-def test_join_before_the_first_step() -> None:
-    _joins(first_to_leave=1, after=0)
 
 
 @on_ranks(1)
@@ -267,7 +209,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (TypeError, "sequence of patterns", lambda: hvdc.OneBit(parameters, exclude="a")),
         (
             ValueError,
-            r"match a parameter, got \['z'\]",
+            r"matches a parameter's name, got 'z'",
             lambda: hvdc.OneBit(parameters, exclude=["z"]),
         ),
         (TypeError, "expected a codec", lambda: hvdc.OneBit(parameters, layers={"a": 3})),

@@ -5,24 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import math
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import pytest
 import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ranks import on_ranks
-from tests.torch.probes import (
-    Probe,
-    TwoShotSimulation,
-    assert_identical_on_all_ranks,
-    assert_same_bits,
-    distributed,
-    exchange,
-    targets,
-)
+from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
+from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (700,)}
 
@@ -42,6 +37,10 @@ def _train(model: Probe, optimizer: Any, steps: range) -> dict[str, torch.Tensor
     return model.state_dict()
 
 
+def _on_arrays(step: hvdc.AdaGrad) -> Callable[[np.ndarray, dict[str, Any]], None]:
+    return lambda average, state: step(torch.from_numpy(average), state)
+
+
 @on_ranks(3)
 def test_adagrad_between_the_shots() -> None:
     for codec in (OneBit(), Int8("linear")):
@@ -55,8 +54,13 @@ def test_adagrad_between_the_shots() -> None:
             threshold=0,
         )
         optimizer = distributed(model, compressor)
-        simulation = TwoShotSimulation(
-            codec, ErrorFeedback(), SHAPES, hvd.size(), owner_step=hvdc.AdaGrad(initial=0.25)
+        simulation = Simulation(
+            "two_shot",
+            codec,
+            ErrorFeedback(),
+            SHAPES,
+            hvd.size(),
+            owner_step=_on_arrays(hvdc.AdaGrad(initial=0.25)),
         )
         for step in range(4):
             gradients = [targets(SHAPES, r, step) for r in range(hvd.size())]

@@ -30,7 +30,7 @@ HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, float norm) {
   const float top = static_cast<float>(spec.levels);
   scale.kept = norm >= kTiny;
   scale.inverse = scale.kept ? top / norm : 0.0f;
-  scale.sent = scale.kept ? norm / top : 0.0f;
+  scale.sent = scale.kept ? UnitOf(norm, top) : 0.0f;
   return scale;
 }
 

@@ -45,6 +45,13 @@ HVDC_HD float HalfToFloat(uint32_t half) {
   return BitsFloat(sign | ((magnitude << 13) + (112u << 23)));
 }
 
+// What code 1 decodes to, where code top has to decode to full: their quotient, or the float below
+// it where rounding has made it so large that code top would overflow.
+HVDC_HD float UnitOf(float full, float top) {
+  const float unit = full / top;
+  return FloatBits(unit * top) < 0x7F800000u ? unit : BitsFloat(FloatBits(unit) - 1);
+}
+
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

@@ -21,7 +21,7 @@ HVDC_HD GroupScale Int8Scale(const hvdc_spec& spec, uint32_t largest) {
   }
   const float top = spec.variant == HVDC_LINEAR ? 127.0f : 1.0f;
   scale.inverse = scale.kept ? top / full : 0.0f;
-  scale.sent = scale.kept ? full / top : 0.0f;
+  scale.sent = scale.kept ? UnitOf(full, top) : 0.0f;
   if (!scale.finite) scale.sent = BitsFloat(kNanBits);
   return scale;
 }

@@ -8,21 +8,24 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// See magnitudes() in hvd_compress/codecs/int8.py; double precision in the same order.
+// As _magnitude() in hvd_compress/codecs/int8.py: quotients of integers, rounded once.
 HVDC_HD double Int8Magnitude(uint32_t variant, uint32_t code) {
   const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7};
-  uint32_t tree_bits = 4, exponent = code / 16, part = code % 16;
+  uint32_t bits = 4, exponent = code / 16, path = code % 16;
+  if (variant == HVDC_MANTISSA) return path / (10 * powers[exponent]);
   if (variant == HVDC_DYNAMIC) {
-    if (code == 0) return 0.0;
-    for (tree_bits = 0; code >> (tree_bits + 1); ++tree_bits) {
+    if (code < 2) return code;
+    for (bits = 0; code >> (bits + 1); ++bits) {
     }
-    exponent = 6 - tree_bits;
-    part = code - (1u << tree_bits);
-  } else if (variant == HVDC_MANTISSA) {
-    return part / 10.0 / powers[exponent];
+    exponent = 6 - bits;
+    path = code - (1u << bits);
   }
-  const double middle = (2.0 * part + 1.0) / (2u << tree_bits);
-  return (0.1 + (1.0 - 0.1) * middle) / powers[exponent];
+  // The first cut of (0.1, 1) leaves (0.1, 0.45) and (0.45, 1): here in twentieths.
+  const bool upper = path >> (bits - 1);
+  const uint32_t part = path & ((1u << (bits - 1)) - 1);
+  const uint32_t low = upper ? 9 : 2, size = upper ? 11 : 7;
+  const uint32_t middle = (low << bits) + size * (2 * part + 1);
+  return middle / ((20u << bits) * powers[exponent]);
 }
 
 HVDC_HD uint32_t Int8Entry(uint32_t threshold, uint32_t below, uint32_t from) {

@@ -1,4 +1,4 @@
-// TernGrad (Wen et al., 2017): minus one, zero or one times a scale, at random and without bias.
+// TernGrad (Wen et al., 2017): minus one, zero or one times a scale, at random.
 #ifndef HVDC_CODEC_TERNARY_H_
 #define HVDC_CODEC_TERNARY_H_
 

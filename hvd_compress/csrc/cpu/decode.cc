@@ -1,12 +1,12 @@
-// Decoding: headers are checked, then blocks are decoded while their checksums are taken.
+// Decoding: headers are checked, then the blocks of all tensors are decoded while their checksums
+// are taken.
 #include <string.h>
 
 #include "codec/header.h"
 #include "cpu/jobs.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
-#include "cpu/tables.h"
-#include "cpu/thread_pool.h"
+#include "cpu/tasks.h"
 
 namespace hvdc {
 namespace {
@@ -27,82 +27,162 @@ uint64_t RestChecksum(const DecodeJob& job, const Kernels& kernels, int32_t inde
          kernels.checksum(payload, kHeaderBytes + own, job.layout.codes_offset);
 }
 
-int Run(DecodeJob* job, uint64_t step, int64_t payload_bytes, int threads, bool back,
-        int32_t* bad) {
-  const hvdc_spec& spec = *job->spec;
-  job->layout = base::MakeLayout(spec);
-  const Layout& layout = job->layout;
-  if (payload_bytes != layout.payload_bytes) return HVDC_BAD_SIZE;
-  if (job->count > 1 && (job->stride < payload_bytes || job->stride % 4)) return HVDC_BAD_SIZE;
-  if (job->count && !job->payloads) return HVDC_BAD_SPEC;
-  for (*bad = 0; *bad < job->count; ++*bad) {
-    if (!base::HeaderFits(spec, layout, static_cast<uint32_t>(step), ReadHeader(*job, *bad))) {
-      return HVDC_BAD_HEADER;
+uint64_t WholeChecksum(const DecodeJob& job, const Kernels& kernels, int32_t index) {
+  const uint8_t* payload = job.payloads + index * job.stride;
+  return kernels.checksum(payload, 0, kHeaderBytes - 8) +
+         kernels.checksum(payload, kHeaderBytes, job.layout.payload_bytes);
+}
+
+// Where an error was found.
+struct Culprit {
+  int64_t tensor = -1;
+  int32_t rank = -1;
+};
+
+// What is decoded of a valid tensor, but not where it goes.
+DecodeJob MakeDecodeJob(const hvdc_spec& spec, uint64_t step, const void* payloads, int64_t stride,
+                        int32_t count) {
+  DecodeJob job = {};
+  job.spec = &spec;
+  job.tables = TablesOf(spec);
+  job.layout = base::MakeLayout(spec);
+  job.payloads = static_cast<const uint8_t*>(payloads);
+  job.stride = stride;
+  job.count = count;
+  job.step = static_cast<uint32_t>(step);
+  return job;
+}
+
+bool ValidStride(const DecodeJob& job) {
+  return job.count < 2 || (job.stride >= job.layout.payload_bytes && job.stride % 4 == 0);
+}
+
+// Calls fits(job, rank, index) for every payload; index counts them all. Names the first that does
+// not.
+template <class Fits>
+bool EachPayload(const DecodeJob* jobs, int64_t tensors, Culprit* culprit, const Fits& fits) {
+  int64_t index = 0;
+  for (int64_t tensor = 0; tensor < tensors; ++tensor) {
+    for (int32_t rank = 0; rank < jobs[tensor].count; ++rank) {
+      if (fits(jobs[tensor], rank, index++)) continue;
+      *culprit = {tensor, rank};
+      return false;
     }
   }
-  if (spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR) {
-    job->tables = &GetInt8Tables(spec.variant);
-  }
+  return true;
+}
+
+// All jobs have as many payloads.
+int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit* culprit) {
+  const auto fits = [](const DecodeJob& job, int32_t rank, int64_t) {
+    return base::HeaderFits(*job.spec, job.layout, job.step, ReadHeader(job, rank));
+  };
+  if (!EachPayload(jobs, tensors, culprit, fits)) return HVDC_BAD_HEADER;
+  // Sums may become anything where a payload is altered; a residual has to stay what it was.
+  const auto whole = [](const DecodeJob& job, int32_t rank, int64_t) {
+    return WholeChecksum(job, CurrentKernels(), rank) == ReadHeader(job, rank).checksum;
+  };
+  if (back && !EachPayload(jobs, tensors, culprit, whole)) return HVDC_BAD_CHECKSUM;
+  const Tasks<DecodeJob> tasks(jobs, tensors);
+  if (!tasks) return HVDC_NO_MEMORY;
+  threads = ClampThreads(threads, tasks.count());
+  const ScratchSet scratch(tasks.largest_block(), threads);
+  // Sums of all payloads, and those of a thread's task, a cache line apart.
+  const int64_t ranks = jobs[0].count, row = (ranks + 15) / 8 * 8;
+  const Buffer<uint64_t> totals(tensors * ranks + row * threads);
+  if (!scratch || !totals) return HVDC_NO_MEMORY;
   const Kernels& kernels = CurrentKernels();
   const Work work = back ? kernels.take_back : kernels.decode;
-  threads = ClampThreads(threads, BlockTasks(layout));
-  // A row of sums for each thread, a cache line apart.
-  const int64_t row = (job->count + 15) / 8 * 8;
-  const Buffer<uint64_t> sums(row * threads);
-  if (!sums) return HVDC_NO_MEMORY;
-  if (layout.count) {
-    const ScratchSet scratch(layout.block, threads);
-    if (!scratch) return HVDC_NO_MEMORY;
-    ParallelFor(layout.blocks, BlocksPerTask(layout), threads,
-                [&](int64_t first, int64_t last, int worker) {
-                  work(*job, first, last, scratch.Of(worker), sums.data() + row * worker);
-                });
-  }
-  for (*bad = 0; *bad < job->count; ++*bad) {
-    uint64_t total = RestChecksum(*job, kernels, *bad);
-    for (int i = 0; i < threads; ++i) total += sums[row * i + *bad];
-    if (total != ReadHeader(*job, *bad).checksum) return HVDC_BAD_CHECKSUM;
-  }
-  *bad = -1;
-  return HVDC_OK;
+  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
+    uint64_t* const own = totals.data() + tensors * ranks + row * worker;
+    for (int64_t k = 0; k < ranks; ++k) own[k] = 0;
+    work(jobs[tensor], first, last, scratch.Of(worker), own);
+    // Several threads may work on one tensor.
+    uint64_t* const all = totals.data() + tensor * ranks;
+    for (int64_t k = 0; k < ranks; ++k) __atomic_fetch_add(all + k, own[k], __ATOMIC_RELAXED);
+  });
+  const auto sound = [&](const DecodeJob& job, int32_t rank, int64_t index) {
+    return totals[index] + RestChecksum(job, kernels, rank) == ReadHeader(job, rank).checksum;
+  };
+  return EachPayload(jobs, tensors, culprit, sound) ? HVDC_OK : HVDC_BAD_CHECKSUM;
+}
+
+// One tensor, by the functions that take one.
+int RunOne(const DecodeJob& job, int64_t payload_bytes, bool back, int threads, int32_t* bad) {
+  if (payload_bytes != job.layout.payload_bytes || !ValidStride(job)) return HVDC_BAD_SIZE;
+  if (job.count && !job.payloads) return HVDC_BAD_SPEC;
+  Culprit culprit;
+  const int status = Run(&job, 1, back, threads, &culprit);
+  *bad = culprit.rank;
+  return status;
 }
 
 }  // namespace
 }  // namespace hvdc
 
+extern "C" int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* message,
+                                 int64_t stride, int32_t ranks, float scale, int threads,
+                                 int64_t* bad, int32_t* bad_rank) {
+  using namespace hvdc;
+  int64_t nothing;
+  int32_t ignored;
+  if (!bad) bad = &nothing;
+  if (!bad_rank) bad_rank = &ignored;
+  *bad = *bad_rank = -1;
+  if (count == 0) return HVDC_OK;
+  if (count < 0 || ranks < 0 || !tensors || (ranks && !ValidMessage(message))) return HVDC_BAD_SPEC;
+  const Buffer<DecodeJob> jobs(count, Buffer<DecodeJob>::Fill::kNone);
+  if (!jobs) return HVDC_NO_MEMORY;
+  for (*bad = 0; *bad < count; ++*bad) {
+    const hvdc_tensor& tensor = tensors[*bad];
+    if (!ValidTensor(tensor)) return HVDC_BAD_SPEC;
+    const uint8_t* payloads = static_cast<const uint8_t*>(message) + tensor.offset;
+    DecodeJob& job = jobs[*bad];
+    job = MakeDecodeJob(tensor.spec, tensor.noise.step, payloads, stride, ranks);
+    if (!ValidPlace(tensor, job.layout.payload_bytes) || !ValidStride(job)) return HVDC_BAD_SIZE;
+    job.scale = scale;
+    job.out = tensor.values;
+    job.dtype = tensor.dtype;
+  }
+  Culprit culprit;
+  const int status = Run(jobs.data(), count, false, threads, &culprit);
+  *bad = culprit.tensor;
+  *bad_rank = culprit.rank;
+  if (status != HVDC_OK) return status;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t flags = 0;
+    for (int32_t rank = 0; rank < ranks; ++rank) flags |= ReadHeader(jobs[i], rank).flags;
+    tensors[i].flags = flags & kFlagNonfinite;
+  }
+  return HVDC_OK;
+}
+
 extern "C" int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                                int64_t payload_bytes, int64_t stride, int32_t count, float scale,
                                void* out, int dtype, int accumulate, int threads, int32_t* bad) {
   using namespace hvdc;
-  int32_t nobody;
-  if (!bad) bad = &nobody;
+  int32_t ignored;
+  if (!bad) bad = &ignored;
   *bad = -1;
   if (!spec || !base::ValidSpec(*spec) || !ValidDtype(dtype) || count < 0) return HVDC_BAD_SPEC;
-  DecodeJob job = {};
-  job.spec = spec;
-  job.payloads = static_cast<const uint8_t*>(payloads);
-  job.stride = stride;
-  job.count = count;
+  DecodeJob job = MakeDecodeJob(*spec, step, payloads, stride, count);
   job.scale = scale;
   job.out = out;
   job.dtype = dtype;
   job.accumulate = accumulate != 0;
-  return Run(&job, step, payload_bytes, threads, false, bad);
+  return RunOne(job, payload_bytes, false, threads, bad);
 }
 
 extern "C" int hvdc_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
                               const hvdc_feedback* feedback, const void* payload,
                               int64_t payload_bytes, int threads) {
   using namespace hvdc;
-  int32_t nobody;
+  int32_t ignored;
   if (!spec || !base::ValidSpec(*spec) || !ValidDtype(dtype) || !feedback) return HVDC_BAD_SPEC;
-  DecodeJob job = {};
-  job.spec = spec;
-  job.payloads = static_cast<const uint8_t*>(payload);
-  job.count = 1;
+  DecodeJob job = MakeDecodeJob(*spec, step, payload, 0, 1);
   job.dtype = dtype;
   job.gradient = gradient;
   job.residual = feedback->residual;
   job.beta = feedback->beta;
-  return Run(&job, step, payload_bytes, threads, true, &nobody);
+  return RunOne(job, payload_bytes, true, threads, &ignored);
 }

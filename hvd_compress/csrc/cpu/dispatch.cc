@@ -38,7 +38,7 @@ void Detect(bool* avx2, bool* avx512) {
 
 #endif
 
-// Null where the machine lacks it, or nobody knows the name.
+// Null where the machine lacks it, or there is no such name.
 const Kernels* Find(const char* name) {
   if (!strcmp(name, "plain")) return &kPlainKernels;
 #if defined(HVDC_HAS_X86)

@@ -41,6 +41,36 @@ struct Ahead {
   int64_t tiles = 0;
 };
 
+// Where the residual of some elements is, and where the next one goes.
+template <class V>
+struct ResidualSink {
+  using F = typename V::F;
+
+  HVDC_HD ResidualSink From(int64_t i) const { return {before + i, after + i, stream}; }
+
+  // Elements that decode to no finite number keep theirs.
+  HVDC_HD void Put(int at, F kept, F decoded) const {
+    F rest = V::Sub(kept, decoded);
+    const typename V::M finite = IsFinite<V>(decoded);
+    if (before == after) {
+      V::StoreWhere(after + at, finite, rest);
+      return;
+    }
+    if (__builtin_expect(V::ToMaskBits(finite) != 0xFFFFu, 0)) {
+      rest = V::Select(finite, rest, V::Load(before + at));
+    }
+    if (stream) {
+      V::Stream(after + at, rest);
+    } else {
+      V::Store(after + at, rest);
+    }
+  }
+
+  const float* before;
+  float* after;
+  bool stream;
+};
+
 template <class V, class C>
 struct BlockEncoder {
   using F = typename V::F;
@@ -54,7 +84,8 @@ struct BlockEncoder {
   // One tile; largest collects the absolute bits of what casts decode to.
   template <bool kResidual>
   HVDC_HD static void Tile(const C& coder, const NoiseState& noise, uint32_t tile, int64_t element,
-                           const float* x, const float* kept, float* h, T* codes, I* largest) {
+                           const float* x, const float* kept, const ResidualSink<V>& residual,
+                           T* codes, I* largest) {
     I words[4];
     if constexpr (C::kNoise) {
       const I counter = V::AddI(V::SetI(16 * tile), V::LaneNumbers());
@@ -75,9 +106,7 @@ struct BlockEncoder {
       if constexpr (kResidual || C::kCast) {
         const F decoded = coder.Decode(code, element + at);
         if constexpr (C::kCast) *largest = V::MaxI(*largest, AbsBits<V>(decoded));
-        if constexpr (kResidual) {
-          V::StoreWhere(h + at, IsFinite<V>(decoded), V::Sub(V::Load(kept + at), decoded));
-        }
+        if constexpr (kResidual) residual.Put(at, V::Load(kept + at), decoded);
       }
     }
     if constexpr (C::kType == CodeType::kBit) memcpy(codes, &bits, sizeof(bits));
@@ -87,15 +116,16 @@ struct BlockEncoder {
   // written in full where they are packed, else up to the last element.
   template <bool kResidual>
   static uint32_t Quantize(const C& coder_, const NoiseState& noise, int64_t start, int64_t count,
-                           const float* x, const float* kept, float* h, T* codes,
-                           const Ahead& ahead) {
-    const C coder = coder_;  // a copy whose members can stay in registers
+                           const float* x, const float* kept, const ResidualSink<V>& residual_,
+                           T* codes, const Ahead& ahead) {
+    const C coder = coder_;  // copies whose members can stay in registers
+    const ResidualSink<V> residual = residual_;
     I largest = V::SetI(0);
     uint32_t tile = static_cast<uint32_t>(start / kTile);
     int64_t i = 0;
     for (; i + kTile <= count; i += kTile, ++tile, codes += kTileCodes) {
       if constexpr (!C::kCast) ahead.Prefetch(i / kTile);
-      Tile<kResidual>(coder, noise, tile, i, x + i, kept + i, h + i, codes, &largest);
+      Tile<kResidual>(coder, noise, tile, i, x + i, kept + i, residual.From(i), codes, &largest);
     }
     if (const size_t rest = static_cast<size_t>(count - i)) {
       float x_rest[kTile] = {}, kept_rest[kTile] = {}, h_rest[kTile] = {};
@@ -103,10 +133,11 @@ struct BlockEncoder {
       memcpy(x_rest, x + i, rest * sizeof(float));
       if constexpr (kResidual) {
         memcpy(kept_rest, kept + i, rest * sizeof(float));
-        memcpy(h_rest, h + i, rest * sizeof(float));
+        memcpy(h_rest, residual.before + i, rest * sizeof(float));
       }
-      Tile<kResidual>(coder, noise, tile, i, x_rest, kept_rest, h_rest, codes_rest, &largest);
-      if constexpr (kResidual) memcpy(h + i, h_rest, rest * sizeof(float));
+      const ResidualSink<V> last = {h_rest, h_rest, false};
+      Tile<kResidual>(coder, noise, tile, i, x_rest, kept_rest, last, codes_rest, &largest);
+      if constexpr (kResidual) memcpy(residual.after + i, h_rest, rest * sizeof(float));
       if constexpr (C::kType == CodeType::kBit) {
         uint64_t bits;
         memcpy(&bits, codes_rest, sizeof(bits));
@@ -137,10 +168,18 @@ struct BlockEncoder {
     }
     const Ahead ahead(job, block + 1);
     if (job.mode == Mode::kNone) {
-      return Quantize<false>(coder, job.noise, start, count, x, x, scratch.kept, codes, ahead);
+      return Quantize<false>(coder, job.noise, start, count, x, x, {}, codes, ahead);
     }
-    return Quantize<true>(coder, job.noise, start, count, x, kept, job.residual + start, codes,
-                          ahead);
+    const ResidualSink<V> residual = {job.residual + start, job.next_residual + start, job.stream};
+    return Quantize<true>(coder, job.noise, start, count, x, kept, residual, codes, ahead);
+  }
+
+  // The residual of a block that is not sent stays, wherever it is to stand.
+  static void KeepResidual(const EncodeJob& job, int64_t block) {
+    if (job.mode == Mode::kNone || job.next_residual == job.residual) return;
+    const int64_t start = block * job.layout.block;
+    const size_t bytes = static_cast<size_t>(BlockElements(job.layout, block)) * sizeof(float);
+    memcpy(job.next_residual + start, job.residual + start, bytes);
   }
 
   static void Pack(const EncodeJob& job, uint8_t* codes, int64_t count, uint8_t* packed) {
@@ -157,6 +196,7 @@ struct BlockEncoder {
   // A group that is not finite: codes that say nothing, and the residual stays.
   static void Blank(const EncodeJob& job, const C& coder, int64_t block, int64_t count,
                     const Scratch& scratch) {
+    KeepResidual(job, block);
     uint8_t* packed = job.payload + BlockOffset(job.layout, block);
     if constexpr (C::kType == CodeType::kBit) {
       memset(packed, 0, static_cast<size_t>(PlaneBytes(count, 1)));
@@ -174,6 +214,7 @@ struct BlockEncoder {
       next = first + step < last ? first + step : last;
       Blocks(job, first, next, scratch, result);
     }
+    if (job.stream) V::FinishStreams();
   }
 
   // A few blocks, whose checksum is taken while they are in the cache.

@@ -2,33 +2,94 @@
 #ifndef HVDC_CPU_JOBS_H_
 #define HVDC_CPU_JOBS_H_
 
+#include <stddef.h>
+
 #include "codec/layout.h"
+#include "codec/philox.h"
 #include "cpu/kernels.h"
+#include "cpu/tables.h"
 
 namespace hvdc {
+
+static_assert(sizeof(void*) == 8, "hvdc_tensor is laid out for pointers of eight bytes");
+static_assert(sizeof(hvdc_tensor) == 152 && offsetof(hvdc_tensor, values) == 72 &&
+                  offsetof(hvdc_tensor, offset) == 104 && offsetof(hvdc_tensor, dtype) == 136,
+              "hvdc_tensor has no padding");
 
 inline bool ValidDtype(int dtype) {
   return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16;
 }
 
-// What is encoded, and how its residual takes part; neither noise nor where it goes. Of a valid
-// spec.
-inline EncodeJob MakeEncodeJob(const hvdc_spec* spec, const void* gradient, int dtype,
-                               const hvdc_feedback* feedback) {
-  EncodeJob job = {};
-  job.spec = spec;
-  job.layout = base::MakeLayout(*spec);
-  job.gradient = gradient;
-  job.dtype = dtype;
-  job.mode = Mode::kNone;
+// A tensor from the arguments of a function that takes only one; what it is to be called with comes
+// later. The numbers of a gradient are not changed.
+inline hvdc_tensor TensorOf(const hvdc_spec& spec, const void* values, int dtype,
+                            const hvdc_feedback* feedback) {
+  hvdc_tensor tensor = {};
+  tensor.spec = spec;
+  tensor.values = const_cast<void*>(values);
+  tensor.dtype = dtype;
   if (feedback) {
-    job.mode = feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
-    job.residual = feedback->residual;
-    job.alpha = feedback->alpha;
-    job.beta = feedback->beta;
+    tensor.residual = tensor.next_residual = feedback->residual;
+    tensor.alpha = feedback->alpha;
+    tensor.beta = feedback->beta;
+  }
+  return tensor;
+}
+
+// What every call demands of a tensor.
+inline bool ValidTensor(const hvdc_tensor& tensor) {
+  if (!base::ValidSpec(tensor.spec) || !ValidDtype(tensor.dtype)) return false;
+  const bool empty = !tensor.spec.rows || !tensor.spec.columns;
+  return empty || (tensor.values && !tensor.residual == !tensor.next_residual);
+}
+
+// Whether a tensor has its place in a message, where it takes that many bytes.
+inline bool ValidPlace(const hvdc_tensor& tensor, int64_t bytes) {
+  return tensor.payload_bytes == bytes && tensor.offset >= 0 && tensor.offset % 4 == 0;
+}
+
+inline bool ValidMessage(const void* message) {
+  return message && reinterpret_cast<uintptr_t>(message) % 4 == 0;
+}
+
+inline const Int8Tables* TablesOf(const hvdc_spec& spec) {
+  const bool needed = spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR;
+  return needed ? &GetInt8Tables(spec.variant) : nullptr;
+}
+
+// What is encoded of a valid tensor, but not where it goes.
+inline EncodeJob MakeEncodeJob(const hvdc_tensor& tensor) {
+  EncodeJob job = {};
+  job.spec = &tensor.spec;
+  job.tables = TablesOf(tensor.spec);
+  job.layout = base::MakeLayout(tensor.spec);
+  job.noise = base::MakeNoise(tensor.noise);
+  job.step = static_cast<uint32_t>(tensor.noise.step);
+  job.gradient = tensor.values;
+  job.dtype = tensor.dtype;
+  job.mode = Mode::kNone;
+  if (tensor.next_residual) {
+    job.mode = tensor.alpha == tensor.beta ? Mode::kShared : Mode::kGeneral;
+    job.residual = tensor.residual;
+    job.next_residual = tensor.next_residual;
+    job.alpha = tensor.alpha;
+    job.beta = tensor.beta;
   }
   job.group.finite = job.group.kept = true;
   return job;
+}
+
+// Lets residuals that are written elsewhere go past the caches, where there are so many that the
+// next step would not find them there: a usual store first reads what it overwrites.
+inline void StreamResiduals(EncodeJob* jobs, int64_t count) {
+  constexpr int64_t kLeast = int64_t{1} << 19;  // elements, by measurement
+  int64_t elements = 0;
+  for (int64_t i = 0; i < count; ++i) elements += jobs[i].layout.count;
+  if (elements < kLeast) return;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool aligned = reinterpret_cast<uintptr_t>(jobs[i].next_residual) % 64 == 0;
+    jobs[i].stream = aligned && jobs[i].next_residual != jobs[i].residual;
+  }
 }
 
 }  // namespace hvdc

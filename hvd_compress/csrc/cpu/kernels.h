@@ -25,9 +25,12 @@ struct EncodeJob {
   const void* gradient;
   int dtype;
   Mode mode;
-  float* residual;
+  const float* residual;
+  float* next_residual;  // the same memory, or none of it
+  bool stream;           // the next residual does not go through the caches
   float alpha, beta;
   uint8_t* payload;
+  uint32_t step;
   GroupScale group;  // where groups are not blocks
 };
 
@@ -38,6 +41,7 @@ struct DecodeJob {
   const uint8_t* payloads;
   int64_t stride;
   int32_t count;
+  uint32_t step;
   float scale;
   void* out;
   int dtype;

@@ -90,6 +90,7 @@ struct LevelBlocks {
       const GroupScale scale = ScaleOfBlock(*job.spec, levels, block);
       if (!scale.finite) {  // Nothing is sent, and the residual stays.
         memset(words, 0, static_cast<size_t>(LaneWords(count, levels.bits)) * sizeof(uint32_t));
+        BlockEncoder<V, C>::KeepResidual(job, block);
         continue;
       }
       GroupStats unused = {};
@@ -99,6 +100,7 @@ struct LevelBlocks {
       memset(scratch.codes + count, static_cast<int>(coder.ZeroCode()), kTile);
       PackLanes<V>(coder, scratch.codes, count, levels.bits, words);
     }
+    if (job.stream) V::FinishStreams();
   }
 
   static void Decode(const DecodeJob& job, const LevelWords& levels, bool back, int64_t first,

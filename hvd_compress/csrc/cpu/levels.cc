@@ -1,63 +1,76 @@
-// Integer sums: norms of a tensor, levels in lanes with norms that the ranks agree on, and their
+// Integer sums: norms of tensors, levels in lanes with norms that the ranks agree on, and their
 // sums back.
 #include "codec/lanes.h"
 #include "codec/layout.h"
-#include "codec/philox.h"
-#include "codec/stats.h"
-#include "cpu/fold.h"
 #include "cpu/fp_env.h"
 #include "cpu/jobs.h"
 #include "cpu/kernels.h"
+#include "cpu/large_groups.h"
 #include "cpu/scratch.h"
-#include "cpu/thread_pool.h"
+#include "cpu/tasks.h"
 
 namespace hvdc {
 namespace {
 
-// Whether a spec has levels, and lanes of that many bits hold those of one rank at least.
-bool ValidLevels(const hvdc_spec* spec, int bits) {
-  if (!spec || !base::ValidSpec(*spec) || !base::HasLevels(*spec)) return false;
-  if (bits < 2 || bits > kMaxLaneBits) return false;
-  const uint32_t top = spec->codec == HVDC_ECQ ? spec->levels : 1;
+// Whether lanes of that many bits hold the levels of one rank at least, of a valid spec.
+bool HoldLevels(const hvdc_spec& spec, int bits) {
+  if (!base::HasLevels(spec) || bits < 2 || bits > kMaxLaneBits) return false;
+  const uint32_t top = spec.codec == HVDC_ECQ ? spec.levels : 1;
   return top < 1u << (bits - 1);
 }
 
-int64_t WordsOf(const hvdc_spec& spec, int bits) {
-  const Layout layout = base::MakeLayout(spec);
+int64_t WordsOf(const Layout& layout, int bits) {
   if (!layout.count) return 0;
   const int64_t last = base::BlockElements(layout, layout.blocks - 1);
   return (layout.blocks - 1) * base::LaneWords(layout.block, bits) + base::LaneWords(last, bits);
 }
 
-// The one norm of a tensor that is one bucket.
-bool WholeNorm(const EncodeJob& job, const Kernels& kernels, const ScratchSet& scratch, int threads,
-               float* norm) {
-  const int64_t count = job.layout.count, chunks = (count + kChunk - 1) / kChunk;
-  const Buffer<GroupStats> stats(chunks);
-  const Buffer<double> sums(chunks);
-  if (!stats || !sums) return false;
-  constexpr int64_t kGrain = 8;  // chunks of a task
-  ParallelFor(chunks, kGrain, threads, [&](int64_t first, int64_t last, int worker) {
-    kernels.chunk_stats(job, count, first, last, scratch.Of(worker), stats.data());
-  });
-  *norm = base::NormOf(*job.spec, FoldChunks(stats.data(), chunks, sums.data()), count);
-  return true;
+bool ValidNorms(const hvdc_tensor& tensor, const Layout& layout, const float* norms) {
+  return tensor.norm_count == layout.scales && tensor.norm_offset >= 0 && (norms || !layout.scales);
 }
 
-// Decodes a sum, or takes a residual back.
-int Run(const DecodeJob& job, const LevelWords& levels, int64_t word_count, bool back,
-        int threads) {
-  if (word_count != WordsOf(*job.spec, levels.bits)) return HVDC_BAD_SIZE;
-  if (!job.layout.count) return HVDC_OK;
-  threads = ClampThreads(threads, BlockTasks(job.layout));
-  const ScratchSet scratch(job.layout.block, threads);
+bool ValidWords(const hvdc_tensor& tensor, const Layout& layout, const void* message) {
+  const int64_t bytes = 4 * WordsOf(layout, tensor.bits);
+  return ValidPlace(tensor, bytes) && (!bytes || ValidMessage(message));
+}
+
+const float* NormsOf(const hvdc_tensor& tensor, const float* norms) {
+  return norms ? norms + tensor.norm_offset : nullptr;
+}
+
+LevelWords WordsAt(const hvdc_tensor& tensor, const float* norms, const void* message) {
+  // Decoding only reads them.
+  uint8_t* words = static_cast<uint8_t*>(const_cast<void*>(message));
+  if (words) words += tensor.offset;
+  return {NormsOf(tensor, norms), tensor.bits, reinterpret_cast<uint32_t*>(words)};
+}
+
+// Whether an array can be one of tensors; *bad is made to point to something.
+bool ValidArray(const hvdc_tensor* tensors, int64_t count, int64_t** bad, int64_t* ignored) {
+  if (!*bad) *bad = ignored;
+  **bad = -1;
+  return count == 0 || (count > 0 && tensors);
+}
+
+DecodeJob MakeDecodeJob(const hvdc_spec& spec, int dtype) {
+  DecodeJob job = {};
+  job.spec = &spec;
+  job.layout = base::MakeLayout(spec);
+  job.dtype = dtype;
+  return job;
+}
+
+// Decodes sums, or takes residuals back.
+int Decode(const DecodeJob* jobs, const LevelWords* levels, int64_t count, bool back, int threads) {
+  const Tasks<DecodeJob> tasks(jobs, count);
+  if (!tasks) return HVDC_NO_MEMORY;
+  threads = ClampThreads(threads, tasks.count());
+  const ScratchSet scratch(tasks.largest_block(), threads);
   if (!scratch) return HVDC_NO_MEMORY;
-  const DefaultFpEnv env;
   const Kernels& kernels = CurrentKernels();
-  ParallelFor(job.layout.blocks, BlocksPerTask(job.layout), threads,
-              [&](int64_t first, int64_t last, int worker) {
-                kernels.decode_levels(job, levels, back, first, last, scratch.Of(worker));
-              });
+  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
+    kernels.decode_levels(jobs[tensor], levels[tensor], back, first, last, scratch.Of(worker));
+  });
   return HVDC_OK;
 }
 
@@ -65,85 +78,154 @@ int Run(const DecodeJob& job, const LevelWords& levels, int64_t word_count, bool
 }  // namespace hvdc
 
 extern "C" int64_t hvdc_level_words(const hvdc_spec* spec, int bits) {
-  return hvdc::ValidLevels(spec, bits) ? hvdc::WordsOf(*spec, bits) : -1;
+  using namespace hvdc;
+  if (!spec || !base::ValidSpec(*spec) || !HoldLevels(*spec, bits)) return -1;
+  return WordsOf(base::MakeLayout(*spec), bits);
+}
+
+extern "C" int hvdc_level_norms_batch(hvdc_tensor* tensors, int64_t count, float* norms,
+                                      int threads, int64_t* bad) {
+  using namespace hvdc;
+  int64_t ignored;
+  if (!ValidArray(tensors, count, &bad, &ignored)) return HVDC_BAD_SPEC;
+  const Buffer<EncodeJob> jobs(count, Buffer<EncodeJob>::Fill::kNone);
+  if (!jobs) return HVDC_NO_MEMORY;
+  for (*bad = 0; *bad < count; ++*bad) {
+    const hvdc_tensor& tensor = tensors[*bad];
+    if (!ValidTensor(tensor) || !base::HasLevels(tensor.spec)) return HVDC_BAD_SPEC;
+    jobs[*bad] = MakeEncodeJob(tensor);
+    if (!ValidNorms(tensor, jobs[*bad].layout, norms)) return HVDC_BAD_SIZE;
+  }
+  *bad = -1;
+  const Tasks<EncodeJob> tasks(jobs.data(), count);
+  if (!tasks) return HVDC_NO_MEMORY;
+  threads = ClampThreads(threads, tasks.count());
+  const ScratchSet scratch(tasks.largest_block(), threads);
+  if (!scratch) return HVDC_NO_MEMORY;
+  const DefaultFpEnv env;
+  const Kernels& kernels = CurrentKernels();
+  const auto whole = [&](const Team& team, int64_t i) {
+    norms[tensors[i].norm_offset] = WholeNorm(team, jobs[i]);
+  };
+  if (!EachWithLargeGroups(jobs.data(), count, kernels, scratch, threads, whole)) {
+    return HVDC_NO_MEMORY;
+  }
+  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
+    if (HasLargeGroups(jobs[tensor])) return;
+    kernels.level_norms(jobs[tensor], first, last, scratch.Of(worker),
+                        norms + tensors[tensor].norm_offset);
+  });
+  return HVDC_OK;
+}
+
+extern "C" int hvdc_level_encode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
+                                       void* message, int threads, int64_t* bad) {
+  using namespace hvdc;
+  int64_t ignored;
+  if (!ValidArray(tensors, count, &bad, &ignored)) return HVDC_BAD_SPEC;
+  const Buffer<EncodeJob> jobs(count, Buffer<EncodeJob>::Fill::kNone);
+  const Buffer<LevelWords> levels(count, Buffer<LevelWords>::Fill::kNone);
+  if (!jobs || !levels) return HVDC_NO_MEMORY;
+  for (*bad = 0; *bad < count; ++*bad) {
+    const hvdc_tensor& tensor = tensors[*bad];
+    if (!ValidTensor(tensor) || !HoldLevels(tensor.spec, tensor.bits)) return HVDC_BAD_SPEC;
+    const EncodeJob& job = jobs[*bad] = MakeEncodeJob(tensor);
+    if (!ValidNorms(tensor, job.layout, norms)) return HVDC_BAD_SIZE;
+    if (!ValidWords(tensor, job.layout, message)) return HVDC_BAD_SIZE;
+    levels[*bad] = WordsAt(tensor, norms, message);
+  }
+  *bad = -1;
+  const Tasks<EncodeJob> tasks(jobs.data(), count);
+  if (!tasks) return HVDC_NO_MEMORY;
+  threads = ClampThreads(threads, tasks.count());
+  const ScratchSet scratch(tasks.largest_block(), threads);
+  if (!scratch) return HVDC_NO_MEMORY;
+  StreamResiduals(jobs.data(), count);
+  const DefaultFpEnv env;
+  const Kernels& kernels = CurrentKernels();
+  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
+    kernels.encode_levels(jobs[tensor], levels[tensor], first, last, scratch.Of(worker));
+  });
+  return HVDC_OK;
+}
+
+extern "C" int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
+                                       const void* message, float scale, int threads,
+                                       int64_t* bad) {
+  using namespace hvdc;
+  int64_t ignored;
+  if (!ValidArray(tensors, count, &bad, &ignored)) return HVDC_BAD_SPEC;
+  const Buffer<DecodeJob> jobs(count, Buffer<DecodeJob>::Fill::kNone);
+  const Buffer<LevelWords> levels(count, Buffer<LevelWords>::Fill::kNone);
+  if (!jobs || !levels) return HVDC_NO_MEMORY;
+  for (*bad = 0; *bad < count; ++*bad) {
+    const hvdc_tensor& tensor = tensors[*bad];
+    if (!ValidTensor(tensor) || !HoldLevels(tensor.spec, tensor.bits)) return HVDC_BAD_SPEC;
+    DecodeJob& job = jobs[*bad] = MakeDecodeJob(tensor.spec, tensor.dtype);
+    if (!ValidNorms(tensor, job.layout, norms)) return HVDC_BAD_SIZE;
+    if (!ValidWords(tensor, job.layout, message)) return HVDC_BAD_SIZE;
+    job.scale = scale;
+    job.out = tensor.values;
+    levels[*bad] = WordsAt(tensor, norms, message);
+  }
+  *bad = -1;
+  return Decode(jobs.data(), levels.data(), count, false, threads);
 }
 
 extern "C" int hvdc_level_norms(const hvdc_spec* spec, const void* gradient, int dtype,
                                 const hvdc_feedback* feedback, float* norms, int64_t norm_count,
                                 int threads) {
-  using namespace hvdc;
-  if (!spec || !base::ValidSpec(*spec) || !base::HasLevels(*spec) || !ValidDtype(dtype)) {
-    return HVDC_BAD_SPEC;
-  }
-  const EncodeJob job = MakeEncodeJob(spec, gradient, dtype, feedback);
-  if (norm_count != job.layout.scales) return HVDC_BAD_SIZE;
-  if (!job.layout.count) return HVDC_OK;
-  threads = ClampThreads(threads, BlockTasks(job.layout));
-  const ScratchSet scratch(job.layout.block, threads);
-  if (!scratch) return HVDC_NO_MEMORY;
-  const DefaultFpEnv env;
-  const Kernels& kernels = CurrentKernels();
-  if (!base::IsContiguous(*spec)) {
-    return WholeNorm(job, kernels, scratch, threads, norms) ? HVDC_OK : HVDC_NO_MEMORY;
-  }
-  ParallelFor(job.layout.blocks, BlocksPerTask(job.layout), threads,
-              [&](int64_t first, int64_t last, int worker) {
-                kernels.level_norms(job, first, last, scratch.Of(worker), norms);
-              });
-  return HVDC_OK;
+  if (!spec) return HVDC_BAD_SPEC;
+  hvdc_tensor tensor = hvdc::TensorOf(*spec, gradient, dtype, feedback);
+  tensor.norm_count = norm_count;
+  return hvdc_level_norms_batch(&tensor, 1, norms, threads, nullptr);
 }
+
+namespace {
+
+// The norms are as many as the spec asks for: functions that take one tensor are not told.
+hvdc_tensor LevelTensor(const hvdc_spec& spec, const void* values, int dtype,
+                        const hvdc_feedback* feedback, int bits, int64_t word_count) {
+  hvdc_tensor tensor = hvdc::TensorOf(spec, values, dtype, feedback);
+  if (hvdc::base::ValidSpec(spec)) tensor.norm_count = hvdc::base::MakeLayout(spec).scales;
+  tensor.bits = bits;
+  tensor.payload_bytes = 4 * word_count;
+  return tensor;
+}
+
+}  // namespace
 
 extern "C" int hvdc_level_encode(const hvdc_spec* spec, const hvdc_noise* noise,
                                  const void* gradient, int dtype, const hvdc_feedback* feedback,
                                  const float* norms, int bits, int32_t* words, int64_t word_count,
                                  int threads) {
-  using namespace hvdc;
-  if (!ValidLevels(spec, bits) || !noise || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
-  EncodeJob job = MakeEncodeJob(spec, gradient, dtype, feedback);
-  job.noise = base::MakeNoise(*noise);
-  if (word_count != WordsOf(*spec, bits)) return HVDC_BAD_SIZE;
-  if (!job.layout.count) return HVDC_OK;
-  threads = ClampThreads(threads, BlockTasks(job.layout));
-  const ScratchSet scratch(job.layout.block, threads);
-  if (!scratch) return HVDC_NO_MEMORY;
-  const DefaultFpEnv env;
-  const Kernels& kernels = CurrentKernels();
-  const LevelWords levels = {norms, bits, reinterpret_cast<uint32_t*>(words)};
-  ParallelFor(job.layout.blocks, BlocksPerTask(job.layout), threads,
-              [&](int64_t first, int64_t last, int worker) {
-                kernels.encode_levels(job, levels, first, last, scratch.Of(worker));
-              });
-  return HVDC_OK;
+  if (!spec || !noise) return HVDC_BAD_SPEC;
+  hvdc_tensor tensor = LevelTensor(*spec, gradient, dtype, feedback, bits, word_count);
+  tensor.noise = *noise;
+  return hvdc_level_encode_batch(&tensor, 1, norms, words, threads, nullptr);
 }
 
 extern "C" int hvdc_level_decode(const hvdc_spec* spec, const float* norms, int bits,
                                  const int32_t* words, int64_t word_count, float scale, void* out,
                                  int dtype, int threads) {
-  using namespace hvdc;
-  if (!ValidLevels(spec, bits) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
-  DecodeJob job = {};
-  job.spec = spec;
-  job.layout = base::MakeLayout(*spec);
-  job.scale = scale;
-  job.out = out;
-  job.dtype = dtype;
-  // Decoding only reads them.
-  const LevelWords levels = {norms, bits, reinterpret_cast<uint32_t*>(const_cast<int32_t*>(words))};
-  return Run(job, levels, word_count, false, threads);
+  if (!spec) return HVDC_BAD_SPEC;
+  hvdc_tensor tensor = LevelTensor(*spec, out, dtype, nullptr, bits, word_count);
+  return hvdc_level_decode_batch(&tensor, 1, norms, words, scale, threads, nullptr);
 }
 
 extern "C" int hvdc_level_take_back(const hvdc_spec* spec, const void* gradient, int dtype,
                                     const hvdc_feedback* feedback, const float* norms, int bits,
                                     const int32_t* words, int64_t word_count, int threads) {
   using namespace hvdc;
-  if (!ValidLevels(spec, bits) || !ValidDtype(dtype) || !feedback) return HVDC_BAD_SPEC;
-  DecodeJob job = {};
-  job.spec = spec;
-  job.layout = base::MakeLayout(*spec);
-  job.dtype = dtype;
+  if (!spec || !base::ValidSpec(*spec) || !HoldLevels(*spec, bits)) return HVDC_BAD_SPEC;
+  if (!ValidDtype(dtype) || !feedback) return HVDC_BAD_SPEC;
+  DecodeJob job = MakeDecodeJob(*spec, dtype);
+  if (word_count != WordsOf(job.layout, bits)) return HVDC_BAD_SIZE;
   job.gradient = gradient;
   job.residual = feedback->residual;
   job.beta = feedback->beta;
-  const LevelWords levels = {norms, bits, reinterpret_cast<uint32_t*>(const_cast<int32_t*>(words))};
-  return Run(job, levels, word_count, true, threads);
+  hvdc_tensor tensor = {};
+  tensor.bits = bits;
+  const LevelWords levels = WordsAt(tensor, norms, words);
+  return Decode(&job, &levels, 1, true, threads);
 }

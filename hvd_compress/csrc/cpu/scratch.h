@@ -13,8 +13,9 @@ namespace hvdc {
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t count)
-      : data_(static_cast<T*>(calloc(static_cast<size_t>(count > 0 ? count : 1), sizeof(T)))) {}
+  enum class Fill { kZeros, kNone };
+  explicit Buffer(int64_t count, Fill fill = Fill::kZeros)
+      : data_(static_cast<T*>(Allocate(static_cast<size_t>(count > 0 ? count : 1), fill))) {}
   ~Buffer() { free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -23,6 +24,10 @@ class Buffer {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
+  static void* Allocate(size_t count, Fill fill) {
+    return fill == Fill::kZeros ? calloc(count, sizeof(T)) : malloc(count * sizeof(T));
+  }
+
   T* data_;
 };
 
@@ -32,7 +37,7 @@ class ScratchSet {
   ScratchSet(int64_t block, int threads)
       : floats_((block + kSlack + 63) / 64 * 64),
         stride_(4 * floats_ * static_cast<int64_t>(sizeof(float)) + floats_),
-        memory_(stride_ * threads + 64) {}
+        memory_(stride_ * threads + 64, Buffer<uint8_t>::Fill::kNone) {}
 
   explicit operator bool() const { return static_cast<bool>(memory_); }
 
@@ -59,17 +64,6 @@ class ScratchSet {
 inline int ClampThreads(int threads, int64_t tasks) {
   if (threads > tasks) threads = static_cast<int>(tasks);
   return threads < 1 ? 1 : (threads < kMaxThreads ? threads : kMaxThreads);
-}
-
-// Blocks that make one task: long enough to hide its cost, short enough for the cache.
-inline int64_t BlocksPerTask(const Layout& layout) {
-  constexpr int64_t kTaskElements = 16384;
-  return layout.block < kTaskElements ? kTaskElements / layout.block : 1;
-}
-
-inline int64_t BlockTasks(const Layout& layout) {
-  const int64_t each = BlocksPerTask(layout);
-  return (layout.blocks + each - 1) / each;
 }
 
 }  // namespace hvdc

@@ -1,5 +1,5 @@
 // Decoding: all payloads in one pass, their checksums taken on the way and looked at by the last
-// block.
+// block. Residuals are taken back in two passes: an altered payload must not touch them.
 #define HVDC_ARCH device
 
 #include "codec/header.h"
@@ -223,12 +223,31 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
   });
 }
 
+// Before a residual is touched: whether it may be. Decoding looks at the checksum last.
+__global__ void __launch_bounds__(kThreads) CheckPayload(const DecodeJob job) {
+  if (job.when && !*job.when) return;
+  const PayloadSums sums(job);
+  const uint32_t* const payload = reinterpret_cast<const uint32_t*>(job.payloads);
+  const uint32_t words = static_cast<uint32_t>(job.layout.payload_bytes / 4);
+  // Whole warps at a time, so that their sums can be taken.
+  for (uint32_t first = WarpOfGrid() * kWarpSize; first < words; first += ThreadsOfGrid()) {
+    const uint32_t at = first + LaneOfWarp();
+    Totals totals;
+    if (at < kHeaderWords - 2 || (at >= kHeaderWords && at < words)) totals.Word(payload[at], at);
+    sums.Add(0, totals);
+  }
+  sums.Finish(job.workspace.checksums);
+  if (!LastBlock(job.workspace.control)) return;
+  const bool sound = Verify(job);
+  if (threadIdx.x == 0) job.workspace.control->sound = sound;
+}
+
 // A warp takes kQuads rows at a time.
 template <class C, bool kBack>
 __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
-  if (kBack && job.when && !*job.when) return;
+  if (kBack && ((job.when && !*job.when) || !job.workspace.control->sound)) return;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const PayloadSums sums(job);
   const uint32_t count = job.blocks.elements;
@@ -245,6 +264,7 @@ __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   sums.Finish(job.workspace.checksums);
   if (!LastBlock(job.workspace.control)) return;
   if (!Verify(job) && !kBack) FillWithNan(job);
+  if (kBack && threadIdx.x == 0) job.workspace.control->sound = 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -276,7 +296,12 @@ int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
   return LaunchDecode<false>(job, stream);
 }
 
-int TakeBack(const DecodeJob& job, cudaStream_t stream) { return LaunchDecode<true>(job, stream); }
+int TakeBack(const DecodeJob& job, cudaStream_t stream) {
+  const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
+  const size_t shared = kThreads * sizeof(unsigned long long);
+  const int status = Launch(CheckPayload, blocks, shared, stream, job);
+  return status == HVDC_OK ? LaunchDecode<true>(job, stream) : status;
+}
 
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream) {

@@ -19,6 +19,7 @@ struct Control {
   unsigned long long checksum;
   uint32_t tickets;    // blocks that are done
   uint32_t nonfinite;  // whether a scale, or what a cast decodes to, is not finite
+  uint32_t sound;      // whether a residual may be taken back by the payload
 };
 
 // Parts of the workspace. The first three are in every one; the others are as long as the spec

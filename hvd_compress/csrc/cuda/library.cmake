@@ -67,5 +67,5 @@ set_target_properties(hvdc_cuda PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
   CUDA_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON)
-target_link_options(hvdc_cuda PRIVATE -Wl,--exclude-libs,ALL)
+target_link_options(hvdc_cuda PRIVATE ${STATIC_RUNTIME} -Wl,--exclude-libs,ALL)
 install(TARGETS hvdc_cuda LIBRARY DESTINATION lib)

@@ -1,7 +1,7 @@
 // The C interface of the native kernels: plain pointers, no Python and no framework.
 //
-// What the functions compute is defined by the NumPy oracle (hvd_compress/kernels/oracle.py) and by
-// docs/format.md; the bytes are the same. Calls are independent of each other and may run
+// What the functions compute is defined by the NumPy reference (hvd_compress/kernels/reference.py)
+// and by docs/format.md; the bytes are the same. Calls are independent of each other and may run
 // concurrently. Tensors are flat, row-major arrays; payloads are aligned to 4 bytes.
 #ifndef HVDC_H_
 #define HVDC_H_
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 2
+#define HVDC_ABI_VERSION 3
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -39,7 +39,7 @@ enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
 enum hvdc_status {
   HVDC_OK = 0,
   HVDC_BAD_SPEC = 1,      // a field of the spec is out of range
-  HVDC_BAD_SIZE = 2,      // the payload's size is not what the spec asks for
+  HVDC_BAD_SIZE = 2,      // a payload's size is not what the spec asks for, or its place is wrong
   HVDC_BAD_HEADER = 3,    // magic, version, codec, configuration, count or step differ
   HVDC_BAD_CHECKSUM = 4,  // the payload has been altered
   HVDC_NO_MEMORY = 5,     // scratch memory could not be allocated
@@ -88,13 +88,14 @@ HVDC_API int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const v
 
 // out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded
 // to dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error
-// is about.
+// is about; out is unspecified then.
 HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                              int64_t payload_bytes, int64_t stride, int32_t count, float scale,
                              void* out, int dtype, int accumulate, int threads, int32_t* bad);
 
 // Takes the residual back to what it was before payload was encoded from gradient, up to rounding:
 // h <- ((h + decoded) - g) / beta; elements that decode to a non-finite number keep theirs.
+// After an error all do.
 HVDC_API int hvdc_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
                             const hvdc_feedback* feedback, const void* payload,
                             int64_t payload_bytes, int threads);
@@ -128,6 +129,53 @@ HVDC_API int hvdc_level_decode(const hvdc_spec* spec, const float* norms, int bi
 HVDC_API int hvdc_level_take_back(const hvdc_spec* spec, const void* gradient, int dtype,
                                   const hvdc_feedback* feedback, const float* norms, int bits,
                                   const int32_t* words, int64_t word_count, int threads);
+
+// Batches: many tensors of any codecs, sizes and dtypes in one message, by one call. The threads
+// share the work of all tensors. Calls on different batches, and on different messages, are
+// independent.
+
+// A tensor of a batch. What a call does not use it does not look at.
+typedef struct {
+  hvdc_spec spec;
+  hvdc_noise noise;  // its step is stamped on payloads, and demanded of them when decoding
+  void* values;      // encoding: the gradient, only read; decoding: the output
+  // Error feedback; both null without it. The residual before encoding, and where the residual
+  // after it goes: the same memory, or none of it. Elsewhere, the residual before is only read, and
+  // what stays as it is, is copied.
+  const float* residual;
+  float* next_residual;
+  float alpha, beta;
+  int64_t offset;         // of the payload or of the words in the message: bytes, a multiple of 4
+  int64_t payload_bytes;  // of the payload or of the words
+  int64_t norm_offset;    // integer sums: of the first norm in the array of norms
+  int64_t norm_count;     // integer sums: how many norms
+  int32_t dtype;          // of values: hvdc_dtype
+  int32_t bits;           // integer sums: of a lane
+  uint32_t flags;         // out, of payloads: 1 where one is of an Inf or a NaN, else 0
+  uint32_t reserved;
+} hvdc_tensor;
+
+// In all of these, *bad receives the number of the tensor that an error is about, -1 where there is
+// none, and may be null; the message and the norms may not, unless count is 0.
+
+// Encodes every tensor into its place in the message; bytes between payloads are left alone.
+HVDC_API int hvdc_encode_batch(hvdc_tensor* tensors, int64_t count, void* message, int threads,
+                               int64_t* bad);
+
+// values = scale * (sum over the ranks' messages, which stand stride bytes apart), as
+// hvdc_decode_sum. *bad_rank receives the number of the rank whose payload an error is about, else
+// -1.
+HVDC_API int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* message,
+                               int64_t stride, int32_t ranks, float scale, int threads,
+                               int64_t* bad, int32_t* bad_rank);
+
+// As the functions without _batch.
+HVDC_API int hvdc_level_norms_batch(hvdc_tensor* tensors, int64_t count, float* norms, int threads,
+                                    int64_t* bad);
+HVDC_API int hvdc_level_encode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
+                                     void* message, int threads, int64_t* bad);
+HVDC_API int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
+                                     const void* message, float scale, int threads, int64_t* bad);
 
 // Sum of squares of count float32 numbers, in double precision: the residual norm's counter.
 HVDC_API double hvdc_square_sum(const float* values, int64_t count, int threads);

@@ -68,7 +68,7 @@ HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const vo
                                   uint64_t tag, const hvdc_cuda_queue* queue);
 
 // Like hvdc_take_back. when: null, or a word without which (0) nothing is changed; so a step can be
-// dropped without the host's knowing. After an error the residual is unspecified.
+// dropped without the host's knowing.
 HVDC_API int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient,
                                  int dtype, const hvdc_feedback* feedback, const void* payload,
                                  int64_t payload_bytes, const uint32_t* when,

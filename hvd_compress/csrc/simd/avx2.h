@@ -35,6 +35,11 @@ struct Avx2 {
     _mm256_storeu_ps(p + 8, x.b);
   }
   HVDC_HD static void StoreWhere(float* p, M m, F x) { Store(p, Select(m, x, Load(p))); }
+  HVDC_HD static void Stream(float* p, F x) {
+    _mm256_stream_ps(p, x.a);
+    _mm256_stream_ps(p + 8, x.b);
+  }
+  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadBytes(const uint8_t* p) {
     const __m128i bytes = Load128(p);
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};

@@ -26,6 +26,8 @@ struct Avx512 {
   HVDC_HD static F Load(const float* p) { return _mm512_loadu_ps(p); }
   HVDC_HD static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
   HVDC_HD static void StoreWhere(float* p, M m, F x) { _mm512_mask_storeu_ps(p, m, x); }
+  HVDC_HD static void Stream(float* p, F x) { _mm512_stream_ps(p, x); }
+  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadBytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(Load128(p)); }
   HVDC_HD static I LoadSignedBytes(const uint8_t* p) { return _mm512_cvtepi8_epi32(Load128(p)); }
   HVDC_HD static void StoreBytes(uint8_t* p, I x) {

@@ -37,6 +37,10 @@ struct Plain {
   }
   HVDC_HD static void Store(float* p, F x) { memcpy(p, x.v, sizeof(x.v)); }
   HVDC_HD static void StoreWhere(float* p, M m, F x) { Store(p, Select(m, x, Load(p))); }
+  // Past the caches, where there is a way; p is aligned to 64 bytes. Other threads may see it once
+  // the streams are finished.
+  HVDC_HD static void Stream(float* p, F x) { Store(p, x); }
+  HVDC_HD static void FinishStreams() {}
   HVDC_HD static I LoadBytes(const uint8_t* p) {
     I r;
     HVDC_EACH_LANE r.v[l] = p[l];

@@ -1,1 +1,1 @@
-"""The exchanges: how one gradient's messages get from rank to rank, in a graph."""
+"""The exchanges: how a bucket's messages get from rank to rank, in a graph."""

@@ -1,49 +1,34 @@
-"""The allgather: every rank's payload to every rank."""
+"""The allgather: every rank's payloads to every rank."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_compress.exchange.routing import check_gather
-from hvd_compress.tensorflow.coder import Encoded
+from hvd_compress.exchange.limits import check_gather
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
 
 
 class Allgather(Exchange):
-    """Each rank sends its payload to all others, and adds up what it gets."""
+    """Each rank sends its payloads to all others, and adds up what it gets."""
 
     on_gpu = True
 
     def check(self, slot: Slot) -> None:
-        """See :meth:`Exchange.check`; what tracing does not know is checked when it is encoded."""
-        if slot.shape is not None:
+        if slot.shape is not None:  # Otherwise it is checked when it is encoded.
             size = slot.route.codec.payload_bytes(slot.shape)
             check_gather(slot.label, size, self.collectives.size)
 
-    def encode(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See :meth:`Exchange.encode`."""
-        ranks = self.collectives
-        return self.coder.encode(
-            slot, gradient, begun, streams=[max(0, ranks.rank)], ranks=ranks.size
-        )
+    def cut(self, slot: Slot) -> Cut:
+        return Cut(streams=[max(0, self.collectives.rank)])
 
-    def send(
-        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """See :meth:`Exchange.send`."""
-        shape, codec = slot.shape, slot.route.codec
-        length = None if shape is None else codec.payload_bytes(shape)
-        return self.collectives.gather_alike(message, length, slot.label)
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+        return self.coder.encode(bucket, token, everybody, "payloads", ranks=self.collectives.size)
 
-    def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
-        """See :meth:`Exchange.decode`."""
-        return self.coder.decode(
-            encoded,
-            reduced,
-            ranks=self.collectives.size,
-            scale=scale,
-            sum_scale=scale,
-        )
+    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+        return self.collectives.all_gather_alike(message.data, bucket.length, bucket.label)
+
+    def decode(self, bucket: Bucket) -> tf.Operation:
+        return self.coder.decode(bucket, "payloads", copies=self.collectives.size)

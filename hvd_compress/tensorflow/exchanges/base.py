@@ -1,4 +1,4 @@
-"""What every exchange does for a gradient."""
+"""What every exchange does for a bucket of gradients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import ClassVar
 import tensorflow as tf
 
 from hvd_compress.exchange.counters import Counters
-from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.slots import Slot
 
 
 class Exchange(ABC):
-    """Traces a gradient's way to the other ranks and back.
+    """Traces a bucket's way to the other ranks and back.
 
     Args:
         collectives: the ranks.
@@ -53,41 +54,30 @@ class Exchange(ABC):
         """Raises ``ValueError`` where a gradient cannot take this exchange."""
 
     @abstractmethod
-    def encode(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Encodes a gradient, once its step has begun.
+    def cut(self, slot: Slot) -> Cut:
+        """How a gradient is encoded."""
 
-        Returns:
-            This rank's first message, 1-dimensional, empty while the gradient warms up; and the position in
-            the noise, shape=(), int64, negative then.
+    @abstractmethod
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+        """Encodes the gradients, once all are there.
+
+        Args:
+            bucket: of the gradients.
+            token: of the first one.
+            everybody: whether all ranks take part in the step, shape=(), bool.
         """
 
     @abstractmethod
-    def send(
-        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Sends the message, in a step in which all ranks take part.
-
-        Args:
-            slot: whose gradient.
-            gradient: as :meth:`encode` got it.
-            message: its message.
-            step: its position in the noise.
+    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+        """Sends an encoded message, in a step in which all ranks take part.
 
         Returns:
             What comes back, shape=(bytes,), uint8.
         """
 
     @abstractmethod
-    def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
-        """Makes the result of what came back.
-
-        Args:
-            encoded: what came back, and of what.
-            reduced: the token, when Horovod has reduced it.
-            scale: the factor on the sum of the ranks' gradients.
-        """
+    def decode(self, bucket: Bucket) -> tf.Operation:
+        """Makes the results of what came back; an operation that has to be run."""
 
     def _check_shape(self, slot: Slot) -> None:
         """Raises ``ValueError`` where messages cannot be laid out while tracing, as some exchanges do."""

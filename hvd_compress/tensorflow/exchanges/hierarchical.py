@@ -12,12 +12,13 @@ from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.shards import Shards
-from hvd_compress.tensorflow.coder import Coder, Encoded
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
 
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 """Seconds for the other ranks to make their compressors."""
 
 
@@ -47,7 +48,7 @@ class Hierarchical(Exchange):
                 f"{collectives.size} of {hvd.size()} ranks: hosts are those of the whole job"
             )
         self._hosts = Hosts(hvd.size(), hvd.local_size())
-        self._place = hvd.local_rank()
+        self._local_rank = hvd.local_rank()
         self._agree()
         self._within: Collectives | None = None
         self._between: Collectives | None = None
@@ -62,11 +63,10 @@ class Hierarchical(Exchange):
 
     @property
     def owners(self) -> int:
-        """See :attr:`Exchange.owners`."""
         return self._hosts.local
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """See :meth:`Exchange.count`; the numbers stay in the host."""
+        """As of :class:`Exchange`; the numbers stay in the host."""
         before = counters.wire_bytes
         if self._within is not None:
             counters.add_alltoall(distributed, kept)
@@ -76,73 +76,52 @@ class Hierarchical(Exchange):
             counters.add_allgather(self._hosts.count, gathered)
 
     def check(self, slot: Slot) -> None:
-        """See :meth:`Exchange.check`: parts are cut while tracing."""
         self._check_shape(slot)
         shards, codec = self._shards(slot), slot.route.codec
         hosts.check(slot.label, codec, shards, self._hosts, slot.dtype.size)
 
-    def encode(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See :meth:`Exchange.encode`: the message are numbers, for the owners of the host."""
-        own = self._shards(slot).length(self._place)
-        return self.coder.parts(slot, gradient, begun, parts=self._parts(slot), own=own)
+    def cut(self, slot: Slot) -> Cut:
+        shards, rank = self._shards(slot), max(0, self.collectives.rank)
+        parts = [shards.of(owner) for owner in range(shards.size)]
+        return Cut(streams=[], parts=parts, own=self._local_rank, own_stream=rank)
 
-    def send(
-        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """See :meth:`Exchange.send`: for each place on a host, the payloads of all hosts come back."""
-        shards, width = self._shards(slot), slot.dtype.size
-        length = shards.length(self._place)
-        numbers = message
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+        return self.coder.encode(bucket, token, everybody, "numbers", ranks=1)
+
+    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+        """As of :class:`Exchange`: for each local rank, the payloads of all hosts come back."""
+        data, label = message.data, bucket.label
         if self._within is not None:
-            sizes = [width * shards.length(place) for place in range(shards.size)]
-            splits = tf.constant(sizes) * tf.cast(tf.size(message) > 0, tf.int32)
-            numbers = self._within.distribute(message, splits, f"{slot.label}.within_host")
-        payloads = self.coder.average(
-            slot,
-            numbers,
-            step,
-            length=length,
-            stream=max(0, self.collectives.rank),
-            ranks=shards.size,
-            distributed=width * shards.count,
-            kept=width * length,
-            dtype=slot.dtype,
-        )
-        own = shards.payload_bytes(slot.route.codec)[self._place]
+            data = self._within.all_to_all(data, message.sizes, f"{label}.within_host")
+        data = self.coder.average(bucket, data, ranks=self._hosts.local, numbers=True)
         if self._between is not None:
-            payloads = self._between.gather_alike(payloads, own, f"{slot.label}.between_hosts")
+            length = self._length(bucket)
+            data = self._between.all_gather_alike(data, length, f"{label}.between_hosts")
         if self._within is not None:
-            payloads = self._within.gather(payloads, f"{slot.label}.back_within_host")
-        return payloads
+            data = self._within.all_gather(data, f"{label}.back_within_host")
+        return data
 
-    def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
-        """See :meth:`Exchange.decode`."""
-        return self.coder.decode(
-            encoded,
-            reduced,
-            ranks=self._hosts.count,
-            scale=scale * self._hosts.local,
-            sum_scale=scale,
-            parts=self._parts(encoded.slot),
-        )
+    def decode(self, bucket: Bucket) -> tf.Operation:
+        hosts, local = self._hosts.count, self._hosts.local
+        return self.coder.decode(bucket, "averages", copies=hosts, weight=local)
+
+    def _length(self, bucket: Bucket) -> int | None:
+        """Bytes of this rank's averages, where they are known."""
+        slot = bucket.slots[0]
+        sizes = self._shards(slot).payload_bytes(slot.route.codec)
+        return None if bucket.length is None else sizes[self._local_rank]
 
     def _agree(self) -> None:
-        places = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
-        line = agreement.serialize({"hosts": hosts.describe(*places)})
-        lines = self.collectives.gather_now(line, "hosts", _PATIENCE)
+        ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
+        line = agreement.serialize({"hosts": hosts.describe(*ranks)})
+        lines = self.collectives.gather_now(line, "hosts", _TIMEOUT)
         if lines is None:
             raise ExchangeError(
                 f"expected all {self.collectives.size} ranks to make a compressor with "
-                f"exchange='hierarchical' within {_PATIENCE:g} seconds of each other, got only some"
+                f"exchange='hierarchical' within {_TIMEOUT:g} seconds of each other, got only some"
             )
         agreement.check(lines)
 
     def _shards(self, slot: Slot) -> Shards:
         assert slot.shape is not None
         return Shards(math.prod(slot.shape), self._hosts.local, slot.index)
-
-    def _parts(self, slot: Slot) -> list[tuple[int, int]]:
-        shards = self._shards(slot)
-        return [shards.of(place) for place in range(shards.size)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
+from hvd_compress.codecs import LevelCodec
 from hvd_compress.exchange import integer_sum
-from hvd_compress.tensorflow.coder import Encoded
+from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
 
@@ -17,43 +21,27 @@ class IntegerSum(Exchange):
     """
 
     def check(self, slot: Slot) -> None:
-        """See :meth:`Exchange.check`: norms and words are counted while tracing."""
         self._check_shape(slot)
         integer_sum.check(slot.label, slot.route.codec, self.collectives.size)
 
-    def encode(
-        self, slot: Slot, gradient: tf.Tensor, begun: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See :meth:`Exchange.encode`: the message are norms, float32."""
-        return self.coder.norms(slot, gradient, begun, bits=self._bits(slot))
+    def cut(self, slot: Slot) -> Cut:
+        codec, ranks = slot.route.codec, self.collectives
+        assert isinstance(codec, LevelCodec) and slot.shape is not None
+        return Cut(
+            streams=[max(0, ranks.rank)],
+            parts=[(0, math.prod(slot.shape))],
+            bits=integer_sum.bits_of(codec, ranks.size),
+            norms=codec.layout(slot.shape).scales,
+        )
 
-    def send(
-        self, slot: Slot, gradient: tf.Tensor, message: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """See :meth:`Exchange.send`: the largest norms and the sum of the levels come back."""
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+        return self.coder.encode(bucket, token, everybody, "norms", ranks=1)
+
+    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
         ranks = self.collectives
-        norms = ranks.maximum(message, f"{slot.label}.norms")
-        words = self.coder.levels(
-            slot, gradient, norms, step, bits=self._bits(slot), stream=max(0, ranks.rank)
-        )
-        total = ranks.sum(words, f"{slot.label}.levels")
-        return tf.concat([_bytes_of(norms), _bytes_of(total)], 0)
+        norms = ranks.all_reduce_max(ranks.numbers(message.data), f"{bucket.label}.norms")
+        words = ranks.all_reduce(self.coder.levels(bucket, norms), f"{bucket.label}.levels")
+        return tf.concat([ranks.bytes(norms), ranks.bytes(words)], 0)
 
-    def decode(self, encoded: Encoded, reduced: tf.Tensor, scale: float) -> tf.Tensor:
-        """See :meth:`Exchange.decode`."""
-        return self.coder.decode_levels(
-            encoded,
-            reduced,
-            bits=self._bits(encoded.slot),
-            ranks=self.collectives.size,
-            scale=scale,
-        )
-
-    def _bits(self, slot: Slot) -> int:
-        size = self.collectives.size
-        codec = integer_sum.check(slot.label, slot.route.codec, size)
-        return integer_sum.bits_of(codec, size)
-
-
-def _bytes_of(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.bitcast(numbers, tf.uint8), [-1])
+    def decode(self, bucket: Bucket) -> tf.Operation:
+        return self.coder.decode(bucket, "levels", copies=self.collectives.size)

@@ -1,5 +1,7 @@
 #include "coder.h"
 
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "tensorflow/core/framework/types.h"
@@ -9,50 +11,97 @@ namespace hvd_compress {
 
 using namespace tensorflow;  // NOLINT: the macros need it
 
-Piece Coder::Whole(const TensorShape& shape) const {
-  Piece piece{SpecOf(shape), 0, 0, 0};
-  piece.bytes = hvdc_payload_bytes(&piece.spec);
-  return piece;
+Coder::Coder(OpKernelConstruction* context) {
+  std::string spec;
+  OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
+  OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
+  OP_REQUIRES_OK(context, context->GetAttr("tensor", &tensor_));
+  OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
+  OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
+  OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+  OP_REQUIRES_OK(context, context->GetAttr("beta", &beta_));
+  OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+  OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
+  OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
+  OP_REQUIRES_OK(context, context->GetAttr("own", &own_));
+  OP_REQUIRES_OK(context, context->GetAttr("own_stream", &own_stream_));
+  OP_REQUIRES_OK(context, context->GetAttr("bits", &bits_));
+  OP_REQUIRES_OK(context, context->GetAttr("norms", &norms_));
+  OP_REQUIRES(context, spec.size() == sizeof(spec_),
+              errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
+                                      " bytes, got ", spec.size()));
+  std::memcpy(&spec_, spec.data(), sizeof(spec_));
+  if (bits_ == 0) return;
+  flat_ = PieceOf(TensorShape({lengths_[0]}), 0).spec;
+  words_ = hvdc_level_words(&flat_, bits_);
+  OP_REQUIRES(context, words_ >= 0,
+              errors::InvalidArgument(label_, ": expected a codec with levels that lanes of ",
+                                      bits_, " bits hold"));
 }
 
-std::vector<Piece> Coder::Parts(const std::vector<int64_t>& begins,
-                                const std::vector<int64_t>& lengths) const {
+absl::Status Coder::CheckTraced(const Tensor& gradient) const {
+  const int64_t count = std::accumulate(lengths_.begin(), lengths_.end(), int64_t{0});
+  if (lengths_.empty() || gradient.NumElements() == count) return absl::OkStatus();
+  return errors::InvalidArgument(label_, ": expected a gradient of ", count,
+                                 " elements as when it was first traced, got ",
+                                 gradient.NumElements());
+}
+
+std::vector<Piece> Coder::Pieces(const TensorShape& shape) const {
+  if (lengths_.empty()) return {PieceOf(shape, 0)};
   std::vector<Piece> pieces;
-  int64_t offset = 0;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    Piece piece = Whole(TensorShape({lengths[i]}));
-    piece.begin = begins[i];
-    piece.offset = offset;
-    if (lengths[i] == 0) piece.bytes = 0;  // who owns nothing gets nothing
-    offset += piece.bytes;
-    pieces.push_back(piece);
+  for (size_t i = 0; i < lengths_.size(); ++i) {
+    pieces.push_back(PieceOf(TensorShape({lengths_[i]}), begins_[i]));
+    if (lengths_[i] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
   }
   return pieces;
 }
 
+Piece Coder::PieceOf(const TensorShape& shape, int64_t begin) const {
+  Piece piece{spec_, begin, shape.num_elements(), 0, 0};
+  piece.spec.rows = shape.dims() ? shape.dim_size(0) : 1;
+  piece.spec.columns = 1;
+  for (int i = 1; i < shape.dims(); ++i) piece.spec.columns *= shape.dim_size(i);
+  piece.bytes = hvdc_payload_bytes(&piece.spec);
+  return piece;
+}
+
 absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
-                           const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
-                           int64_t seed, int64_t step, const Tensor& numbers, Tensor* message,
-                           Var* residual) const {
+                           const std::vector<Piece>& pieces, int64_t step, const Tensor& gradient,
+                           Tensor* message, Var* residual) const {
+  TF_RETURN_IF_ERROR(CheckTraced(gradient));
+  return EncodePieces(context, kernels, pieces.data(), pieces.size(), streams_.data(), step,
+                      gradient, message, residual);
+}
+
+absl::Status Coder::EncodeOwn(OpKernelContext* context, Kernels* kernels, const Piece& piece,
+                              int64_t step, const Tensor& average, Tensor* message,
+                              Var* residual) const {
+  return EncodePieces(context, kernels, &piece, 1, &own_stream_, step, average, message, residual);
+}
+
+absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, const Piece* pieces,
+                                 size_t count, const int64_t* streams, int64_t step,
+                                 const Tensor& numbers, Tensor* message, Var* residual) const {
   const auto* from = static_cast<const char*>(numbers.data());
   uint8_t* to = message->flat<uint8_t>().data();
   mutex_lock lock(*residual->mu());
   float* rest;
   TF_RETURN_IF_ERROR(Prepare(context, kernels, numbers.NumElements(), residual, &rest));
-  for (size_t i = 0; i < pieces.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
-    const hvdc_noise noise = NoiseOf(seed, streams[i], step);
+    const hvdc_noise noise = NoiseOf(streams[i], step);
     const hvdc_feedback feedback = FeedbackWith(rest ? rest + piece.begin : nullptr);
     const absl::Status status = kernels->Encode(
         piece.spec, noise, from + piece.begin * DataTypeSize(numbers.dtype()),
         DtypeOf(numbers.dtype()), rest ? &feedback : nullptr, to + piece.offset, piece.bytes);
-    if (!status.ok()) return errors::Internal(label(), ": ", status.message());
+    if (!status.ok()) return errors::Internal(label_, ": ", status.message());
   }
   return absl::OkStatus();
 }
 
-TakeBack Coder::ToTakeBack(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces,
+Rollback Coder::ToRollback(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces,
                            int64_t step, const Tensor& numbers, const Tensor& message,
                            core::RefCountPtr<Var> residual) const {
   return [coder = *this, kernels = std::move(kernels), pieces = std::move(pieces), step, numbers,
@@ -64,8 +113,9 @@ TakeBack Coder::ToTakeBack(std::shared_ptr<Kernels> kernels, std::vector<Piece> 
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Piece& piece = pieces[i];
       if (piece.bytes == 0) continue;
-      const Payloads payload{piece.spec, step, payloads + piece.offset, piece.bytes, 1};
-      TF_RETURN_IF_ERROR(kernels->TakeBack(payload, {coder.label(), i, pieces.size(), false, step},
+      const Payloads payload{piece.spec,  step,        payloads + piece.offset,
+                             piece.bytes, piece.bytes, 1};
+      TF_RETURN_IF_ERROR(kernels->RollBack(payload, {coder.label(), i, pieces.size(), false, step},
                                            from + piece.begin * DataTypeSize(numbers.dtype()),
                                            DtypeOf(numbers.dtype()),
                                            coder.FeedbackWith(rest + piece.begin), when));
@@ -74,30 +124,43 @@ TakeBack Coder::ToTakeBack(std::shared_ptr<Kernels> kernels, std::vector<Piece> 
   };
 }
 
-absl::Status Coder::Decode(Kernels* kernels, const std::vector<Piece>& pieces, Source source,
-                           int copies, float scale, int64_t step, const Tensor& message,
-                           Tensor* sum, bool* nonfinite) const {
-  const int64_t bytes = MessageBytes(pieces, copies);
-  if (message.NumElements() != bytes) {
-    return errors::DataLoss(label(), ": expected a message of ", bytes, " bytes, got ",
-                            message.NumElements());
+hvdc_noise Coder::NoiseOf(int64_t stream, int64_t step) const {
+  return {static_cast<uint32_t>(seed_), static_cast<uint32_t>(stream),
+          static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
+}
+
+absl::Status Coder::Prepare(OpKernelContext* context, Kernels* kernels, int64_t count,
+                            Var* residual, float** numbers) const {
+  *numbers = nullptr;
+  if (!feedback()) return absl::OkStatus();
+  Tensor* held = residual->tensor();
+  const bool fresh = held->NumElements() == 0;
+  if (!fresh && held->NumElements() != count) {
+    return errors::InvalidArgument(label_, ": expected a gradient of ", held->NumElements(),
+                                   " elements as in the steps before, got ", count,
+                                   ": make a compressor for each model");
   }
-  auto* to = static_cast<char*>(sum->data());
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    if (piece.bytes == 0) continue;
-    const Payloads payloads{piece.spec, step,
-                            message.flat<uint8_t>().data() + piece.offset * copies, piece.bytes,
-                            copies};
-    TF_RETURN_IF_ERROR(kernels->DecodeSum(
-        payloads, {label(), i, pieces.size(), source == Source::kOwners, step}, scale,
-        to + piece.begin * DataTypeSize(sum->dtype()), DtypeOf(sum->dtype()), nonfinite));
+  if (fresh || !held->RefCountIsOne()) {
+    Tensor own;
+    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &own));
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+    TF_RETURN_IF_ERROR(fresh ? kernels->Zero(own.data(), bytes)
+                             : kernels->Copy(own.data(), held->data(), bytes));
+    *held = own;
   }
+  *numbers = held->flat<float>().data();
   return absl::OkStatus();
 }
 
-int64_t MessageBytes(const std::vector<Piece>& pieces, int copies) {
-  return pieces.empty() ? 0 : (pieces.back().offset + pieces.back().bytes) * copies;
+int DtypeOf(DataType type) {
+  switch (type) {
+    case DT_HALF:
+      return HVDC_DTYPE_FLOAT16;
+    case DT_BFLOAT16:
+      return HVDC_DTYPE_BFLOAT16;
+    default:
+      return HVDC_DTYPE_FLOAT32;
+  }
 }
 
 }  // namespace hvd_compress

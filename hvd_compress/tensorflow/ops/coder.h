@@ -1,60 +1,113 @@
-// Encodes and decodes one gradient's pieces: what the encoding and decoding operations share.
+// What is known of a gradient's codec, and how it encodes and decodes the gradient's pieces.
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_CODER_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_CODER_H_
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "gradient_codec.h"
-#include "ledger.h"
+#include "hvdc.h"
+#include "kernels.h"
+#include "rollback.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
 
 namespace hvd_compress {
 
 // Numbers that are encoded as a tensor of their own: a gradient, or a range of one.
 struct Piece {
   hvdc_spec spec;
-  int64_t begin;   // elements of the gradient before it
-  int64_t offset;  // bytes of the message before its payload, where there is one of each piece
-  int64_t bytes;   // of its payload
+  int64_t begin, length;  // elements of the gradient before it, and its own
+  int64_t bytes;          // of its payload; negative where the kernels refuse it
+  int64_t offset;         // bytes of the message before its payload
 };
 
-// Where a decoded message comes from: gathered from all ranks, whose payloads of one piece it
-// holds, or the averages of owners.
-enum class Source { kRanks, kOwners };
-
-class Coder : public GradientCodec {
+// Attributes: label; spec (an hvdc_spec without rows and columns); tensor, seed (of the noise);
+// threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner; none for
+// the whole gradient as one piece); streams (the rank in each piece's noise key); own, own_stream
+// (the piece that this rank owns, and the rank in the noise key of its average); bits, norms (of an
+// integer sum: of a lane, and how many norms there are).
+class Coder {
  public:
-  using GradientCodec::GradientCodec;
+  explicit Coder(tensorflow::OpKernelConstruction* context);
 
-  // A gradient as one piece in its own shape; its size is -1 where the kernels refuse it.
-  Piece Whole(const tensorflow::TensorShape& shape) const;
+  const std::string& label() const { return label_; }
+  bool feedback() const { return alpha_ != 0; }
+  int threads() const { return threads_; }
+  int own() const { return own_; }
 
-  // Contiguous pieces of a gradient, by their first elements and their lengths.
-  std::vector<Piece> Parts(const std::vector<int64_t>& begins,
-                           const std::vector<int64_t>& lengths) const;
+  // Whether a gradient has the elements that tracing counted on.
+  absl::Status CheckTraced(const tensorflow::Tensor& gradient) const;
 
-  // Encodes the pieces of `numbers` into `message`, each with noise of its own stream, and moves
-  // the residual on, a variable of one float32 an element that is empty at first.
+  // The pieces of a gradient of this shape, without offsets.
+  std::vector<Piece> Pieces(const tensorflow::TensorShape& shape) const;
+
+  // Encodes the pieces of a gradient into `message`, and updates the residual, a variable of one
+  // float32 an element that is empty at first.
   absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
-                      const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
-                      int64_t seed, int64_t step, const tensorflow::Tensor& numbers,
-                      tensorflow::Tensor* message, tensorflow::Var* residual) const;
+                      const std::vector<Piece>& pieces, int64_t step,
+                      const tensorflow::Tensor& gradient, tensorflow::Tensor* message,
+                      tensorflow::Var* residual) const;
 
-  // What takes back such a residual. It refers to the numbers' memory, and copies nothing.
-  TakeBack ToTakeBack(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces, int64_t step,
+  // The same for the average of the piece that this rank owns.
+  absl::Status EncodeOwn(tensorflow::OpKernelContext* context, Kernels* kernels, const Piece& piece,
+                         int64_t step, const tensorflow::Tensor& average,
+                         tensorflow::Tensor* message, tensorflow::Var* residual) const;
+
+  // Undoes the update of a residual. It refers to the numbers' memory, and copies nothing.
+  Rollback ToRollback(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces, int64_t step,
                       const tensorflow::Tensor& numbers, const tensorflow::Tensor& message,
                       tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
 
-  // sum = scale * the sum of the payloads of each piece, `copies` of which follow each other.
-  // Sets `nonfinite` where a payload is flagged, as Kernels does.
-  absl::Status Decode(Kernels* kernels, const std::vector<Piece>& pieces, Source source, int copies,
-                      float scale, int64_t step, const tensorflow::Tensor& message,
-                      tensorflow::Tensor* sum, bool* nonfinite) const;
+  // Integer sums, on the CPU. How many norms and words of levels a gradient has.
+  int64_t norms() const { return norms_; }
+  int64_t words() const { return words_; }
+
+  // The largest norms of a gradient that this rank needs, its residual included.
+  absl::Status Norms(tensorflow::OpKernelContext* context, const tensorflow::Tensor& gradient,
+                     tensorflow::Var* residual, float* norms) const;
+
+  // Levels with the norms that the ranks agreed on; updates the residual.
+  absl::Status EncodeLevels(tensorflow::OpKernelContext* context, int64_t step,
+                            const tensorflow::Tensor& gradient, const float* norms,
+                            tensorflow::Var* residual, int32_t* words) const;
+
+  // Undoes the update of a residual; `norms` and `words` are in the tensors that are kept.
+  Rollback ToLevelRollback(const tensorflow::Tensor& gradient, const tensorflow::Tensor& all_norms,
+                           const float* norms, const tensorflow::Tensor& all_words,
+                           const int32_t* words,
+                           tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
+
+  // sum = scale * the units of the norms * the sum of levels.
+  absl::Status DecodeLevels(const float* norms, const int32_t* words, float scale,
+                            tensorflow::Tensor* sum) const;
+
+ private:
+  Piece PieceOf(const tensorflow::TensorShape& shape, int64_t begin) const;
+  absl::Status EncodePieces(tensorflow::OpKernelContext* context, Kernels* kernels,
+                            const Piece* pieces, size_t count, const int64_t* streams, int64_t step,
+                            const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
+                            tensorflow::Var* residual) const;
+  hvdc_noise NoiseOf(int64_t stream, int64_t step) const;
+  hvdc_feedback FeedbackWith(float* residual) const { return {alpha_, beta_, residual}; }
+  absl::Status CheckLevels(int status, const char* what) const;
+
+  // The residual, one float32 an element that only this rank reads, zeros at first; null without
+  // feedback. The caller holds the variable's lock.
+  absl::Status Prepare(tensorflow::OpKernelContext* context, Kernels* kernels, int64_t count,
+                       tensorflow::Var* residual, float** numbers) const;
+
+  std::string label_;
+  hvdc_spec spec_, flat_;  // as it came, and of all elements in one dimension
+  int64_t seed_, tensor_, own_, own_stream_, norms_, words_ = 0;
+  int threads_, bits_;
+  float alpha_, beta_;
+  std::vector<int64_t> begins_, lengths_, streams_;
 };
 
-// The bytes of a message of these pieces, `copies` of each.
-int64_t MessageBytes(const std::vector<Piece>& pieces, int copies);
+// The C interface's name of a gradient's type.
+int DtypeOf(tensorflow::DataType type);
 
 }  // namespace hvd_compress
 

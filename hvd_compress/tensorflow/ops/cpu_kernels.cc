@@ -25,9 +25,12 @@ bool IsNonfinite(const uint8_t* payload) {
   return header.flags & hvdc::kFlagNonfinite;
 }
 
-template <typename T>
-void ScaleInto(const float* values, int64_t count, float scale, T* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(values[i] * scale);
+// As float32, or from it.
+template <typename From, typename To>
+void ScaleInto(const void* numbers, int64_t count, float scale, void* out) {
+  const auto* from = static_cast<const From*>(numbers);
+  auto* to = static_cast<To*>(out);
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]) * scale);
 }
 
 }  // namespace
@@ -53,7 +56,7 @@ absl::Status CpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
 absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                    void* out, int dtype, bool* nonfinite) {
   for (int copy = 0; copy < payloads.count; ++copy) {
-    if (IsFailure(payloads.first + copy * payloads.bytes)) {
+    if (IsFailure(payloads.first + copy * payloads.stride)) {
       return DataLoss(
           senders.label, ": expected rank ", copy * senders.pieces + senders.piece,
           senders.owners ? "'s average, got none: decoding or " : "'s payload, got none: ",
@@ -62,37 +65,37 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   }
   int32_t bad = -1;
   const int status =
-      hvdc_decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes, payloads.bytes,
-                      payloads.count, scale, out, dtype, 0, threads_, &bad);
+      hvdc_decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
+                      payloads.stride, payloads.count, scale, out, dtype, 0, threads_, &bad);
   if (status != HVDC_OK) return BadPayload(senders, status, bad);
   for (int copy = 0; copy < payloads.count; ++copy) {
-    *nonfinite = *nonfinite || IsNonfinite(payloads.first + copy * payloads.bytes);
+    *nonfinite = *nonfinite || IsNonfinite(payloads.first + copy * payloads.stride);
   }
   return absl::OkStatus();
 }
 
-absl::Status CpuKernels::TakeBack(const Payloads& payload, const Senders& sender,
+absl::Status CpuKernels::RollBack(const Payloads& payload, const Senders& sender,
                                   const void* numbers, int dtype, const hvdc_feedback& feedback,
                                   When when) {
-  // The host has seen all flags: what has to be taken back is taken back at once.
+  // The host has seen all flags: what has to be rolled back is rolled back at once.
   if (when == When::kIfFlagged) return absl::OkStatus();
   const int status = hvdc_take_back(&payload.spec, payload.step, numbers, dtype, &feedback,
                                     payload.first, payload.bytes, threads_);
   if (status == HVDC_OK) return absl::OkStatus();
-  return Internal(sender.label, ": taking a residual back failed with status ", status);
+  return Internal(sender.label, ": rolling a residual back failed with status ", status);
 }
 
-absl::Status CpuKernels::Scale(const float* values, int64_t count, float scale, void* out,
-                               int dtype) {
-  switch (dtype) {
-    case HVDC_DTYPE_FLOAT16:
-      ScaleInto(values, count, scale, static_cast<Eigen::half*>(out));
-      break;
-    case HVDC_DTYPE_BFLOAT16:
-      ScaleInto(values, count, scale, static_cast<tensorflow::bfloat16*>(out));
-      break;
-    default:
-      ScaleInto(values, count, scale, static_cast<float*>(out));
+absl::Status CpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
+                               int to) {
+  const int other = from == HVDC_DTYPE_FLOAT32 ? to : from;
+  if (other == HVDC_DTYPE_FLOAT16) {
+    (other == to ? ScaleInto<float, Eigen::half> : ScaleInto<Eigen::half, float>)(numbers, count,
+                                                                                  scale, out);
+  } else if (other == HVDC_DTYPE_BFLOAT16) {
+    (other == to ? ScaleInto<float, tensorflow::bfloat16>
+                 : ScaleInto<tensorflow::bfloat16, float>)(numbers, count, scale, out);
+  } else {
+    ScaleInto<float, float>(numbers, count, scale, out);
   }
   return absl::OkStatus();
 }

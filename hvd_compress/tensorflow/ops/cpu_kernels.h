@@ -18,10 +18,10 @@ class CpuKernels : public Kernels {
                       int64_t bytes) override;
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
-  absl::Status TakeBack(const Payloads& payload, const Senders& sender, const void* numbers,
+  absl::Status RollBack(const Payloads& payload, const Senders& sender, const void* numbers,
                         int dtype, const hvdc_feedback& feedback, When when) override;
-  absl::Status Scale(const float* values, int64_t count, float scale, void* out,
-                     int dtype) override;
+  absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
+                     int to) override;
 
  private:
   int threads_;

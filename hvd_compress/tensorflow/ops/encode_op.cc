@@ -1,130 +1,241 @@
-// Encodes one gradient together with its residual, which it updates in place.
+// Makes a bucket's first message, when all of its gradients have been computed.
+#include <algorithm>
 #include <chrono>
-#include <numeric>
+#include <memory>
 #include <utility>
-#include <vector>
 
-#include "coder.h"
+#include "bucket.h"
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace hvd_compress {
 namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// begins, lengths: the pieces of the gradient for each owner, encoded one after the other into the
-// message; none for the whole gradient as one payload. streams: the rank in each one's noise key.
-// step: the position in the noise, stamped on the payloads; while it is negative nothing is encoded
-// and the message is empty. residual: a float32 variable, empty until the first step. It does not
-// fail, because the other ranks wait for a message: they get zeros in its place, and the decoding
-// operation fails.
+// submitted: of the first member. everybody: whether all ranks take part in the step. what:
+// "payloads" are encoded gradients or pieces of them, and residuals are updated; "numbers" are
+// pieces as they are, for owners on this host; "norms" begin an integer sum. sizes: bytes for each
+// owner. encoded: whether the message is one of these; if not, because a rank has joined or a
+// gradient warms up, it holds the gradients as float32 numbers. ranks: how many gather the message.
+//
+// It does not fail, because the other ranks wait for a message: they get zeros in place of what
+// could not be encoded, or no numbers, and the results fail.
 REGISTER_OP("HvdcEncode")
-    .Input("gradient: T")
-    .Input("step: int64")
-    .Input("residual: resource")
+    .Input("submitted: float")
+    .Input("everybody: bool")
     .Input("ledger: resource")
     .Output("message: uint8")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("label: string")
-    .Attr("spec: string")
-    .Attr("tensor: int")
-    .Attr("threads: int")
-    .Attr("alpha: float")
-    .Attr("beta: float")
-    .Attr("seed: int")
-    .Attr("begins: list(int)")
-    .Attr("lengths: list(int)")
-    .Attr("streams: list(int)")
+    .Output("sizes: int32")
+    .Output("encoded: bool")
+    .Attr("bucket: int")
+    .Attr("what: {'payloads', 'numbers', 'norms'}")
+    .Attr("warmup: int")
     .Attr("ranks: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(shape_inference::InferenceContext::kUnknownDim));
+      c->set_output(2, c->Scalar());
       return absl::OkStatus();
     });
 
-class EncodeOp : public OpKernel {
+class EncodeOp : public AsyncOpKernel {
  public:
-  explicit EncodeOp(OpKernelConstruction* context) : OpKernel(context), coder_(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
-    OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
-    OP_REQUIRES_OK(context, context->GetAttr("lengths", &lengths_));
-    OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
+  explicit EncodeOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(context, context->GetAttr("what", &what_));
+    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> residual;
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 2), &residual));
-    OP_REQUIRES_OK(context, LookupLedger(context, 3, &ledger));
-    const Tensor& gradient = context->input(0);
-    const int64_t step = context->input(1).scalar<int64_t>()();
-    ledger->Ready(static_cast<double>(gradient.TotalBytes()));
-    Tensor* message;
-    if (step < 0) {
-      OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({0}), &message));
-      return;
-    }
-    const bool whole = lengths_.empty();
-    std::vector<Piece> pieces = whole ? std::vector<Piece>{coder_.Whole(gradient.shape())}
-                                      : coder_.Parts(begins_, lengths_);
-    absl::Status status = whole ? CheckGather(pieces[0], gradient.shape()) : CheckParts(gradient);
-    const auto kernels = coder_.KernelsFor(context, ledger.get());
-    if (status.ok()) status = kernels.status();
-    // Parts have a size of their own: the other ranks wait for so many bytes.
-    const int64_t size = status.ok() || !whole ? MessageBytes(pieces, 1) : 0;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &message));
-    const auto started = std::chrono::steady_clock::now();
-    if (status.ok()) {
-      status = coder_.Encode(context, kernels->get(), pieces, streams_, seed_, step, gradient,
-                             message, residual.get());
-    }
-    if (!status.ok()) {
-      ledger->Fail(std::string(status.message()));
-      if (kernels.ok()) OP_REQUIRES_OK(context, (*kernels)->Zero(message->data(), size));
-      return;
-    }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-    ledger->Count(kEncodeSeconds, seconds.count());
-    ledger->Count(kTensors, 1);
-    ledger->Count(kElements, static_cast<double>(gradient.NumElements()));
-    if (whole) ledger->Count(kGatheredBytes, static_cast<double>(size));
-    if (coder_.feedback()) {
-      ledger->Encoded(coder_.ToTakeBack(*kernels, std::move(pieces), step, gradient, *message,
-                                        std::move(residual)));
-    }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto found = LookupBucket(context, 2, bucket_);
+    OP_REQUIRES_OK_ASYNC(context, found.status(), done);
+    Ledger* const ledger = found->ledger.release();
+    const std::shared_ptr<Bucket> bucket = found->bucket;
+    bucket->complete->Wait(
+        [this, context, ledger, bucket, done = std::move(done)](bool happened) {
+          context->SetStatus(happened ? Make(context, ledger, bucket.get())
+                                      : errors::Cancelled("the step was cancelled"));
+          ledger->Unref();
+          done();
+        },
+        context->cancellation_manager());
   }
 
  private:
-  // Where tracing did not know the shape, it could not check this.
-  absl::Status CheckGather(const Piece& piece, const TensorShape& shape) const {
-    if (piece.bytes >= 0 && piece.bytes * ranks_ < (int64_t{1} << 31)) return absl::OkStatus();
-    return errors::InvalidArgument(coder_.label(), ", shape ", shape.DebugString(),
-                                   ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
-                                   " ranks times ", piece.bytes);
+  absl::Status Make(OpKernelContext* context, Ledger* ledger, Bucket* bucket) const {
+    bucket->LayOut();
+    bool encoded = context->input(1).scalar<bool>()();
+    for (Member& member : bucket->members) {
+      member.step = Count(member.exchanges.get()) - warmup_;
+      encoded = encoded && member.step >= 0;
+    }
+    Tensor *message, *sizes, *flag;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &flag));
+    flag->scalar<bool>()() = encoded;
+    const auto owners = static_cast<int64_t>(bucket->blocks.size());
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({owners}), &sizes));
+    auto bytes = sizes->flat<int32_t>();
+    for (int64_t i = 0; i < owners; ++i) {
+      bytes(i) = static_cast<int32_t>(bucket->blocks[i].size);
+    }
+    const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
+    if (!kernels.ok()) {
+      ledger->Fail(std::string(kernels.status().message()));
+      const int64_t size = encoded ? Size(*bucket) : 4 * Elements(*bucket);
+      return context->allocate_output(0, TensorShape({size}), &message);
+    }
+    const auto started = std::chrono::steady_clock::now();
+    if (!encoded) {
+      TF_RETURN_IF_ERROR(Widen(context, kernels->get(), *bucket, &message));
+    } else if (what_ == "payloads") {
+      TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
+    } else if (what_ == "numbers") {
+      TF_RETURN_IF_ERROR(Numbers(context, ledger, *bucket, &message, sizes));
+    } else {
+      TF_RETURN_IF_ERROR(Norms(context, ledger, *bucket, &message));
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+    ledger->Count(kEncodeSeconds, seconds.count());
+    return absl::OkStatus();
   }
 
-  // Parts were cut while tracing, from the shape as it was first known.
-  absl::Status CheckParts(const Tensor& gradient) const {
-    const int64_t count = std::accumulate(lengths_.begin(), lengths_.end(), int64_t{0});
-    return coder_.CheckTraced(count, gradient);
+  // How often a gradient has been exchanged before; counts one more.
+  static int64_t Count(Var* exchanges) {
+    mutex_lock lock(*exchanges->mu());
+    const int64_t before = exchanges->tensor()->scalar<int64_t>()();
+    Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
+    after.scalar<int64_t>()() = before + 1;
+    *exchanges->tensor() = after;
+    return before;
   }
 
-  Coder coder_;
-  std::vector<int64_t> begins_, lengths_, streams_;
-  int64_t seed_;
-  int ranks_;
+  static int64_t Elements(const Bucket& bucket) {
+    int64_t count = 0;
+    for (const Member& member : bucket.members) count += member.gradient.NumElements();
+    return count;
+  }
+
+  // Of all payloads.
+  static int64_t Size(const Bucket& bucket) {
+    return bucket.blocks.back().begin + bucket.blocks.back().size;
+  }
+
+  static absl::Status Widen(OpKernelContext* context, Kernels* kernels, const Bucket& bucket,
+                            Tensor** message) {
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({4 * Elements(bucket)}), message));
+    auto* to = (*message)->flat<uint8_t>().data();
+    for (const Member& member : bucket.members) {
+      const Tensor& gradient = member.gradient;
+      TF_RETURN_IF_ERROR(kernels->Scale(gradient.data(), DtypeOf(gradient.dtype()),
+                                        gradient.NumElements(), 1.0f, to, HVDC_DTYPE_FLOAT32));
+      to += 4 * gradient.NumElements();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Payloads(OpKernelContext* context, Ledger* ledger,
+                        const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
+                        Tensor** message) const {
+    const int64_t size = Size(*bucket);
+    const Member& first = bucket->members[0];
+    if (first.pieces[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
+      // Tracing checks this where it knows the shape.
+      ledger->Fail(absl::StrCat(first.coder->label(), ", shape ",
+                                first.gradient.shape().DebugString(),
+                                ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
+                                " ranks times ", first.pieces[0].bytes));
+      return context->allocate_output(0, TensorShape({0}), message);
+    }
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
+    for (Member& member : bucket->members) {
+      const Coder& coder = *member.coder;
+      const absl::Status status = coder.Encode(context, kernels.get(), member.pieces, member.step,
+                                               member.gradient, *message, member.residual.get());
+      if (!status.ok()) {
+        ledger->Fail(std::string(status.message()));
+        for (const Piece& piece : member.pieces) {
+          uint8_t* const to = (*message)->flat<uint8_t>().data() + piece.offset;
+          TF_RETURN_IF_ERROR(kernels->Zero(to, piece.bytes));
+        }
+        continue;
+      }
+      ledger->Count(kElements, static_cast<double>(member.gradient.NumElements()));
+      if (coder.feedback()) {
+        ledger->Encoded(coder.ToRollback(kernels, member.pieces, member.step, member.gradient,
+                                         **message, std::move(member.residual)));
+      }
+    }
+    if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));
+    return absl::OkStatus();
+  }
+
+  static absl::Status Numbers(OpKernelContext* context, Ledger* ledger, const Bucket& bucket,
+                              Tensor** message, Tensor* sizes) {
+    int64_t size = 0;
+    for (const Member& member : bucket.members) {
+      const absl::Status status = member.coder->CheckTraced(member.gradient);
+      if (!status.ok()) {
+        ledger->Fail(std::string(status.message()));
+        sizes->flat<int32_t>().setZero();
+        return context->allocate_output(0, TensorShape({0}), message);
+      }
+      size += static_cast<int64_t>(member.gradient.TotalBytes());
+    }
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
+    uint8_t* to = (*message)->flat<uint8_t>().data();
+    for (size_t i = 0; i < bucket.blocks.size(); ++i) {
+      const uint8_t* const begin = to;
+      for (const Member& member : bucket.members) {
+        const Piece& piece = member.pieces[i];
+        const int64_t width = DataTypeSize(member.gradient.dtype());
+        const auto* from = static_cast<const uint8_t*>(member.gradient.data());
+        std::copy_n(from + piece.begin * width, piece.length * width, to);
+        to += piece.length * width;
+      }
+      sizes->flat<int32_t>()(i) = static_cast<int32_t>(to - begin);
+    }
+    for (const Member& member : bucket.members) {
+      const Piece& own = member.pieces[member.coder->own()];
+      ledger->Count(kElements, static_cast<double>(own.length));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Norms(OpKernelContext* context, Ledger* ledger, const Bucket& bucket,
+                            Tensor** message) {
+    int64_t count = 0;
+    for (const Member& member : bucket.members) count += member.coder->norms();
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({4 * count}), message));
+    auto* to = reinterpret_cast<float*>((*message)->flat<uint8_t>().data());
+    for (const Member& member : bucket.members) {
+      const Coder& coder = *member.coder;
+      const absl::Status status = coder.Norms(context, member.gradient, member.residual.get(), to);
+      if (!status.ok()) {
+        ledger->Fail(std::string(status.message()));
+        std::fill_n(to, coder.norms(), 0.0f);
+      }
+      to += coder.norms();
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t bucket_, warmup_, ranks_;
+  std::string what_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEncode").Device(DEVICE_CPU), EncodeOp);
 REGISTER_KERNEL_BUILDER(Name("HvdcEncode")
                             .Device(DEVICE_GPU)
-                            .HostMemory("step")
-                            .HostMemory("residual")
-                            .HostMemory("ledger"),
+                            .HostMemory("submitted")
+                            .HostMemory("everybody")
+                            .HostMemory("ledger")
+                            .HostMemory("sizes")
+                            .HostMemory("encoded"),
                         EncodeOp);
-// The residual is where the gradient is, but the ledger is the host's.
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcEncode");
 
 }  // namespace

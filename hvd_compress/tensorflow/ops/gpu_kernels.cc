@@ -103,11 +103,11 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
   return Check(
-      library_->collect_flags(payloads.first, payloads.bytes, payloads.count, flags(), &queue),
+      library_->collect_flags(payloads.first, payloads.stride, payloads.count, flags(), &queue),
       "collecting flags");
 }
 
-absl::Status GpuKernels::TakeBack(const Payloads& payload, const Senders& sender,
+absl::Status GpuKernels::RollBack(const Payloads& payload, const Senders& sender,
                                   const void* numbers, int dtype, const hvdc_feedback& feedback,
                                   When when) {
   mutex_lock lock(mutex_);
@@ -117,11 +117,11 @@ absl::Status GpuKernels::TakeBack(const Payloads& payload, const Senders& sender
       library_->take_back(&payload.spec, payload.step, numbers, dtype, &feedback, payload.first,
                           payload.bytes, when == When::kNow ? nullptr : flags(), error_,
                           Remember(sender), &queue),
-      "taking a residual back");
+      "rolling a residual back");
 }
 
-absl::Status GpuKernels::Scale(const float* values, int64_t count, float scale, void* out,
-                               int dtype) {
+absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
+                               int to) {
   // By the codec that keeps all bits: such steps are rare.
   hvdc_spec spec = {};
   spec.codec = HVDC_FP32;
@@ -131,12 +131,11 @@ absl::Status GpuKernels::Scale(const float* values, int64_t count, float scale, 
   const hvdc_noise noise = {};
   Tensor payload;
   TF_RETURN_IF_ERROR(Allocate(bytes, &payload));
-  TF_RETURN_IF_ERROR(
-      Encode(spec, noise, values, HVDC_DTYPE_FLOAT32, nullptr, payload.data(), bytes));
+  TF_RETURN_IF_ERROR(Encode(spec, noise, numbers, from, nullptr, payload.data(), bytes));
   mutex_lock lock(mutex_);
   const auto* const first = static_cast<const uint8_t*>(payload.data());
-  return Sum({spec, 0, first, bytes, 1}, {"an uncompressed sum", 0, 1, false, 0}, scale, out,
-             dtype);
+  return Sum({spec, 0, first, bytes, bytes, 1}, {"an uncompressed sum", 0, 1, false, 0}, scale, out,
+             to);
 }
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {
@@ -171,7 +170,7 @@ absl::Status GpuKernels::Sum(const Payloads& payloads, const Senders& senders, f
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
   return Check(library_->decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
-                                    payloads.bytes, payloads.count, scale, out, dtype, 0, error_,
+                                    payloads.stride, payloads.count, scale, out, dtype, 0, error_,
                                     Remember(senders), &queue),
                "decoding");
 }

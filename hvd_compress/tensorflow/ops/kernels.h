@@ -7,15 +7,17 @@
 
 #include "absl/status/status.h"
 #include "hvdc.h"
+#include "rollback.h"
 
 namespace hvd_compress {
 
-// Adjoining payloads of one tensor.
+// Payloads of one tensor.
 struct Payloads {
   const hvdc_spec& spec;
   int64_t step;
   const uint8_t* first;
-  int64_t bytes;  // of each
+  int64_t bytes;   // of each
+  int64_t stride;  // bytes from the beginning of one to that of the next
   int count;
 };
 
@@ -33,10 +35,6 @@ struct Senders {
 // HVDC_BAD_CHECKSUM.
 absl::Status BadPayload(const Senders& senders, int status, int copy);
 
-// Whether a residual is taken back whatever happens, or if a payload of the step turns out to be
-// flagged: only a device knows.
-enum class When { kNow, kIfFlagged };
-
 // Pointers are to memory of the device; dtype is an hvdc_dtype. Where the device works behind the
 // host's back, so do these calls, in the order in which they are made.
 class Kernels {
@@ -52,17 +50,17 @@ class Kernels {
                               int64_t bytes) = 0;
 
   // out = scale * the sum of the payloads. Sets `nonfinite` where one is flagged, if the host can
-  // know; otherwise TakeBack with When::kIfFlagged does.
+  // know; otherwise RollBack with When::kIfFlagged does.
   virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                  void* out, int dtype, bool* nonfinite) = 0;
 
   // As hvdc_take_back, of one payload.
-  virtual absl::Status TakeBack(const Payloads& payload, const Senders& sender, const void* numbers,
+  virtual absl::Status RollBack(const Payloads& payload, const Senders& sender, const void* numbers,
                                 int dtype, const hvdc_feedback& feedback, When when) = 0;
 
-  // out = scale * values.
-  virtual absl::Status Scale(const float* values, int64_t count, float scale, void* out,
-                             int dtype) = 0;
+  // out = scale * numbers.
+  virtual absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
+                             int to) = 0;
 };
 
 }  // namespace hvd_compress

@@ -1,5 +1,6 @@
-// The operations around a step: the ledger, its beginning, gradients that go as they are, counters.
+// The operations around a step: the ledger, its beginning, uncompressed gradients, counters.
 #include <algorithm>
+#include <utility>
 
 #include "ledger.h"
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
@@ -33,35 +34,42 @@ class LedgerOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcLedger").Device(DEVICE_CPU), LedgerOp);
 
-// Says how many gradients come back in a step of a graph, known only when it has been traced.
+// Notes what has been traced of a graph so far. gradients: how many come back in a step. members:
+// of each bucket. scales: of all members, on the sum of the ranks' gradients.
 REGISTER_OP("HvdcExpect")
     .Input("ledger: resource")
-    .Attr("graph: int")
-    .Attr("count: int")
+    .Input("graph: int64")
+    .Input("gradients: int64")
+    .Input("members: int64")
+    .Input("scales: double")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
 class ExpectOp : public OpKernel {
  public:
-  explicit ExpectOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
-    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
-  }
+  using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
-    ledger->Expect(graph_, count_);
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+    const auto members = context->input(3).flat<int64_t>();
+    const auto scales = context->input(4).flat<double>();
+    Traced traced;
+    traced.gradients = context->input(2).scalar<int64_t>()();
+    const double* next = scales.data();
+    for (int64_t i = 0; i < members.size(); next += members(i++)) {
+      OP_REQUIRES(context, next + members(i) <= scales.data() + scales.size(),
+                  errors::InvalidArgument("expected a scale for each member of a bucket"));
+      traced.buckets.emplace_back(next, next + members(i));
+    }
+    ledger->Expect(context->input(1).scalar<int64_t>()(), std::move(traced));
   }
-
- private:
-  int64_t graph_, count_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
 
-// Starts a step of a graph. token: what the step's messages depend on, and what Horovod allreduces
-// in their place. standing: what is to be said in the roll call, whether this rank's settings are
-// yet to be compared, and whether it has failed.
+// Starts a step of a graph. token: what the step's messages depend on, a 1. standing: what the
+// participation check tells the other ranks: whether this rank's settings are yet to be compared,
+// and whether it has failed.
 REGISTER_OP("HvdcBegin")
     .Input("ledger: resource")
     .Output("token: float")
@@ -82,7 +90,7 @@ class BeginOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
     const Standing now = ledger->Begin(graph_);
     Tensor *token, *standing;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
@@ -111,7 +119,7 @@ class AgreeOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
     ledger->Agree(agreed_);
   }
 
@@ -139,7 +147,7 @@ class EarlierFailureOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
     Tensor *message, *late;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &message));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &late));
@@ -150,43 +158,8 @@ class EarlierFailureOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEarlierFailure").Device(DEVICE_CPU), EarlierFailureOp);
 
-// A gradient's position in the noise: how often it has been exchanged before, less `warmup`; counts
-// one more. exchanges: an int64 variable. On the host, whatever device encodes: it decides what is
-// sent.
-REGISTER_OP("HvdcPosition")
-    .Input("token: float")
-    .Input("exchanges: resource")
-    .Output("step: int64")
-    .Attr("warmup: int")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::ScalarShape);
-
-class PositionOp : public OpKernel {
- public:
-  explicit PositionOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> exchanges;
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 1), &exchanges));
-    Tensor* step;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &step));
-    mutex_lock lock(*exchanges->mu());
-    const int64_t before = exchanges->tensor()->scalar<int64_t>()();
-    Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
-    after.scalar<int64_t>()() = before + 1;
-    *exchanges->tensor() = after;
-    step->scalar<int64_t>()() = before - warmup_;
-  }
-
- private:
-  int64_t warmup_;
-};
-REGISTER_KERNEL_BUILDER(Name("HvdcPosition").Device(DEVICE_CPU), PositionOp);
-
 // The gradient itself, counted, once the step has begun.
-REGISTER_OP("HvdcDense")
+REGISTER_OP("HvdcUncompressed")
     .Input("gradient: T")
     .Input("token: float")
     .Input("ledger: resource")
@@ -196,31 +169,32 @@ REGISTER_OP("HvdcDense")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-class DenseOp : public OpKernel {
+class UncompressedOp : public OpKernel {
  public:
-  explicit DenseOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit UncompressedOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("uncompressed_item_bytes", &item_bytes_));
   }
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 2, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 2, &ledger));
     const Tensor& gradient = context->input(0);
-    ledger->Ready(static_cast<double>(gradient.NumElements()) * item_bytes_);
-    ledger->Count(kDenseBytes, static_cast<double>(gradient.TotalBytes()));
+    ledger->Count(kUncompressedBytes, static_cast<double>(gradient.NumElements()) * item_bytes_);
+    ledger->Count(kReducedBytes, static_cast<double>(gradient.TotalBytes()));
     context->set_output(0, gradient);
   }
 
  private:
   int item_bytes_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcDense").Device(DEVICE_CPU), DenseOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcUncompressed").Device(DEVICE_CPU), UncompressedOp);
 REGISTER_KERNEL_BUILDER(
-    Name("HvdcDense").Device(DEVICE_GPU).HostMemory("token").HostMemory("ledger"), DenseOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcDense");
+    Name("HvdcUncompressed").Device(DEVICE_GPU).HostMemory("token").HostMemory("ledger"),
+    UncompressedOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcUncompressed");
 
 // What Horovod made of such a gradient, once it is back.
-REGISTER_OP("HvdcArrived")
+REGISTER_OP("HvdcReturned")
     .Input("reduced: T")
     .Input("ledger: resource")
     .Output("gradient: T")
@@ -228,20 +202,20 @@ REGISTER_OP("HvdcArrived")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-class ArrivedOp : public OpKernel {
+class ReturnedOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 1, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 1, &ledger));
     context->set_output(0, context->input(0));
-    ledger->Arrived();
+    ledger->Returned();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcArrived").Device(DEVICE_CPU), ArrivedOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcArrived").Device(DEVICE_GPU).HostMemory("ledger"), ArrivedOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcArrived");
+REGISTER_KERNEL_BUILDER(Name("HvdcReturned").Device(DEVICE_CPU), ReturnedOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcReturned").Device(DEVICE_GPU).HostMemory("ledger"), ReturnedOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcReturned");
 
 REGISTER_OP("HvdcCounters")
     .Input("ledger: resource")
@@ -258,7 +232,7 @@ class CountersOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, LookupLedger(context, 0, &ledger));
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
     Tensor* values;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kCounters}), &values));
     const auto counters = ledger->counters();

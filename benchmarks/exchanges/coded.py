@@ -1,0 +1,120 @@
+"""The compressors' exchanges, run inline."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from benchmarks.compressions import Compression
+from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.registry import SCHEMES
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchange.registry import EXCHANGES, Group
+from hvd_compress.exchange.routing import Route
+from hvd_compress.exchange.steps import FLOAT_BYTES, Gradient
+from hvd_compress.torch.collectives import Collectives, Scopes
+from hvd_compress.torch_common.batches import Batches
+from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.executors import Executors
+from hvd_compress.torch_common.slots import Slot
+
+
+class Coded(Exchange):
+    """An exchange of one codec's payloads, with the error feedback of the codec's paper.
+
+    It is the compressors' own, run to its end here: what a rank computes before its first collective is
+    encoding, what it computes behind the last one is decoding. Of the bytes, those that leave a host are
+    counted where the exchange knows hosts; it needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` then.
+
+    Args:
+        name: the exchange's, among :data:`hvd_compress.exchange.registry.EXCHANGES`.
+        codec: what gradients are encoded with.
+        feedback: its error feedback.
+    """
+
+    parts = ("encode", "transfer", "between", "decode")
+
+    def __init__(self, name: str, codec: Codec, feedback: ErrorFeedback) -> None:
+        self.config = codec.to_config()
+        self.name = name
+        self._codec, self._feedback = codec, feedback
+
+    @classmethod
+    def of(cls, name: str, compression: Compression) -> Exchange:
+        """The exchange of that name with that compression.
+
+        Raises:
+            ValueError, TypeError: it takes no such compression.
+        """
+        known = [scheme for scheme, one in SCHEMES.items() if _carries(name, one.codec())]
+        if compression.name not in known:
+            raise ValueError(f"expected one of {', '.join(known)}, got {compression.text!r}")
+        chosen = SCHEMES[compression.name]
+        return cls(name, chosen.codec(**compression.options), chosen.feedback)
+
+    def wire_bytes(self, elements: int, ranks: int) -> float:
+        exchange = EXCHANGES[self.name]
+        hosts = Hosts(ranks, hvd.local_size() if "local" in exchange.stages else 1)
+        sizes = {"all": ranks, "local": 1, "cross": hosts.count}
+        sends = exchange.sends(Gradient((elements,), self._codec, FLOAT_BYTES, hosts))
+        return sum(message.sent(sizes[scope]) for scope, message in sends)
+
+    def answer(self, gradients: list[np.ndarray]) -> Answer:
+        """The reference's sum, bit for bit."""
+        simulation = Simulation(
+            self.name,
+            self._codec,
+            self._feedback,
+            {"gradient": gradients[0].shape},
+            len(gradients),
+            local=hvd.local_size(),
+        )
+        return simulation.average([{"gradient": one} for one in gradients], 1.0)["gradient"], 0.0
+
+    def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
+        hosts = Hosts(collectives.size, hvd.local_size())
+        group = Group(collectives.rank, collectives.size, hosts)
+        encoder = Encoder(Executors(threads), 0, collectives.rank, None)
+        batches = Batches(encoder, group)
+        transport = Scopes(collectives)
+        exchange = EXCHANGES[self.name]
+        if "local" in exchange.stages:
+            transport.register(hosts)
+        slot = Slot("gradient", 0, torch.empty(elements, device="meta"))
+        slot.route = Route(self._codec, self._feedback, self.name)
+        exchange.check(slot.name, slot.shape, self._codec, FLOAT_BYTES, group)
+        result = torch.empty(elements)
+
+        def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:
+            result.copy_(gradient)  # It is written over.
+            slot.step = 0
+            clock.skip()
+            batch, exchanging = batches.make([slot], [result])
+            pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch.note)
+            clock.lap("encode")
+            while pending.request is not None:
+                rows = transport.wait(transport.start(pending.request, pending.label))
+                clock.lap("transfer")
+                pending.resume(rows)
+                clock.lap("between")
+            if pending.error is not None:
+                raise pending.error
+            batch.write(1.0)
+            clock.lap("decode")
+            batch.settle(False)
+            return result
+
+        return work
+
+
+def _carries(name: str, codec: Codec) -> bool:
+    """Whether an exchange can do anything with a codec."""
+    try:
+        EXCHANGES[name].check("gradient", (1,), codec, FLOAT_BYTES, Group(0, 1, Hosts(1, 1)))
+    except ValueError:
+        return False
+    return True

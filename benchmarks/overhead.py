@@ -1,0 +1,176 @@
+"""What the way around the codecs costs under PyTorch: steps of many small tensors, in multiples of stock.
+
+``horovodrun --gloo -np 2 python -m benchmarks.overhead --json OUT``, and for DDP
+``torchrun --nproc-per-node 2 -m benchmarks.overhead --frontend ddp --json OUT``
+
+All choices make a few steps each, in turns, in one job. Each turn is divided by stock's in the same round.
+Processor time is that of the thread that computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import compressions, machine
+from benchmarks.command_line import Parser, compression, positive
+from benchmarks.compressions import STOCK, Compression
+from benchmarks.models import MODELS
+from benchmarks.models.torch import build
+from benchmarks.turns import measure, row, table
+
+SCHEMA = "hvd_compress/overhead/1"
+DEFAULT = ["onebit", "int8", "onebit:exchange=two_shot"]
+TENSORS = "tensors"
+
+_BATCH = 8
+_LR = 1e-3
+
+
+class Tensors(nn.Module):
+    """Parameters of one size, whose gradients take next to no time to compute."""
+
+    def __init__(self, count: int = 54, elements: int = 4096) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList([torch.zeros(elements) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all products with ``x``, shape=(elements,)."""
+        return torch.stack([(tensor * x).sum() for tensor in self.tensors]).sum()
+
+
+def _model(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == TENSORS:
+        return Tensors(), torch.randn(4096)
+    height, width, channels = MODELS[name].image
+    return build(name), torch.randn(_BATCH, channels, height, width)
+
+
+class Horovod:
+    """Steps with stock Horovod's optimizer."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self._hvd = hvd
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any]:
+        """The model and its optimizer."""
+        import hvd_compress.torch as hvdc
+
+        hvd, text = self._hvd, compression.text
+        named = [(f"{text}.{name}", p) for name, p in model.named_parameters()]
+        compressor = hvd.Compression.none
+        if text != STOCK:
+            options = compression.options
+            compressor = hvdc.Compression.by_name(compression.name, named, name=text, **options)
+        sgd = torch.optim.SGD(model.parameters(), lr=_LR)
+        return model, hvd.DistributedOptimizer(sgd, named_parameters=named, compression=compressor)
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        self._hvd.barrier()
+
+
+class DDP:
+    """Steps of a DistributedDataParallel model."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.barrier: Callable[[], Any] = dist.barrier
+
+    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any]:
+        """The model and its optimizer."""
+        import hvd_compress.ddp as hvdc
+
+        ddp = nn.parallel.DistributedDataParallel(model)
+        if compression.text != STOCK:
+            made = hvdc.Compression.by_name(compression.name, ddp, **compression.options)
+            ddp.register_comm_hook(made, hvdc.hook)
+        return ddp, torch.optim.SGD(model.parameters(), lr=_LR)
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Runs on every rank; the first one prints and writes."""
+    args = _parse(command_line)
+    torch.set_num_threads(args.threads)
+    frontend = Horovod() if args.frontend == "torch" else DDP()
+    names = list(dict.fromkeys([STOCK, *args.compression]))
+    last = MODELS[args.model].last_layer if args.model in MODELS else "none"
+    sides = {}
+    for name in names:
+        model, x = _model(args.model)
+        sides[name] = (*frontend.start(compressions.parse(name, {}, last), model), x)
+
+    def turn(name: str, steps: int) -> tuple[float, float]:
+        frontend.barrier()
+        _steps(*sides[name], 1)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        _steps(*sides[name], steps)
+        return (time.perf_counter() - wall) / steps, (time.thread_time() - cpu) / steps
+
+    seconds = measure(turn, names, args.rounds, args.block)
+    record = {
+        "schema": SCHEMA,
+        "frontend": args.frontend,
+        "model": args.model,
+        "ranks": frontend.size,
+        "threads": args.threads,
+        "steps_a_turn": args.block,
+        "versions": machine.versions(),
+        "machine": machine.description(),
+        "rows": {name: row(one, seconds[0]) for name, one in zip(names, seconds, strict=True)},
+    }
+    if frontend.rank == 0:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        shown = table(record["rows"])
+        print(shown.markdown() if args.markdown else shown.text())
+    frontend.barrier()
+    return 0
+
+
+def _steps(model: nn.Module, optimizer: Any, x: torch.Tensor, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m benchmarks.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="OUT")
+    add("--frontend", choices=("torch", "ddp"), default="torch")
+    add("--model", choices=(TENSORS, *MODELS), default=TENSORS)
+    add("--threads", type=positive, default=1, help="threads a rank; default: 1")
+    add("--compression", nargs="+", type=compression, default=DEFAULT, metavar="NAME[:key=value,...]",
+        help=f"besides {STOCK}; default: {' '.join(DEFAULT)}")  # fmt: skip
+    add(
+        "--block", type=positive, default=20, help="timed steps of a choice in a round; default: 20"
+    )
+    add("--rounds", type=positive, default=9, help="default: 9")
+    add("--markdown", action="store_true", help="print the table as Markdown")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""Makes the figures and tables of docs/perfmodel.md: ``python -m benchmarks.perfmodel.figures OUT``.
+
+The site's configuration calls :func:`main`, so that page and model cannot differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.perfmodel.published import AppendixB, pulled_bits
+from hvd_compress.codecs import SCHEMES
+from hvd_compress.exchange.routing import Route
+from hvd_compress.perfmodel import cli
+from hvd_compress.perfmodel.networks import NETWORKS
+from hvd_compress.perfmodel.profiles import Profile, load
+from hvd_compress.perfmodel.sweep import Job, Row, sweep
+
+UP_TO_512 = [2**power for power in range(10)]
+UP_TO_131072 = [2**power for power in range(18)]
+
+PAPER_BITS = {"none": "32 bits", "ternary": "log2(1 + 2N) bits", "ecq": "0.4 bits"}
+"""Of an element on the papers' wires; see :func:`paper_bits`."""
+
+TITLES = {"alexnet": "AlexNet", "googlenet": "GoogLeNet", "vgg_a": "VGG-A", "resnet50": "ResNet-50"}
+CURVES = {
+    ("none", "allreduce"): ("fp32 allreduce", "C0", "-"),
+    ("fp16", "allreduce"): ("fp16 allreduce", "C1", "--"),
+    ("two_shot", "compressed"): ("{codec}, two_shot", "C2", "-"),
+    ("hierarchical", "compressed"): ("{codec}, hierarchical", "C3", "-."),
+    ("allgather", "compressed"): ("{codec}, allgather", "C4", ":"),
+}
+
+ECQ_IMAGES = {"vanilla SGD": 27_280.0, "ECQ-SGD": 66_420.0}
+"""Images a second on 512 GPUs: ECQ-SGD, section 6.3."""
+
+
+def main(out: Path) -> None:
+    """Writes all figures and tables into a folder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # Text stays text, and a build of the same figure gives the same file.
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    figure5(out)
+    figure6(out)
+    far(out)
+    (out / "perfmodel-example.txt").write_text(example())
+    (out / "perfmodel-papers.md").write_text(papers_table())
+    (out / "perfmodel-512.md").write_text(table_512())
+    (out / "perfmodel-far.md").write_text(table_far())
+
+
+EXAMPLE = (
+    "predict --model alexnet --workers 1,4,8,64,512 --codec none fp16 onebit"
+    " --exchange two_shot allgather --link 1gbit --local 4"
+)
+
+
+def example() -> str:
+    """What the page's first command prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        cli.main(EXAMPLE.split())
+    return printed.getvalue()
+
+
+def route(scheme: str, exchange: str = "two_shot") -> Route:
+    """A scheme with its paper's feedback."""
+    return Route(SCHEMES[scheme].codec(), SCHEMES[scheme].feedback, exchange)
+
+
+def routes(scheme: str, *exchanges: str) -> list[Route]:
+    """fp32, fp16, and the scheme through each exchange."""
+    return [route("none"), route("fp16"), *(route(scheme, exchange) for exchange in exchanges)]
+
+
+def job(profile: str, network: str, **options: Any) -> Job:
+    """A network on a profile's machines, with as many images a worker as the profile says."""
+    machines = load(profile)
+    return Job(NETWORKS[network](), machines, machines.rates[network].batch, **options)
+
+
+def paper_bits(scheme: str, workers: int) -> float:
+    """Of an element on the papers' wires.
+
+    TernGrad's are those of sums over all workers: appendix B adds up along a tree, with one size for
+    all that is sent. ECQ-SGD has 80 times fewer than float32 (section 6.2).
+    """
+    return {"none": 32.0, "ternary": pulled_bits(workers), "ecq": 32 / 80}[scheme]
+
+
+def appendix_b(profile: Profile) -> AppendixB:
+    """TernGrad's model of a profile's links; GPUs and processor have PCIe 3.0 between them."""
+    return AppendixB(
+        profile.within.bandwidth, 1.575e10, profile.between.bandwidth, profile.between.latency
+    )
+
+
+def appendix_b_images(work: Job, bits: float, workers: int) -> float:
+    """Images a second by the paper's model, weak scaling.
+
+    Args:
+        work: what, and where.
+        bits: of an element, as it is sent.
+        workers: how many GPUs.
+    """
+    cluster = work.profile.cluster(workers)
+    alone = work.step(route("none"), 1).computation
+    size = work.network.elements * bits / 8
+    return (
+        workers
+        * work.batch
+        / appendix_b(work.profile).weak(cluster.hosts, cluster.local, alone, size)
+    )
+
+
+def figure5(out: Path) -> None:
+    """Three networks on both of TernGrad's clusters."""
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained", sharex=True)
+    for line, profile in zip(grid, ("terngrad_ethernet", "terngrad_infiniband"), strict=True):
+        for axes, network in zip(line, ("alexnet", "googlenet", "vgg_a"), strict=True):
+            work = job(profile, network)
+            _draw(
+                axes,
+                sweep(work, routes("ternary", "two_shot", "hierarchical"), UP_TO_512),
+                "ternary",
+            )
+            for scheme, style in (("none", (0, (1, 1))), ("ternary", (0, (4, 1, 1, 1)))):
+                images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
+                axes.plot(
+                    UP_TO_512,
+                    images,
+                    color="0.45",
+                    linestyle=style,
+                    linewidth=1,
+                    label=f"appendix B, {PAPER_BITS[scheme]}",
+                )
+            link = (
+                "1 Gbit/s Ethernet" if profile == "terngrad_ethernet" else "100 Gbit/s InfiniBand"
+            )
+            axes.set_title(f"{TITLES[network]}, {link}")
+            axes.set_xlabel("GPUs" if profile == "terngrad_infiniband" else "")
+    _finish(figure, grid, out / "perfmodel-figure5.svg")
+
+
+def figure6(out: Path) -> None:
+    """ResNet-50 on ECQ-SGD's cluster, and the two numbers that the paper gives."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    work = job("ecq", "resnet50")
+    _draw(axes, sweep(work, routes("ecq", "two_shot", "hierarchical"), UP_TO_512), "ecq")
+    for scheme, style in (("none", (0, (1, 1))), ("ecq", (0, (4, 1, 1, 1)))):
+        images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
+        axes.plot(
+            UP_TO_512,
+            images,
+            color="0.45",
+            linestyle=style,
+            linewidth=1,
+            label=f"appendix B, {PAPER_BITS[scheme]}",
+        )
+    for (name, rate), marker in zip(ECQ_IMAGES.items(), "sD", strict=True):
+        axes.plot([512], [rate], marker, color="k", markersize=5, label=f"paper, {name}")
+    axes.set(title="ResNet-50, 40 Gbit/s Ethernet", xlabel="GPUs")
+    axes.legend()
+    _save(figure, out / "perfmodel-figure6.svg")
+
+
+def far(out: Path) -> None:
+    """All four networks on the InfiniBand cluster, on to 131,072 GPUs: images a second of each GPU."""
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(1, 4, figsize=(12, 3.6), layout="constrained", sharey=True)
+    for axes, network in zip(grid, TITLES, strict=True):
+        rows = sweep(
+            job("terngrad_infiniband", network),
+            routes("onebit", "two_shot", "hierarchical", "allgather"),
+            UP_TO_131072,
+        )
+        _draw(axes, rows, "onebit", efficiency=True)
+        axes.set(title=TITLES[network], xlabel="GPUs", yscale="linear", ylabel="")
+        axes.set_ylim(0, 1.03)
+    grid[0].set_ylabel("speed-up over one GPU, per GPU")
+    _finish(figure, grid, out / "perfmodel-far.svg")
+
+
+def papers_table() -> str:
+    """The papers' statements beside both models.
+
+    The last column but one solves ``step + communication(32) = ratio * (step + communication(bits))``: the
+    step of a GPU alone with which appendix B has the paper's speed-up.
+    """
+    lines = (
+        (
+            "TernGrad, figure 5 (a): AlexNet, 8 GPUs, 1 Gbit/s",
+            3.04,
+            "alexnet",
+            "terngrad_ethernet",
+            8,
+        ),
+        (
+            "TernGrad, figure 5 (b): VGG-A, 512 GPUs, 100 Gbit/s",
+            2.0,
+            "vgg_a",
+            "terngrad_infiniband",
+            512,
+        ),
+        ("ECQ-SGD, figure 6: ResNet-50, 512 GPUs, 40 Gbit/s", 2.435, "resnet50", "ecq", 512),
+    )
+    columns = (
+        "speed-up",
+        "paper",
+        "appendix B",
+        "ours, two_shot",
+        "ours, hierarchical",
+        "ours, fp16",
+        "step that the paper implies",
+        "step of the profile",
+    )
+    table = [f"| {' | '.join(columns)} |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    for what, said, network, profile, workers in lines:
+        work, cluster = job(profile, network), load(profile).cluster(workers)
+        scheme = "ecq" if profile == "ecq" else "ternary"
+        bits = paper_bits(scheme, workers)
+        paper = appendix_b_images(work, bits, workers) / appendix_b_images(work, 32, workers)
+        rows = sweep(work, routes(scheme, "two_shot", "hierarchical"), [workers])
+        plain, *others = (row.images_per_second for row in rows)
+        half, two, hosts = (rate / plain for rate in others)
+        whole, small = (
+            appendix_b(work.profile).weak(
+                cluster.hosts, cluster.local, 0.0, work.network.elements * width / 8
+            )
+            for width in (32, bits)
+        )
+        implied = (whole - said * small) / (said - 1)
+        ratios = " | ".join(f"{ratio:.2f}" for ratio in (paper, two, hosts, half))
+        alone = work.step(route("none"), 1).computation
+        table.append(
+            f"| {what} | {said:g} | {ratios} | {1e3 * implied:,.0f} ms | {1e3 * alone:,.0f} ms |"
+        )
+    return "\n".join(table) + "\n"
+
+
+def table_512() -> str:
+    """All networks on 512 GPUs."""
+    table = [
+        "| network, link | fp32 | fp16 | ternary, two_shot | ternary, hierarchical | no exchange |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for profile, network in (
+        ("terngrad_ethernet", "alexnet"),
+        ("terngrad_ethernet", "googlenet"),
+        ("terngrad_ethernet", "vgg_a"),
+        ("terngrad_infiniband", "alexnet"),
+        ("terngrad_infiniband", "googlenet"),
+        ("terngrad_infiniband", "vgg_a"),
+        ("ecq", "resnet50"),
+    ):
+        work = job(profile, network)
+        rows = sweep(work, routes("ternary", "two_shot", "hierarchical"), [512])
+        limit = 512 * work.batch / rows[0].step.computation
+        cells = [_images(row) for row in rows] + [f"{limit:,.0f}"]
+        bits = work.profile.between.bandwidth * 8 / 1e9
+        table.append(f"| {TITLES[network]}, {bits:g} Gbit/s | {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+def table_far() -> str:
+    """AlexNet and ResNet-50 by orders of magnitude."""
+    counts = (8, 512, 4096, 32768, 131072)
+    table = [
+        "| GPUs | "
+        + " | ".join(
+            f"{TITLES[n]}, {c}" for n in ("alexnet", "resnet50") for c in ("fp32", "fp16", "1-bit")
+        )
+        + " |",
+        "| ---: |" + " ---: |" * 6,
+    ]
+    columns = [
+        sweep(job("terngrad_infiniband", network), routes("onebit", "two_shot"), counts)
+        for network in ("alexnet", "resnet50")
+    ]
+    for index, count in enumerate(counts):
+        rows = [rows[index + start * len(counts)] for rows in columns for start in range(3)]
+        cells = [f"{row.speedup / count:.0%}{'*' if row.refused else ''}" for row in rows]
+        table.append(f"| {count:,} | {' | '.join(cells)} |")
+    return "\n".join(table) + "\n"
+
+
+def _images(row: Row) -> str:
+    return f"{row.images_per_second:,.0f}" + ("*" if row.refused else "")
+
+
+def _draw(axes: Any, rows: Sequence[Row], codec: str, *, efficiency: bool = False) -> None:
+    for rows_of in _curves(rows):
+        head = rows_of[0]
+        key = (
+            (("none" if head.codec.startswith("No") else "fp16"), "allreduce")
+            if head.exchange == "allreduce"
+            else (head.exchange, "compressed")
+        )
+        label, color, style = CURVES[key]
+        able = [row for row in rows_of if not row.refused]
+        unable = [*able[-1:], *(row for row in rows_of if row.refused)]
+        for part, alpha, shown in ((able, 1.0, label.format(codec=codec)), (unable, 0.3, "_")):
+            axes.plot(
+                [row.workers for row in part],
+                [
+                    row.speedup / row.workers if efficiency else row.images_per_second
+                    for row in part
+                ],
+                style,
+                color=color,
+                alpha=alpha,
+                label=shown,
+                linewidth=1.4,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set(yscale="log", ylabel="images a second")
+    axes.grid(True, alpha=0.3)
+
+
+def _curves(rows: Sequence[Row]) -> Iterable[list[Row]]:
+    for key in dict.fromkeys((row.codec, row.exchange) for row in rows):
+        yield [row for row in rows if (row.codec, row.exchange) == key]
+
+
+def _finish(figure: Any, grid: Any, path: Path) -> None:
+    """One legend below all panels, which have the same curves."""
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    for axes in grid.flat:
+        if axes.get_subplotspec().colspan.start:
+            axes.set_ylabel("")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""Whole training steps in TensorFlow with each compressor, in multiples of stock Horovod's.
+
+``horovodrun --gloo -np 2 python -m benchmarks.steps --json OUT``
+
+All choices train a few steps each, in turns, in one job. A turn's number is the median of its steps on the
+slowest rank, and each turn is divided by stock Horovod's in the same round. Other work on the machine
+lengthens steps; the processor time of a step, in all threads of a rank, it disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import compressions, data, machine
+from benchmarks.command_line import Parser, compression, positive
+from benchmarks.compressions import LOCAL, STOCK
+from benchmarks.models import MODELS
+from benchmarks.settings import Settings
+from benchmarks.trainers.tensorflow import TensorFlowSession, TensorFlowTrainer, start
+from benchmarks.turns import measure, row, table
+
+SCHEMA = "hvd_compress/steps/1"
+DEFAULT = [LOCAL, STOCK, "onebit", "int8"]
+
+_SETTLING = 1
+"""Steps at the start of a turn that are not timed."""
+
+
+class Steps:
+    """All choices' models and compressors, on one rank, and one batch for all of their steps."""
+
+    def __init__(self, trainer: TensorFlowTrainer, settings: Settings, names: list[str]) -> None:
+        model = MODELS[settings.model]
+        images = data.load(model)
+        rows = np.arange(settings.batch_size) + settings.batch_size * trainer.rank
+        rows %= len(images.train.labels)
+        self._batch = images.train.load(rows), images.train.labels[rows]
+        self._rate = settings.lr
+        self._trainer = trainer
+        self._sessions: dict[str, TensorFlowSession] = {
+            name: trainer.start(
+                settings, images.classes, compressions.parse(name, {}, model.last_layer), seed=0
+            )
+            for name in names
+        }
+
+    def turn(self, name: str, steps: int) -> tuple[float, float]:
+        """Seconds of a choice's steps, the median; and of processor time, the mean; on the slowest rank."""
+        self._trainer.gather(np.zeros(1))  # All ranks begin together.
+        count = steps + _SETTLING
+        ends = [_now()]
+        self._sessions[name].train(
+            [self._batch] * count, [self._rate] * count, lambda loss: ends.append(_now())
+        )
+        seconds = np.diff(np.array(ends), axis=0)[_SETTLING:]
+        own = np.array([np.median(seconds[:, 0]), seconds[:, 1].mean()])
+        wall, cpu = self._trainer.gather(own).max(0).tolist()
+        return wall, cpu
+
+    def profile(self, name: str, steps: int, folder: Path) -> None:
+        """Writes TensorFlow's own profile of a choice's steps, one folder a choice."""
+        tf.profiler.experimental.start(str(folder / name))
+        self.turn(name, steps)
+        tf.profiler.experimental.stop()
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Runs on every rank; the first one prints and writes."""
+    args = _parse(command_line)
+    trainer = start(args.threads)
+    names = list(dict.fromkeys([STOCK, *args.compression]))
+    settings = Settings(args.model, batch_size=args.batch_size, lr=args.lr, threads=args.threads)
+    steps = Steps(trainer, settings, names)
+    seconds = measure(steps.turn, names, args.rounds, args.block)
+    record = {
+        "schema": SCHEMA,
+        "ranks": trainer.size,
+        "configuration": dataclasses.asdict(settings),
+        "steps_a_turn": args.block,
+        "rounds": args.rounds,
+        "versions": machine.versions(),
+        "machine": machine.description(),
+        "rows": {name: row(one, seconds[0]) for name, one in zip(names, seconds, strict=True)},
+    }
+    if trainer.rank == 0:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        shown = table(record["rows"])
+        print(shown.markdown() if args.markdown else shown.text())
+    if args.profile:
+        for name in names:
+            steps.profile(name, args.block, args.profile / f"rank-{trainer.rank}")
+    return 0
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m benchmarks.steps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="OUT")
+    add("--model", choices=tuple(MODELS), default="resnet20")
+    add("--batch-size", type=positive, default=8, help="images a rank and step; default: 8")
+    add("--lr", type=float, default=0.001, help="default: 0.001")
+    add("--threads", type=positive, default=1, help="threads a rank; default: 1")
+    add("--compression", nargs="+", type=compression, default=DEFAULT, metavar="NAME[:key=value,...]",
+        help=f"besides {STOCK}; default: {' '.join(DEFAULT)}")  # fmt: skip
+    add(
+        "--block", type=positive, default=10, help="timed steps of a choice in a round; default: 10"
+    )
+    add("--rounds", type=positive, default=20, help="default: 20")
+    add("--profile", type=Path, metavar="FOLDER", help="also write TensorFlow's profiles")
+    add("--markdown", action="store_true", help="print the table as Markdown")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

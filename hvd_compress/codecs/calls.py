@@ -1,0 +1,142 @@
+"""What a constructor or a method answers when it is called in a wrong way."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+_AS_WRITTEN = {"named_parameters": "model"}
+"""Parameters for which an example has a shorter word."""
+
+C = TypeVar("C", bound=type)
+
+
+def check_call(
+    name: str, signature: inspect.Signature, args: Sequence[Any], options: Mapping[str, Any]
+) -> None:
+    """Raises unless the arguments fit the signature, and says then what does.
+
+    Args:
+        name: of what is called, for the message.
+        signature: of what is called, without ``self``; has no ``*args`` or ``**kwargs``.
+        args: the positional arguments.
+        options: the keyword arguments.
+
+    Raises:
+        TypeError: an unknown keyword, a missing argument, too many or two for one parameter.
+    """
+    known = list(signature.parameters)
+    keywords = f"Its keywords: {', '.join(known)}"
+    for keyword in options:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            expected = f"expected {near[0]!r}, got" if near else "got"
+            raise TypeError(f"{name}: {expected} an unexpected keyword {keyword!r}. {keywords}")
+    positional = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    call = written(name, signature)
+    if len(args) > len(positional):
+        many = f"{len(args)} positional argument{'s' if len(args) > 1 else ''}"
+        raise TypeError(f"{name}: expected {call}, with options by name, got {many}. {keywords}")
+    given = {p.name for p in positional[: len(args)]} | options.keys()
+    missing = [parameter for parameter in _required(signature) if parameter not in given]
+    if missing:
+        words = ", ".join(f"no {_AS_WRITTEN.get(parameter, parameter)}" for parameter in missing)
+        raise TypeError(f"{name}: expected {call}, got {words}")
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected {call}, got {error}") from None
+
+
+def written(name: str, signature: inspect.Signature) -> str:
+    """The shortest call: ``OneBit(model)``."""
+    required = (_AS_WRITTEN.get(parameter, parameter) for parameter in _required(signature))
+    return f"{name}({', '.join(required)})"
+
+
+def expect_instance(
+    where: str, value: Any, kind: type, write: str, example: str = "OneBit(model)"
+) -> None:
+    """Raises unless ``value`` is an instance of ``kind``, and says what to write.
+
+    Args:
+        where: of what the value is an argument.
+        value: the argument.
+        kind: its class.
+        write: the caller's line, with ``{}`` in place of the value.
+        example: what to write there, where the value is not a class to be called.
+
+    Raises:
+        TypeError: a class of that kind, or something else.
+    """
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        got = f"the class {value.__name__}"
+        example = written(value.__name__, inspect.signature(value))
+    else:
+        got = "None" if value is None else f"an object of type {type(value).__name__}"
+    raise TypeError(
+        f"{where}: expected an instance of a compressor, got {got}: write {write.format(example)}"
+    )
+
+
+def guard(cls: C, methods: Iterable[str] = (), write: str = "{}") -> C:
+    """Has a class answer to wrong arguments of its constructor, and to those who pass the class itself.
+
+    Args:
+        cls: the class; it is changed in place.
+        methods: called on an instance only: called on the class they raise what
+            :func:`expect_instance` does.
+        write: as for :func:`expect_instance`.
+
+    Returns:
+        The class, so that this can be a decorator.
+    """
+    if "__init__" in vars(cls):
+        cls.__init__ = _checked(cls, cls.__init__)  # type: ignore[misc]
+    for name in methods:
+        if name in vars(cls):
+            setattr(cls, name, _InstanceMethod(vars(cls)[name], cls, write))
+    return cls
+
+
+def _required(signature: inspect.Signature) -> list[str]:
+    return [p.name for p in signature.parameters.values() if p.default is p.empty]
+
+
+def _checked(cls: type, init: Callable[..., None]) -> Callable[..., None]:
+    whole = inspect.signature(init)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    @functools.wraps(init)
+    def __init__(self: Any, /, *args: Any, **options: Any) -> None:
+        inherited = type(self).__init__ is __init__
+        check_call((type(self) if inherited else cls).__name__, signature, args, options)
+        init(self, *args, **options)
+
+    return __init__
+
+
+class _InstanceMethod:
+    """A method, as a descriptor that knows whether it is read from an instance or from a class."""
+
+    def __init__(self, function: Any, kind: type, write: str) -> None:
+        self._function, self._kind, self._write = function, kind, write
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is not None:
+            return self._function.__get__(instance, owner)
+        function, kind, write = self._function, self._kind, self._write
+
+        @functools.wraps(function)
+        def on_class(*args: Any, **options: Any) -> Any:
+            if args and isinstance(args[0], kind):  # Compressor.compress(compressor, tensor)
+                return function(*args, **options)
+            return expect_instance(function.__name__, owner, kind, write)
+
+        return on_class

@@ -1,0 +1,72 @@
+"""The compressor that measures, and decides by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
+from hvd_compress.codecs.registry import OFF
+from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.ddp.step import Step
+from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
+from hvd_compress.torch_common.auto import Planning
+from hvd_compress.torch_common.comm import Collective
+from hvd_compress.torch_common.slots import NamedParameters
+
+DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
+"""``"hierarchical"`` has to be asked for: the environment says where ranks are, not whether that is equal
+on all hosts."""
+
+
+class Auto(Planning, Compressor):
+    """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
+
+    In the first steps, short messages and encodings are timed, every plan's cost is predicted, and the
+    best ones are tried for a few steps each, no compression always among them
+    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes.
+    All ranks decide the same.
+
+    A change of plan loses no gradient: what an earlier codec has not sent is added to the next one.
+
+    Args:
+        model: as for :class:`Compressor`.
+        codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
+            their papers' error feedback, codecs, or pairs of a codec and its :class:`ErrorFeedback`.
+        exchanges: how payloads may travel; those that cannot be used here are left out.
+        options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_group``, ``grad_scaler``
+            and ``threads``, as for :class:`Compressor`. Nothing is measured in the ``warmup_steps``, in
+            which gradients go uncompressed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ``torch.distributed.init_process_group()`` was not called.
+    """
+
+    def __init__(
+        self,
+        model: NamedParameters,
+        *,
+        codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
+        exchanges: Sequence[str] = DEFAULT_EXCHANGES,
+        **options: Any,
+    ) -> None:
+        routes = allowed(codecs, exchanges)
+        super().__init__(model, NoCompression(), OFF, **options)
+        assert self._group.hosts is not None
+        local = self._group.hosts.local
+        flat = not 1 < local < self._size
+        self._plan_among([r for r in routes if not (flat and r.exchange == "hierarchical")], local)
+
+    def _begin(self) -> Step:
+        # The first hook of a step: every rank comes here, and the last step's gradients are back.
+        if self.counters.steps:
+            self._step_ended()
+        return super()._begin()
+
+    def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
+        result, work = self._collectives.start(collective)
+        work.wait()
+        return result

@@ -1,0 +1,151 @@
+"""Learning rates that change with the epoch, alike on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+
+from hvd_compress.codecs.base import check_number
+
+
+class LearningRateSchedule(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in some epochs.
+
+    The arguments are those of Horovod's ``LearningRateScheduleCallback``, which Keras 3 cannot run.
+
+    Args:
+        initial_lr: what is multiplied.
+        multiplier: a function of the epoch, which counts from 0; or a number that is raised to the power of
+            the epochs since ``start_epoch``.
+        start_epoch: the first epoch in which the rate is set.
+        end_epoch: the first one in which it is no longer set; None is never.
+        staircase: whether the rate changes between epochs only; otherwise it is set before every batch, and
+            the epochs that ``multiplier`` gets have a fraction.
+        momentum_correction: whether the velocity of ``SGD`` with momentum, which has the old learning rate
+            in it, is multiplied by the ratio of the rates (Goyal et al. 2017, section 3).
+        steps_per_epoch: batches of an epoch; None is what Keras tells.
+
+    Raises:
+        TypeError: from ``fit``, an optimizer that was made with a schedule of Keras's.
+        ValueError: from ``fit``, Keras does not know the number of batches, which is needed.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        who = type(self).__name__
+        check_number(who, "initial_lr", initial_lr, 0.0, 1e30)
+        super().__init__()
+        self._initial = initial_lr
+        self._multiplier = (
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
+        self._start, self._end = start_epoch, end_epoch
+        self._staircase = staircase
+        self._momentum_correction = momentum_correction
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many batches an epoch has."""
+        self._steps()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Sets the rate of the epoch."""
+        self._epoch = epoch
+        if self._staircase and self._in_force():
+            self._set(self._initial * self._multiplier(epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate of the batch."""
+        if not self._staircase and self._in_force():
+            self._set(self._initial * self._multiplier(self._epoch + batch / self._steps()))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the learning rate to ``logs``."""
+        if logs is not None:
+            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+
+    def _in_force(self) -> bool:
+        return self._start <= self._epoch and (self._end is None or self._epoch < self._end)
+
+    def _steps(self) -> int:
+        steps = self._steps_per_epoch or self.params.get("steps")
+        if not steps and not self._staircase:
+            raise ValueError(
+                f"{type(self).__name__}: expected steps_per_epoch, got None, and Keras does not know how "
+                f"many batches an epoch has"
+            )
+        return int(steps or 0)
+
+    def _set(self, rate: float) -> None:
+        optimizer = self.model.optimizer
+        before = float(optimizer.learning_rate)
+        optimizer.learning_rate = rate
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if self._momentum_correction and before and isinstance(inner, keras.optimizers.SGD):
+            for velocity in getattr(inner, "momentums", ()):
+                velocity.assign(velocity * (float(optimizer.learning_rate) / before))
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """Raises the learning rate from ``initial_lr / ranks`` to ``initial_lr`` in the first epochs.
+
+    As Goyal et al. 2017, section 2.2. The arguments are those of Horovod's
+    ``LearningRateWarmupCallback``, which Keras 3 cannot run.
+
+    Args:
+        initial_lr: the rate at the end, which is that of one rank times the number of ranks where the batch
+            is as much larger.
+        warmup_epochs: how long that takes.
+        momentum_correction, steps_per_epoch: as for :class:`LearningRateSchedule`.
+        verbose: whether rank 0 says when it is over.
+        process_set: the ranks; None is all.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+        process_set: Any | None = None,
+    ) -> None:
+        check_number("LearningRateWarmup", "warmup_epochs", warmup_epochs, 1, 2**31, integer=True)
+        process_set = hvd.global_process_set if process_set is None else process_set
+
+        def multiplier(epoch: float) -> float:
+            ranks = process_set.size()
+            # The last batch of the warm-up has the full rate.
+            done = (epoch + 1 / self._steps()) / warmup_epochs
+            return (1 + done * (ranks - 1)) / ranks
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Says that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and self._end == epoch + 1 and hvd.rank() == 0:
+            rate = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: the learning rate has come to {rate:g}")

@@ -1,0 +1,49 @@
+"""Metrics that are the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+
+from hvd_compress.exchange.errors import ExchangeError
+
+
+class MetricAverage(keras.callbacks.Callback):
+    """Averages the metrics of an epoch over the ranks, for all callbacks that follow in the list.
+
+    Each rank computes metrics on its own samples. Callbacks that decide by them, such as
+    ``ReduceLROnPlateau``, ``EarlyStopping`` and ``ModelCheckpoint``, decide differently on each rank unless
+    this one stands before them.
+
+    Args:
+        process_set: the ranks; None is all.
+
+    Raises:
+        ExchangeError: from ``fit``, on every rank, if the ranks have other metrics, as where only one of
+            them validates.
+    """
+
+    def __init__(self, process_set: Any | None = None) -> None:
+        super().__init__()
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the averages to ``logs``."""
+        if logs is None or not self._process_set.included():
+            return
+        own = {name: float(value) for name, value in logs.items()}
+        ranks = hvd.allgather_object(
+            own, name="hvd_compress.metrics", process_set=self._process_set
+        )
+        names = [sorted(one) for one in ranks]
+        if any(one != names[0] for one in names):
+            raise ExchangeError(
+                f"expected the same metrics on every rank behind epoch {epoch + 1}, got by rank {names}: "
+                f"validate on all of them, or on none"
+            )
+        for name in own:
+            values = [one[name] for one in ranks]
+            # Equal ones, as learning rates, stay as they are: a division could round them.
+            logs[name] = values[0] if len(set(values)) == 1 else sum(values) / len(values)

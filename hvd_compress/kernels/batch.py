@@ -1,0 +1,221 @@
+"""Tensors that are encoded into one message: their places in it, and a batch of any executor's calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
+from hvd_compress.kernels.cpu_arrays import as_numpy
+from hvd_compress.kernels.interface import Batch, Coder
+from hvd_compress.kernels.native import Shape
+
+_FLAGS = 16
+"""Bytes from a payload's start to its flags."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in a batch.
+
+    Attributes:
+        codec: what it is encoded with.
+        shape: its shape; arrays are flat and row-major.
+        feedback: coefficients; where it is not enabled, there is no residual.
+        noise: seed, rank and tensor of its noise; the step comes with each call.
+        offset: of its payload in the message, bytes, a multiple of 4.
+    """
+
+    codec: Codec
+    shape: Shape
+    feedback: ErrorFeedback
+    noise: NoiseKey
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """Bytes from the message's start to the end of the payload."""
+        return self.offset + self.codec.payload_bytes(self.shape)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Where the entries of a batch find their values, and their residuals, in the arrays of a call.
+
+    Attributes:
+        sizes: elements of each array.
+        places: for each entry the number of its array, and its first element there.
+    """
+
+    sizes: Sequence[int]
+    places: Sequence[tuple[int, int]]
+
+    @classmethod
+    def whole(cls, shapes: Iterable[Shape]) -> Arrays:
+        """An array for each entry."""
+        sizes = [math.prod(shape) for shape in shapes]
+        return cls(sizes, [(number, 0) for number in range(len(sizes))])
+
+
+class BatchPayloadError(PayloadError):
+    """A payload of a batch that no encoder with this configuration can have written for this tensor.
+
+    Attributes:
+        entry: the entry's number.
+        rank: the number of the row.
+    """
+
+    def __init__(self, message: str, entry: int, rank: int) -> None:
+        super().__init__(message)
+        self.entry = entry
+        self.rank = rank
+
+
+class SerialBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.interface.Batch` by an executor's calls, one after the other.
+
+    Args:
+        kernels: the executor.
+        entries: the tensors.
+        arrays: where the entries find their values; None is an array for each entry.
+        deferred: whether the executor works behind the host's back, so that flags are not there to be read.
+
+    Raises:
+        ValueError: payloads overlap, or one does not start at a multiple of 4.
+    """
+
+    def __init__(
+        self,
+        kernels: Coder,
+        entries: Sequence[Entry],
+        arrays: Arrays | None = None,
+        *,
+        deferred: bool = False,
+    ) -> None:
+        self.entries = tuple(entries)
+        self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
+        self._deferred = deferred
+        self.message_bytes = check_places(
+            "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
+        )
+        self._kernels = kernels
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        message: Any,
+    ) -> None:
+        check_lengths(
+            len(self.arrays.sizes),
+            values=values,
+            residuals=residuals,
+            next_residuals=next_residuals,
+            steps=steps,
+        )
+        check_message("message", message.shape[0], self.message_bytes)
+        for entry, (number, begin) in zip(self.entries, self.arrays.places, strict=True):
+            part = slice(begin, begin + math.prod(entry.shape))
+            residual, next_residual = residuals[number], next_residuals[number]
+            if (next_residual is None) != (residual is None):
+                raise ValueError(
+                    "encode: expected a next residual exactly where there is a residual"
+                )
+            rest = None
+            if residual is not None and next_residual is not None:
+                rest = next_residual[part]
+                if next_residual is not residual:
+                    rest[:] = residual[part]
+            self._kernels.encode(
+                entry.codec,
+                entry.shape,
+                values[number][part],
+                message[entry.offset : entry.end],
+                feedback=entry.feedback,
+                residual=rest,
+                noise=dataclasses.replace(entry.noise, step=steps[number]),
+            )
+
+    def decode_sum(
+        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+    ) -> bool:
+        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        check_message("rows", rows.shape[1], self.message_bytes)
+        nonfinite = False
+        for place, entry in enumerate(self.entries):
+            number, begin = self.arrays.places[place]
+            out, step = values[number][begin : begin + math.prod(entry.shape)], steps[number]
+            payloads = rows[:, entry.offset : entry.end]
+            try:
+                self._kernels.decode_sum(
+                    entry.codec, entry.shape, payloads, out, step=step, scale=scale
+                )
+            except PayloadError as error:
+                raise _named(error, entry, place, step, payloads) from None
+            if on_host(payloads) and not self._deferred:
+                flags = as_numpy(payloads)[:, _FLAGS] & FLAG_NONFINITE
+                nonfinite = nonfinite or bool(flags.any())
+        return nonfinite
+
+
+def altered_payload(
+    entry: Entry, number: int, step: int, rank: int, payload: Any
+) -> BatchPayloadError | None:
+    """What the reference's checks say of a rank's payload, in host memory; None where it is sound."""
+    try:
+        open_payload(entry.codec, entry.shape, step, as_numpy(payload).copy())
+    except PayloadError as error:
+        return BatchPayloadError(f"rank {rank}'s {error}", number, rank)
+    return None
+
+
+def check_lengths(count: int, **lists: Sequence[Any]) -> None:
+    """Raises ``ValueError`` unless every list has one item an entry."""
+    for name, items in lists.items():
+        if len(items) != count:
+            raise ValueError(f"{name}: expected {count} items, got {len(items)}")
+
+
+def check_message(what: str, got: int, least: int) -> None:
+    """Raises ``PayloadError`` where a message is too short for its payloads."""
+    if got < least:
+        raise PayloadError(f"{what}: expected at least {least} bytes, got {got}")
+
+
+def check_places(what: str, multiple: int, places: Iterable[tuple[int, int]]) -> int:
+    """Where the last of some ranges ends, which may not overlap.
+
+    Raises:
+        ValueError: two overlap, or one does not start at a multiple, or starts before 0.
+    """
+    end = 0
+    for first, last in sorted(places):
+        if first < 0 or first % multiple:
+            raise ValueError(f"{what}: expected multiples of {multiple} from 0 on, got {first}")
+        if first < end:
+            raise ValueError(f"{what}: expected nothing before {end} to be used twice, got {first}")
+        end = last
+    return end
+
+
+def on_host(array: Any) -> bool:
+    """Whether the processor can read an array's memory."""
+    return not hasattr(array, "data_ptr") or array.device.type == "cpu"
+
+
+def _named(
+    error: PayloadError, entry: Entry, number: int, step: int, payloads: Any
+) -> PayloadError:
+    """The same error with the entry and the rank, where the processor can read the payloads."""
+    if on_host(payloads):
+        for rank, payload in enumerate(payloads):
+            found = altered_payload(entry, number, step, rank, payload)
+            if found is not None:
+                return found
+    return error

@@ -1,0 +1,167 @@
+"""The CPU's batches: one call of the native library encodes or decodes many tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_compress.codecs.base import check_number
+from hvd_compress.kernels.batch import (
+    Arrays,
+    BatchPayloadError,
+    Entry,
+    SerialBatch,
+    altered_payload,
+    check_lengths,
+    check_message,
+    check_places,
+)
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_arrays import pointer_to, size_of
+from hvd_compress.kernels.cpu_arrays import rows as rows_of
+from hvd_compress.kernels.cpu_library import load
+from hvd_compress.kernels.interface import Batch
+from hvd_compress.kernels.native import KernelError, spec_of
+from hvd_compress.kernels.tensor_table import TensorTable
+
+
+class CpuBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.interface.Batch` for NumPy arrays and CPU tensors.
+
+    The library's threads share the work of all tensors. The GIL is released meanwhile. Codecs without
+    native kernels run in the reference, entry by entry, after the others.
+
+    One ``encode`` and one ``decode_sum`` may run at the same time, but not two of the same.
+
+    Args:
+        entries: the tensors. Their values' dtypes may change from call to call.
+        threads: how many threads a call may use.
+        arrays: where the entries find their values; None is an array for each entry.
+
+    Raises:
+        KernelError: the library was not built, or belongs to another version.
+        ValueError: payloads overlap, or one does not start at a multiple of 4.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], threads: int = 1, arrays: Arrays | None = None
+    ) -> None:
+        check_number("CpuBatch", "threads", threads, 1, 1024, integer=True)
+        self.entries = tuple(entries)
+        self.threads = threads
+        self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
+        self.message_bytes = check_places(
+            "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
+        )
+        self._library = load()
+        native = [spec_of(entry.codec, entry.shape) is not None for entry in self.entries]
+        self._native = [number for number, yes in enumerate(native) if yes]
+        self._others = [number for number, yes in enumerate(native) if not yes]
+        self._encoding, self._decoding = self._table(), self._table()
+        self._rest = SerialBatch(
+            CpuKernels(threads),
+            [self.entries[number] for number in self._others],
+            Arrays(self.arrays.sizes, [self.arrays.places[number] for number in self._others]),
+        )
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        message: Any,
+    ) -> None:
+        check_lengths(
+            len(self.arrays.sizes),
+            values=values,
+            residuals=residuals,
+            next_residuals=next_residuals,
+            steps=steps,
+        )
+        size = size_of(message)
+        check_message("message", size, self.message_bytes)
+        pointer = pointer_to("message", message, size, "uint8")
+        _check_alignment("message", pointer)
+        table = self._encoding
+        table.set_values("values", values)
+        table.set_residuals(residuals, next_residuals)
+        table.set_steps(steps)
+        bad = ctypes.c_int64(-1)
+        status = self._library.hvdc_encode_batch(
+            table.pointer, table.size, pointer, self.threads, ctypes.byref(bad)
+        )
+        if status:
+            raise self._refused(status, bad.value)
+        if self._others:
+            self._rest.encode(values, residuals, next_residuals, steps, message)
+
+    def decode_sum(
+        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+    ) -> bool:
+        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        ranks, size = rows.shape
+        check_message("rows", size, self.message_bytes)
+        pointer, stride = rows_of("rows", rows)
+        _check_alignment("rows", pointer)
+        if ranks > 1:
+            _check_alignment("rows", stride)
+        table = self._decoding
+        table.set_values("values", values)
+        table.set_steps(steps)
+        bad, rank = ctypes.c_int64(-1), ctypes.c_int32(-1)
+        status = self._library.hvdc_decode_batch(
+            table.pointer,
+            table.size,
+            pointer,
+            stride,
+            ranks,
+            scale,
+            self.threads,
+            ctypes.byref(bad),
+            ctypes.byref(rank),
+        )
+        if status and rank.value >= 0:
+            # The reference's checks name the field and both values; the library only finds the payload.
+            number = self._native[bad.value]
+            entry = self.entries[number]
+            payload = rows[rank.value][entry.offset : entry.end]
+            step = steps[self.arrays.places[number][0]]
+            error = altered_payload(entry, number, step, rank.value, payload)
+            if error is not None:
+                raise error
+        if status:
+            raise self._refused(status, bad.value)
+        nonfinite = table.any_flag()
+        if self._others:
+            try:
+                nonfinite = self._rest.decode_sum(values, steps, rows, scale) or nonfinite
+            except BatchPayloadError as error:
+                error.entry = self._others[error.entry]
+                raise
+        return nonfinite
+
+    def _table(self) -> TensorTable:
+        entries = [self.entries[number] for number in self._native]
+        return TensorTable(
+            self.arrays.sizes,
+            [self.arrays.places[number] for number in self._native],
+            [entry.codec for entry in entries],
+            [entry.shape for entry in entries],
+            [entry.feedback for entry in entries],
+            [entry.noise for entry in entries],
+            [(entry.offset, entry.end - entry.offset) for entry in entries],
+        )
+
+    def _refused(self, status: int, place: int) -> KernelError:
+        what = "batch"
+        if place >= 0:
+            entry = self.entries[self._native[place]]
+            what = f"{entry.codec!r}, shape {entry.shape}"
+        return KernelError(f"{what}: the native library answered with status {status}")
+
+
+def _check_alignment(what: str, place: int) -> None:
+    if place % 4:
+        raise ValueError(f"{what}: expected bytes that start at a multiple of 4, got {place:#x}")

@@ -1,0 +1,194 @@
+"""The CPU's batches of integer sums: one call for the norms, the levels or the sums of many tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs.base import check_number
+from hvd_compress.kernels.batch import Arrays, check_lengths, check_places
+from hvd_compress.kernels.cpu_arrays import pointer_to, size_of
+from hvd_compress.kernels.cpu_library import load, spec_pointer
+from hvd_compress.kernels.native import KernelError, Shape
+from hvd_compress.kernels.tensor_table import TensorTable
+
+
+@dataclass(frozen=True)
+class LevelEntry:
+    """One tensor's place in a batch of integer sums.
+
+    Attributes:
+        codec: what it is encoded with.
+        shape: its shape; arrays are flat and row-major.
+        feedback: coefficients; where it is not enabled, there is no residual.
+        noise: seed, rank and tensor of its noise; the step comes with each call.
+        bits: of a lane, 2 to 16, which has to hold the sum of the levels
+            (:func:`hvd_compress.codecs.packing.lane_bits`).
+        norm_offset: of its first norm in the array of norms.
+        word_offset: of its first word in the message.
+    """
+
+    codec: LevelCodec
+    shape: Shape
+    feedback: ErrorFeedback
+    noise: NoiseKey
+    bits: int
+    norm_offset: int
+    word_offset: int
+
+    @property
+    def norm_end(self) -> int:
+        """Where its norms end."""
+        return self.norm_offset + self.codec.layout(self.shape).scales
+
+    @property
+    def word_end(self) -> int:
+        """Where its words end."""
+        return self.word_offset + self.codec.level_words(self.shape, self.bits)
+
+
+class CpuLevelBatch:
+    """Encodes many tensors as integers that ranks add, and decodes the sums, by one call each.
+
+    As :class:`hvd_compress.kernels.interface.LevelKernels`, for NumPy arrays and CPU tensors. Norms and
+    words of all tensors stand in one array each, where the entries say; what stands between them stays.
+    Every list has one item an entry, in the entries' order.
+
+    One call of ``norms`` or ``encode`` and one of ``decode`` may run at the same time.
+
+    Args:
+        entries: the tensors. Their values' dtypes may change from call to call.
+        threads: how many threads a call may use.
+
+    Raises:
+        KernelError: the library was not built, belongs to another version, or has no kernels for a codec
+            or a width of lanes.
+        ValueError: norms or words overlap.
+    """
+
+    def __init__(self, entries: Sequence[LevelEntry], threads: int = 1) -> None:
+        check_number("CpuLevelBatch", "threads", threads, 1, 1024, integer=True)
+        self.entries = tuple(entries)
+        self.threads = threads
+        self._library = load()
+        for entry in self.entries:
+            spec = spec_pointer(entry.codec, entry.shape)
+            if spec is None or self._library.hvdc_level_words(spec, entry.bits) < 0:
+                raise KernelError(
+                    f"{entry.codec!r}: the native library has no lanes of {entry.bits} bits"
+                )
+        self.norm_count = check_places(
+            "LevelEntry.norm_offset",
+            1,
+            [(entry.norm_offset, entry.norm_end) for entry in self.entries],
+        )
+        self.word_count = check_places(
+            "LevelEntry.word_offset",
+            1,
+            [(entry.word_offset, entry.word_end) for entry in self.entries],
+        )
+        self._encoding, self._decoding = self._table(), self._table()
+
+    def norms(self, values: Sequence[Any], residuals: Sequence[Any | None], norms: Any) -> None:
+        """Writes the norms of ``values + alpha residual`` for every entry.
+
+        Args:
+            values: shape=(n,) each, float32, float16 or bfloat16, contiguous. Not changed.
+            residuals: shape=(n,) each, float32, contiguous; None where feedback is off. Not changed.
+            norms: shape=(norm_count or more,), float32, contiguous; +Inf where a bucket is not finite.
+        """
+        check_lengths(len(self.entries), values=values, residuals=residuals)
+        table = self._encoding
+        table.set_values("values", values)
+        table.set_residuals(residuals, residuals)
+        self._call(self._library.hvdc_level_norms_batch, table, self._norms(norms), self.threads)
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        norms: Any,
+        message: Any,
+    ) -> None:
+        """Writes the levels of ``values + alpha residual`` for every entry.
+
+        Args:
+            values: as for :meth:`norms`.
+            residuals: as for :meth:`norms`; not changed, but where the next residual is the same memory.
+            next_residuals: where the residuals after this encoding go, like ``residuals``: for each entry
+                the same memory, or none of it. Buckets whose norm is Inf get the residual that they had.
+            steps: part of the noise.
+            norms: shape=(norm_count or more,), float32, contiguous: those that ranks agree on. Not changed.
+            message: shape=(word_count or more,), int32, contiguous. Words are overwritten.
+        """
+        check_lengths(
+            len(self.entries),
+            values=values,
+            residuals=residuals,
+            next_residuals=next_residuals,
+            steps=steps,
+        )
+        table = self._encoding
+        table.set_values("values", values)
+        table.set_residuals(residuals, next_residuals)
+        table.set_steps(steps)
+        arrays = self._norms(norms), self._words(message)
+        self._call(self._library.hvdc_level_encode_batch, table, *arrays, self.threads)
+
+    def decode(self, values: Sequence[Any], norms: Any, message: Any, scale: float = 1.0) -> None:
+        """``values = (sum of levels * unit) * scale`` for every entry, rounded to their type last.
+
+        Args:
+            values: shape=(n,) each, float32, float16 or bfloat16, contiguous; NaN where a norm is Inf.
+            norms: as for :meth:`encode`.
+            message: shape=(word_count or more,), int32, contiguous: the sum of all ranks' words.
+            scale: factor on the sums, rounded to float32.
+        """
+        check_lengths(len(self.entries), values=values)
+        table = self._decoding
+        table.set_values("values", values)
+        arrays = self._norms(norms), self._words(message)
+        self._call(self._library.hvdc_level_decode_batch, table, *arrays, scale, self.threads)
+
+    def _norms(self, array: Any) -> int:
+        return _pointer("norms", array, self.norm_count, "float32")
+
+    def _words(self, array: Any) -> int:
+        return _pointer("message", array, self.word_count, "int32")
+
+    def _call(self, function: Any, table: TensorTable, *arguments: Any) -> None:
+        bad = ctypes.c_int64(-1)
+        status = function(table.pointer, table.size, *arguments, ctypes.byref(bad))
+        if status:
+            what = "batch"
+            if bad.value >= 0:
+                entry = self.entries[bad.value]
+                what = f"{entry.codec!r}, shape {entry.shape}"
+            raise KernelError(f"{what}: the native library answered with status {status}")
+
+    def _table(self) -> TensorTable:
+        entries = self.entries
+        arrays = Arrays.whole(entry.shape for entry in entries)
+        return TensorTable(
+            arrays.sizes,
+            arrays.places,
+            [entry.codec for entry in entries],
+            [entry.shape for entry in entries],
+            [entry.feedback for entry in entries],
+            [entry.noise for entry in entries],
+            [(4 * e.word_offset, 4 * (e.word_end - e.word_offset)) for e in entries],
+            [entry.bits for entry in entries],
+            [(entry.norm_offset, entry.norm_end - entry.norm_offset) for entry in entries],
+        )
+
+
+def _pointer(what: str, array: Any, least: int, dtype: str) -> int:
+    size = size_of(array)
+    if size < least:
+        raise ValueError(f"{what}: expected at least {least} elements, got {size}")
+    return pointer_to(what, array, size, dtype)

@@ -1,0 +1,183 @@
+"""The NumPy executor: slow, short, and the definition that the others are held to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs.payload import assemble, open_payload
+from hvd_compress.kernels.interface import Kernels, LevelKernels
+
+Shape = tuple[int, ...]
+
+
+class ReferenceKernels(Kernels):
+    """Implements :class:`hvd_compress.kernels.interface.Kernels` on NumPy arrays.
+
+    Gradients and outputs are float32 or float16 arrays; bfloat16, which NumPy lacks, is for the caller
+    to widen.
+    """
+
+    name = "reference"
+
+    def encode(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: np.ndarray,
+        payload: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+        noise: NoiseKey,
+    ) -> None:
+        with np.errstate(all="ignore"):
+            g, x = compensated(gradient, feedback, residual)
+            scales, codes = quantize(codec, shape, x, noise)
+            payload[:] = assemble(codec, shape, noise.step, scales, codes)
+            if residual is not None:
+                decoded = dequantize(codec, shape, scales, codes)
+                residual[:] = feedback.carry(g, residual, decoded)
+
+    def decode_sum(
+        self,
+        codec: Codec,
+        shape: Shape,
+        payloads: np.ndarray,
+        out: np.ndarray,
+        *,
+        step: int,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        total = np.zeros(math.prod(shape), np.float32)
+        with np.errstate(all="ignore"):
+            for payload in payloads:
+                _, scales, codes = open_payload(codec, shape, step, payload)
+                total += dequantize(codec, shape, scales, codes)
+            total *= np.float32(scale)
+            if accumulate:
+                total = out.astype(np.float32) + total
+            out[:] = total
+
+    def take_back(
+        self,
+        codec: Codec,
+        shape: Shape,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        payload: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        step: int,
+    ) -> None:
+        _, scales, codes = open_payload(codec, shape, step, payload)
+        with np.errstate(all="ignore"):
+            decoded = dequantize(codec, shape, scales, codes)
+            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
+
+
+class ReferenceLevels(LevelKernels):
+    """Implements :class:`hvd_compress.kernels.interface.LevelKernels` on NumPy arrays."""
+
+    name = "reference"
+
+    def norms(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        norms: np.ndarray,
+        *,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+    ) -> None:
+        if not math.prod(shape):
+            return
+        with np.errstate(all="ignore"):
+            _, x = compensated(gradient, feedback, residual)
+            norms[:] = codec.norms(x)
+
+    def encode(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        norms: np.ndarray,
+        words: np.ndarray,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+        residual: np.ndarray | None,
+        noise: NoiseKey,
+    ) -> None:
+        with np.errstate(all="ignore"):
+            g, x = compensated(gradient, feedback, residual)
+            levels = codec.to_levels(x, norms, noise)
+            words[:] = codec.pack_levels(levels, bits)
+            if residual is not None:
+                residual[:] = feedback.carry(g, residual, codec.from_levels(levels, norms))
+
+    def decode(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        norms: np.ndarray,
+        words: np.ndarray,
+        out: np.ndarray,
+        *,
+        bits: int,
+        scale: float = 1.0,
+    ) -> None:
+        levels = codec.unpack_levels(words, math.prod(shape), bits)
+        with np.errstate(all="ignore"):
+            out[:] = codec.from_levels(levels, norms) * np.float32(scale)
+
+    def take_back(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        norms: np.ndarray,
+        words: np.ndarray,
+        *,
+        bits: int,
+        feedback: ErrorFeedback,
+    ) -> None:
+        levels = codec.unpack_levels(words, math.prod(shape), bits)
+        with np.errstate(all="ignore"):
+            decoded = codec.from_levels(levels, norms)
+            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
+
+
+def compensated(
+    gradient: np.ndarray, feedback: ErrorFeedback, residual: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient in float32, and what is encoded.
+
+    Raises:
+        ValueError: a residual without feedback, or feedback without a residual.
+    """
+    if (residual is not None) != feedback.enabled:
+        raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+    g = gradient.astype(np.float32)
+    return g, g if residual is None else feedback.compensate(g, residual)
+
+
+def quantize(
+    codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey
+) -> tuple[np.ndarray, np.ndarray]:
+    """:meth:`Codec.quantize`, where an empty tensor has neither scales nor codes."""
+    if not x.size:
+        return np.empty(0, np.float32), np.empty(0, np.uint8)
+    return codec.quantize(x, shape, noise)
+
+
+def dequantize(codec: Codec, shape: Shape, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """:meth:`Codec.dequantize`, likewise."""
+    if not math.prod(shape):
+        return np.empty(0, np.float32)
+    return codec.dequantize(scales, codes, shape)

@@ -1,0 +1,159 @@
+"""An array of the C interface's tensors, whose pointers and steps are set for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.kernels.cpu_arrays import pointer_to
+from hvd_compress.kernels.cpu_library import spec_pointer
+from hvd_compress.kernels.native import Shape, Spec, Tensor, check_dtype, dtype_of, noise_of
+
+_TENSOR = np.dtype(Tensor)
+
+# Bytes of an element, by ``hvdc_dtype``.
+_WIDTHS = np.array([4, 2, 2], np.uint64)
+
+# By dtype: a dtype's name takes longer to make than the rest of a tensor's part in a call.
+_codes: dict[Any, int] = {}
+
+
+class TensorTable:
+    """``hvdc_tensor`` by entry.
+
+    Whole columns are set at once: what Python does for each tensor costs more than a small tensor's kernel.
+    Every list of a call has one item an array; an entry takes a part of one.
+
+    Args:
+        sizes: elements of each array.
+        sources: of each entry the number of its array, and its first element there.
+        places: of each entry the bytes from the message's start and its size in bytes.
+        bits: of a lane, for integer sums.
+        norms: of each entry its first norm and how many there are, for integer sums.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        sources: Sequence[tuple[int, int]],
+        codecs: Sequence[Codec],
+        shapes: Sequence[Shape],
+        feedbacks: Sequence[ErrorFeedback],
+        noises: Sequence[NoiseKey],
+        places: Sequence[tuple[int, int]],
+        bits: Sequence[int] = (),
+        norms: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._table = np.zeros(len(sources), _TENSOR)
+        self.pointer = self._table.ctypes.data
+        self.size = len(sources)
+        self._sizes = sizes
+        self._arrays = np.array([array for array, _ in sources], np.intp)
+        self._begins = np.array([begin for _, begin in sources], np.uint64)
+        self._enabled = np.array([feedback.enabled for feedback in feedbacks], bool)
+        self._used = sorted(set(self._arrays.tolist()))
+        self._fed = sorted(set(self._arrays[self._enabled].tolist()))
+        self._unfed = sorted(set(self._used) - set(self._fed))
+        self._values, self._dtypes = self._table["values"], self._table["dtype"]
+        self._columns = self._table["residual"], self._table["next_residual"]
+        self._steps, self._flags = self._table["noise"]["step"], self._table["flags"]
+        for place in range(self.size):
+            row = Tensor.from_address(self.pointer + place * _TENSOR.itemsize)
+            row.spec = _spec(codecs[place], shapes[place])
+            row.noise = noise_of(noises[place])
+            row.alpha, row.beta = feedbacks[place].alpha, feedbacks[place].beta
+            row.offset, row.payload_bytes = places[place]
+            if bits:
+                row.bits = bits[place]
+                row.norm_offset, row.norm_count = norms[place]
+
+    def set_values(self, what: str, arrays: Sequence[Any]) -> None:
+        """Points to gradients or outputs; raises as :func:`hvd_compress.kernels.cpu_arrays.pointer_to`."""
+        self._values[:], self._dtypes[:] = self._pointers(what, arrays, self._used)
+
+    def set_residuals(
+        self, residuals: Sequence[Any | None], next_residuals: Sequence[Any | None]
+    ) -> None:
+        """Points to residuals.
+
+        Raises:
+            TypeError: of another dtype.
+            ValueError: of another size, order or device; or not given exactly where feedback is enabled.
+        """
+        for what, arrays, column in (
+            ("residuals", residuals, self._columns[0]),
+            ("next_residuals", next_residuals, self._columns[1]),
+        ):
+            for number in self._unfed:
+                if arrays[number] is not None:
+                    raise _misplaced(f"{what}[{number}]")
+            try:
+                pointers, dtypes = self._pointers(what, arrays, self._fed)
+            except AttributeError:
+                for number in self._fed:
+                    if arrays[number] is None:
+                        raise _misplaced(f"{what}[{number}]") from None
+                raise
+            if dtypes.any():
+                for number in self._fed:
+                    check_dtype(f"{what}[{number}]", arrays[number], "float32")
+            column[:] = pointers * self._enabled
+
+    def set_steps(self, steps: Sequence[int]) -> None:
+        """Sets the steps.
+
+        Raises:
+            OverflowError: one is negative, or has more than 64 bits.
+        """
+        self._steps[:] = np.array(steps, np.uint64)[self._arrays]
+
+    def any_flag(self) -> bool:
+        """Whether the last call flagged a tensor."""
+        return bool(self._flags.any())
+
+    def _pointers(
+        self, what: str, arrays: Sequence[Any], numbers: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where the entries' parts of some arrays begin, and their dtypes; 0 for the other arrays'."""
+        pointers = np.zeros(len(self._sizes), np.uint64)
+        dtypes = np.zeros(len(self._sizes), np.intp)
+        pointers[numbers], dtypes[numbers] = _pointers(what, arrays, self._sizes, numbers)
+        dtypes = dtypes[self._arrays]
+        return pointers[self._arrays] + self._begins * _WIDTHS[dtypes], dtypes
+
+
+def _misplaced(what: str) -> ValueError:
+    return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")
+
+
+def _spec(codec: Codec, shape: Shape) -> Spec:
+    pointer = spec_pointer(codec, shape)
+    if pointer is None:
+        raise NotImplementedError(f"{codec!r} has no native kernels")
+    return pointer.contents
+
+
+def _pointers(
+    what: str, arrays: Sequence[Any], sizes: Sequence[int], numbers: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Where arrays begin, and their dtypes: checks that torch's CPU tensors pass without a call of ours."""
+    pointers, dtypes = [], []
+    known = _codes.get
+    for number in numbers:
+        array, size = arrays[number], sizes[number]
+        code = known(array.dtype)
+        if code is None:
+            code = _codes[array.dtype] = dtype_of(f"{what}[{number}]", array)
+        dtypes.append(code)
+        try:
+            good = array.is_cpu and array.numel() == size and array.is_contiguous()
+        except AttributeError:
+            good = False  # an array of NumPy's, or of a kind that is refused
+        if good:
+            pointers.append(array.data_ptr())
+        else:
+            pointers.append(pointer_to(f"{what}[{number}]", array, size))
+    return pointers, dtypes

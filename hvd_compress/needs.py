@@ -1,0 +1,39 @@
+"""What each frontend needs, said in one line where it is missing.
+
+A frontend's first statement calls :func:`need`. So an import fails with what to install, and not with the
+name of the module that happens to be imported first.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+_TORCH = ("torch", "PyTorch: pip install torch")
+_TENSORFLOW = (
+    "tensorflow",
+    "TensorFlow: pip install tensorflow-cpu, or tensorflow on a machine with a GPU",
+)
+_KERAS = ("keras", "Keras 3: pip install keras")
+_HOROVOD = "Horovod 0.28.1; scripts/horovod_wheel.py in the sources of hvd_compress builds it"
+
+_NEEDS = {
+    "hvd_compress.ddp": (_TORCH,),
+    "hvd_compress.torch": (
+        _TORCH,
+        ("horovod", f"{_HOROVOD}. Without Horovod, use hvd_compress.ddp"),
+    ),
+    "hvd_compress.tensorflow": (_TENSORFLOW, ("horovod", _HOROVOD)),
+    "hvd_compress.keras": (_TENSORFLOW, _KERAS, ("horovod", _HOROVOD)),
+}
+
+
+def need(frontend: str) -> None:
+    """Checks that what the frontend imports is installed, without importing it.
+
+    Raises:
+        ModuleNotFoundError: something is missing.
+    """
+    for module, what in _NEEDS[frontend]:
+        if module not in sys.modules and find_spec(module) is None:
+            raise ModuleNotFoundError(f"{frontend} needs {what}", name=module)

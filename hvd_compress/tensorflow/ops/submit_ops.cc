@@ -1,0 +1,146 @@
+// A gradient's own operations: one gives it to its bucket, the other waits for its result.
+#include <memory>
+#include <utility>
+
+#include "bucket.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvd_compress {
+namespace {
+
+using namespace tensorflow;  // NOLINT: the registration macros need it
+
+// begun: what the step's messages depend on. residual, owned, exchanges: as of Member. submitted:
+// stands for the gradient in Horovod's allreduce. bucket, member: which of the step's buckets, and
+// which of its members. The others are a Coder's.
+REGISTER_OP("HvdcSubmit")
+    .Input("gradient: T")
+    .Input("begun: float")
+    .Input("residual: resource")
+    .Input("owned: resource")
+    .Input("exchanges: resource")
+    .Input("ledger: resource")
+    .Output("submitted: float")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("bucket: int")
+    .Attr("member: int")
+    .Attr("label: string")
+    .Attr("spec: string")
+    .Attr("tensor: int")
+    .Attr("seed: int")
+    .Attr("threads: int")
+    .Attr("alpha: float")
+    .Attr("beta: float")
+    .Attr("begins: list(int)")
+    .Attr("lengths: list(int)")
+    .Attr("streams: list(int)")
+    .Attr("own: int")
+    .Attr("own_stream: int")
+    .Attr("bits: int")
+    .Attr("norms: int")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(1));
+      return absl::OkStatus();
+    });
+
+class SubmitOp : public OpKernel {
+ public:
+  explicit SubmitOp(OpKernelConstruction* context)
+      : OpKernel(context), coder_(std::make_shared<Coder>(context)) {
+    OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(context, context->GetAttr("member", &member_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Member member;
+    OP_REQUIRES_OK(context, Lookup(context, 2, &member.residual));
+    OP_REQUIRES_OK(context, Lookup(context, 3, &member.owned));
+    OP_REQUIRES_OK(context, Lookup(context, 4, &member.exchanges));
+    const auto found = LookupBucket(context, 5, bucket_);
+    OP_REQUIRES_OK(context, found.status());
+    member.coder = coder_;
+    member.gradient = context->input(0);
+    member.pieces = coder_->Pieces(member.gradient.shape());
+    found->ledger->Count(kUncompressedBytes, static_cast<double>(member.gradient.TotalBytes()));
+    context->set_output(0, context->input(1));
+    found->bucket->Submit(member_, std::move(member));
+  }
+
+ private:
+  std::shared_ptr<const Coder> coder_;
+  int64_t bucket_, member_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcSubmit").Device(DEVICE_CPU), SubmitOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcSubmit")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("begun")
+                            .HostMemory("residual")
+                            .HostMemory("owned")
+                            .HostMemory("exchanges")
+                            .HostMemory("ledger")
+                            .HostMemory("submitted"),
+                        SubmitOp);
+// The residuals are where the gradient is, but the ledger and the positions are the host's.
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSubmit");
+
+// submitted: of the gradient itself, which has the result's shape. An error waits for the step's
+// other gradients.
+REGISTER_OP("HvdcResult")
+    .Input("submitted: float")
+    .Input("gradient: T")
+    .Input("ledger: resource")
+    .Output("result: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("bucket: int")
+    .Attr("member: int")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+class ResultOp : public AsyncOpKernel {
+ public:
+  explicit ResultOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(context, context->GetAttr("member", &member_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto found = LookupBucket(context, 2, bucket_);
+    OP_REQUIRES_OK_ASYNC(context, found.status(), done);
+    Ledger* const ledger = found->ledger.release();
+    const auto end = [context, ledger, done = std::move(done)](const absl::Status& status) {
+      if (!status.ok()) context->SetStatus(status);
+      ledger->Unref();
+      done();
+    };
+    const auto then = [context, ledger, bucket = found->bucket, number = member_,
+                       end](bool happened) {
+      if (!happened) return end(errors::Cancelled("the step was cancelled"));
+      Member& member = bucket->members[number];
+      if (!member.status.ok()) {
+        return ledger->ReturnedInVain([end, status = member.status] { end(status); },
+                                      context->cancellation_manager());
+      }
+      context->set_output(0, std::exchange(member.result, Tensor()));
+      ledger->Returned();
+      end(absl::OkStatus());
+    };
+    found->bucket->decoded->Wait(then, context->cancellation_manager());
+  }
+
+ private:
+  int64_t bucket_, member_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcResult").Device(DEVICE_CPU), ResultOp);
+REGISTER_KERNEL_BUILDER(
+    Name("HvdcResult").Device(DEVICE_GPU).HostMemory("submitted").HostMemory("ledger"), ResultOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcResult");
+
+}  // namespace
+}  // namespace hvd_compress

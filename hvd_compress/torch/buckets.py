@@ -1,0 +1,91 @@
+"""Gradients in the buckets that they travel in, as hooks bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from hvd_compress.exchange import buckets
+from hvd_compress.torch_common.slots import Slot
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Gradients that travel together.
+
+    Attributes:
+        name: the same on every rank.
+        number: its place among the step's buckets, the same on every rank.
+        wanted: how many gradients it gets.
+        gradients: those that have come, by slot.
+    """
+
+    name: str
+    number: int
+    wanted: int
+    gradients: dict[Slot, torch.Tensor] = field(default_factory=dict)
+
+    def sorted(self) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
+        """Slots and gradients in the order of the parameters."""
+        slots = tuple(sorted(self.gradients, key=lambda slot: slot.index))
+        return slots, [self.gradients[slot] for slot in slots]
+
+
+class Buckets:
+    """The buckets of a step.
+
+    They are made up of the parameters that had a gradient in the last step. Horovod's optimizer exchanges
+    the same gradients on every rank, so that this is the same everywhere. A gradient that did not come
+    before is a latecomer, and has a bucket of its own.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[Slot, Bucket] = {}
+        self._waiting: dict[str, Bucket] = {}
+        self._arrived: set[Slot] = set()
+        self._count = 0
+
+    def plan(self, slots: Iterable[Slot]) -> None:
+        """Makes up the buckets anew, of gradients that will be encoded."""
+        self._buckets = {}
+        self._count = 0
+        kinds: dict[tuple[str, torch.device, torch.dtype], list[Slot]] = {}
+        for slot in slots:
+            parameter = slot.parameter
+            kind = slot.route.exchange, parameter.device, parameter.dtype
+            kinds.setdefault(kind, []).append(slot)
+        for members in kinds.values():
+            by_index = {slot.index: slot for slot in members}
+            for numbers in buckets.compose((slot.index, slot.count) for slot in members):
+                bucket = Bucket(f"bucket {self._count}", self._count, len(numbers))
+                self._buckets.update({by_index[number]: bucket for number in numbers})
+                self._count += 1
+
+    def add(self, slot: Slot, gradient: torch.Tensor) -> Bucket | None:
+        """Takes a gradient; returns its bucket if that was the last one for it."""
+        self._arrived.add(slot)
+        planned = self._buckets.get(slot)
+        if planned is None:
+            planned = Bucket(f"latecomer {slot.index}", self._count + slot.index, 1)
+        bucket = self._waiting.setdefault(planned.name, planned)
+        bucket.gradients[slot] = gradient
+        if len(bucket.gradients) < bucket.wanted:
+            return None
+        return self._taken(bucket)
+
+    def rest(self) -> list[Bucket]:
+        """The buckets that wait for gradients which do not come in this step."""
+        return [self._taken(self._waiting[name]) for name in sorted(self._waiting)]
+
+    def end(self) -> set[Slot] | None:
+        """Ends a step; returns the parameters whose gradients came if they are not those planned for."""
+        arrived, self._arrived = self._arrived, set()
+        return None if arrived == self._buckets.keys() else arrived
+
+    def _taken(self, bucket: Bucket) -> Bucket:
+        del self._waiting[bucket.name]
+        taken = Bucket(bucket.name, bucket.number, bucket.wanted, bucket.gradients)
+        bucket.gradients = {}
+        return taken

@@ -1,1 +1,0 @@
-"""The exchanges: how one gradient's payloads get from rank to rank."""

@@ -1,0 +1,95 @@
+"""Which ranks take part in a step, and whether they send the same things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_compress.exchange import agreement, token
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch.collectives import Collectives, Handle
+
+
+class Participation:
+    """The participation check of every step, and the comparison of settings in the first one.
+
+    An all_gather among ranks of which one has joined would bring Horovod down, so that messages are held
+    back until the participation check has come back: a sum of a few bytes, started by the step's first
+    gradient.
+
+    Args:
+        collectives: the ranks.
+        configuration: called before the first step, and until the ranks agree; compared between them.
+        prepare: called once they agree, by every rank; may wait for the others.
+
+    Attributes:
+        agreed: whether the ranks' settings are known to be the same.
+        tokens: the sum of the tokens of the ranks that take part; None before it is known.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        configuration: Callable[[], dict[str, Any]],
+        prepare: Callable[[], None],
+    ) -> None:
+        self._collectives = collectives
+        self._configuration = configuration
+        self._prepare = prepare
+        self._settings = b""
+        self._comparing: Handle | None = None
+        self.agreed = False
+        self._checking: Handle | None = None
+        self.tokens: list[float] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks take part, as far as it is known."""
+        return self.tokens is None or token.everybody(self.tokens, self._collectives.size)
+
+    def forget(self) -> None:
+        """Has the ranks compare their settings again in the next step."""
+        self.agreed, self._comparing = False, None
+
+    def begin(self) -> None:
+        """Starts a step's check, before anything is sent or encoded."""
+        if not self.agreed:
+            self._settings = agreement.serialize(self._configuration())
+        self.tokens = None
+        values = torch.tensor(token.make(self._collectives.rank))
+        self._checking = self._collectives.all_reduce(values, "participation")
+
+    def known(self, timeout: float) -> bool:
+        """Whether it is known who takes part, and that those agree.
+
+        Args:
+            timeout: seconds to wait for slower ranks.
+
+        Raises:
+            ExchangeError: on every rank, their settings differ.
+        """
+        if self._checking is not None:
+            if not self._collectives.done(self._checking, timeout):
+                return False
+            self.tokens = self._collectives.wait(self._checking).tolist()
+            self._checking = None
+        # An all_gather, like those that follow: a rank that has joined could take no part in it.
+        return self.agreed or not self.complete or self._agree(timeout)
+
+    def _agree(self, timeout: float) -> bool:
+        if self._comparing is None:
+            message = torch.frombuffer(bytearray(self._settings), dtype=torch.uint8)
+            self._comparing = self._collectives.all_gather(message, "configuration")
+        if not self._collectives.done(self._comparing, timeout):
+            return False
+        gathered = self._collectives.wait(self._comparing)
+        try:
+            agreement.check(gathered.numpy().tobytes())
+        except ExchangeError:
+            self._collectives.barrier()
+            raise
+        self._prepare()
+        self.agreed = True
+        return True

@@ -1,0 +1,15 @@
+"""Every rank gets every rank's payloads."""
+
+from __future__ import annotations
+
+from hvd_compress.exchange import layout
+from hvd_compress.torch_common.batch import Batch
+from hvd_compress.torch_common.comm import Comm, Exchanging
+
+
+def allgather(batch: Batch, comm: Comm) -> Exchanging:
+    """Each rank decodes and adds all ranks' payloads, in rank order; traffic grows with their number."""
+    plan = batch.plan
+    table = plan.table("whole", lambda: layout.whole(plan.members, comm.rank))
+    rows = yield comm.all_gather(batch.encode(table))
+    batch.load(table, rows, lambda piece, row: row, rows[:, table.layout.flags :])

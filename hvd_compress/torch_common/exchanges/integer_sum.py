@@ -1,0 +1,28 @@
+"""Norms first, then levels, each in an all_reduce."""
+
+from __future__ import annotations
+
+from hvd_compress.exchange import layout
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch_common.batch import Batch
+from hvd_compress.torch_common.comm import Comm, Exchanging
+from hvd_compress.torch_common.levels import LevelBatch
+
+
+def integer_sum(batch: Batch, comm: Comm) -> Exchanging:
+    """The ranks' levels, made with common norms, are added as integers (TernGrad, section 3.1).
+
+    The flags go with the norms: the maximum is 1 if some rank used the gradient. A rank that fails adds
+    zeros and does not count itself in the last word of the levels.
+    """
+    levels = LevelBatch(batch, lambda: layout.levels(batch.plan.members, comm.size))
+    norms = yield comm.all_reduce(levels.norms(), "max")
+    words = yield comm.all_reduce(levels.encode(norms))
+    counted = int(words[-1])
+    if counted != comm.size and batch.error is None:
+        names = ", ".join(slot.name for slot in batch.plan.slots)
+        batch.error = ExchangeError(
+            f"{names}: expected the levels of all {comm.size} ranks, got those of {counted}; the own "
+            f"errors of the others say why"
+        )
+    batch.load_by(lambda scale: levels.decode(words, scale), norms[None, levels.flags :])

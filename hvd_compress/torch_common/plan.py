@@ -1,0 +1,117 @@
+"""What the batches of a bucket have in common from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.exchange.layout import Layout, LevelLayout, Member, OwnedPart, Owners
+from hvd_compress.exchange.registry import EXCHANGES, Group
+from hvd_compress.kernels.batch import Arrays, Entry
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
+from hvd_compress.kernels.interface import Batch as NativeBatch
+from hvd_compress.torch_common.encoder import Encoder
+from hvd_compress.torch_common.slots import Slot
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A layout, and the kernels for its pieces.
+
+    Attributes:
+        layout: where payloads stand.
+        kernels: encode and decode all pieces in one call.
+    """
+
+    layout: Layout
+    kernels: NativeBatch
+
+
+class Plan:
+    """The members of a bucket, by what exchange they travel, and the tables of its messages.
+
+    Args:
+        encoder: what this rank encodes with.
+        slots: the gradients' parameters; all take the same exchange.
+        group: the ranks.
+        like: a tensor on the gradients' device.
+
+    Attributes:
+        members: the same for layouts.
+        owners: how ranks share the gradients out; None where they do not.
+        owned: of each gradient, what this rank owns; None where ranks do not share them out.
+        owned_sizes: elements of these parts.
+    """
+
+    def __init__(
+        self, encoder: Encoder, slots: Sequence[Slot], group: Group, like: torch.Tensor
+    ) -> None:
+        self.slots = slots
+        self.group = group
+        self.exchange = slots[0].route.exchange
+        self.members = [Member(slot.index, slot.shape, slot.route.codec) for slot in slots]
+        self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
+        self.owned: list[OwnedPart | None] = [None] * len(slots)
+        if self.owners is not None:
+            self.owned = [self.owners.owned(slot.index, slot.count) for slot in slots]
+        self.owned_sizes = [part[1] - part[0] if part else 0 for part in self.owned]
+        self._encoder = encoder
+        self._like = like.new_empty(0)
+        self._tables: dict[str, Table] = {}
+        self._levels: tuple[LevelLayout, CpuLevelBatch] | None = None
+
+    def table(self, name: str, layout: Callable[[], Layout]) -> Table:
+        """The table of a message.
+
+        Args:
+            name: the message's, among those of the exchange.
+            layout: makes its layout, when it is asked for the first time.
+        """
+        if name not in self._tables:
+            made = layout()
+            entries = [
+                Entry(
+                    self.members[piece.member].codec,
+                    piece.shape,
+                    self.slots[piece.member].route.feedback,
+                    NoiseKey(self._encoder.seed, piece.stream, self.members[piece.member].index),
+                    piece.offset,
+                )
+                for piece in made.pieces
+            ]
+            arrays = self._arrays(made)
+            self._tables[name] = Table(
+                made, self._encoder.kernels.batch(entries, arrays, self._like)
+            )
+        return self._tables[name]
+
+    def level_table(self, layout: Callable[[], LevelLayout]) -> tuple[LevelLayout, CpuLevelBatch]:
+        """The layout of an integer sum's messages, and the kernels for them; as for :meth:`table`."""
+        if self._levels is None:
+            made = layout()
+            entries = []
+            for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
+                assert isinstance(member.codec, LevelCodec)
+                entry = LevelEntry(
+                    member.codec,
+                    member.shape,
+                    slot.route.feedback,
+                    NoiseKey(self._encoder.seed, self._encoder.rank, member.index),
+                    piece.bits,
+                    piece.norm_offset,
+                    piece.word_offset,
+                )
+                entries.append(entry)
+            self._levels = made, CpuLevelBatch(entries, self._encoder.kernels.threads)
+        return self._levels
+
+    def _arrays(self, layout: Layout) -> Arrays:
+        """One for each member: its gradient, or what this rank owns of it."""
+        if layout.own is None:
+            sizes = [member.count for member in self.members]
+            return Arrays(sizes, [(piece.member, piece.begin) for piece in layout.pieces])
+        sizes = [end - begin for begin, end in layout.own]
+        return Arrays(sizes, [(piece.member, 0) for piece in layout.pieces])

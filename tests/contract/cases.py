@@ -1,0 +1,60 @@
+"""What the contract is tried with: tensors, their gradients, and codecs for each exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_compress.codecs import BF16, ECQ, FP16, Codec, ErrorFeedback, Int8, OneBit, Ternary
+
+Row = tuple[Codec, ErrorFeedback]
+
+SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
+"""7, 3 and 1 grains: uneven parts, ranks without one, and tensors smaller than the number of ranks."""
+
+FULL, NONE, WEAK = ErrorFeedback(), ErrorFeedback(0.0), ErrorFeedback(0.01, 1.0)
+PARTIAL = ErrorFeedback(0.5, 0.75)
+
+_PAYLOADS: list[Row] = [
+    (OneBit(), FULL),
+    (OneBit(), NONE),
+    (OneBit("tensor"), PARTIAL),
+    (Int8(), NONE),
+    (Int8("linear"), FULL),
+    (Ternary(), NONE),
+    (Ternary(bucket="tensor"), NONE),
+    (ECQ(), WEAK),
+    (BF16(), NONE),
+    (FP16(), FULL),
+]
+_LEVELS: list[Row] = [
+    (Ternary(), NONE),
+    (Ternary(bucket="tensor", clip=None), NONE),
+    (Ternary(64), ErrorFeedback(0.1, 0.9)),
+    (ECQ(), WEAK),
+    (ECQ(2, "linf", "tensor"), NONE),
+    (ECQ(100, "l2", 128), FULL),
+]
+ROWS: dict[str, list[Row]] = {
+    "allgather": [*_PAYLOADS[:-1], (OneBit("column"), FULL), (ECQ(), NONE)],
+    "two_shot": _PAYLOADS,
+    "hierarchical": _PAYLOADS,
+    "integer_sum": _LEVELS,
+}
+"""Codecs that an exchange is tried with. FP16 in an allgather is Horovod's or DDP's own."""
+
+USUAL: dict[str, Row] = {name: (OneBit(), FULL) for name in ROWS} | {"integer_sum": (ECQ(), WEAK)}
+"""What an exchange is tried with where the codec does not matter."""
+
+
+def gradients(rank: int, step: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Of one rank at one step, float32, the same wherever they are asked for.
+
+    Those of odd ranks are larger from step to step: by 10, which a sum of integers with common norms has
+    to bear.
+    """
+    generator = np.random.default_rng([rank, step])
+    factor = np.float32(10.0 ** (step % 3 * (rank % 2)))
+    return {
+        name: np.asarray(factor * generator.standard_normal(shape, np.float32))
+        for name, shape in shapes.items()
+    }

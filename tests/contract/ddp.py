@@ -1,0 +1,88 @@
+"""The row of ``hvd_compress.ddp``, under a stock ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import Codec, ErrorFeedback
+from tests.contract.frontend import Form, Job
+from tests.contract.pytorch import TorchFrontend, TorchJob
+from tests.ddp.probes import distributed
+
+
+class _Job(TorchJob):
+    def __init__(
+        self, ddp: torch.nn.parallel.DistributedDataParallel, compressor: Any, dtype: torch.dtype
+    ) -> None:
+        super().__init__(ddp.module, compressor, dtype)
+        self.ddp = ddp
+
+    def _run(self, tensors: dict[str, torch.Tensor], used: Sequence[str] | None) -> None:
+        self.ddp.zero_grad()
+        self.ddp(tensors, used).backward()
+
+    def joining(self) -> AbstractContextManager[None]:
+        return self.ddp.join()
+
+
+class DDP(TorchFrontend):
+    """See :class:`tests.contract.frontend.Frontend`."""
+
+    name = "ddp"
+    launcher, launcher_of_hosts = "torchrun", "two nodes"
+    errors = hvdc.ExchangeError
+    outsiders = False
+    zeros_after_join = True
+    sends_unused = False
+    with_unused = {"find_unused_parameters": True}  # noqa: RUF012
+    one_bucket = {"bucket_cap_mb": 25}  # noqa: RUF012
+    views = ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001})
+
+    rank = property(lambda self: dist.get_rank())
+    size = property(lambda self: dist.get_world_size())
+    local = property(lambda self: int(os.environ["LOCAL_WORLD_SIZE"]))
+
+    @property
+    def forms(self) -> Sequence[Form]:
+        options: tuple[dict[str, Any], ...] = (
+            {"gradient_as_bucket_view": True},
+            {"static_graph": True},
+            {"static_graph": True, "gradient_as_bucket_view": True},
+            {"find_unused_parameters": True},
+            {"bucket_cap_mb": 25},
+            {"bucket_cap_mb": 1e-6},
+            {"channels_last": True},
+            {"channels_last": True, "gradient_as_bucket_view": True},
+        )
+        return [Form(one) for one in options]
+
+    def make(
+        self,
+        exchange: str,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        shapes: Any,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> Job:
+        model, chosen = self._probe(shapes, dtype, options)
+        ddp, compressor = distributed(model, codec, feedback, exchange=exchange, **options)
+        return _Job(ddp, compressor, chosen)
+
+    def group_of(self, *ranks: int) -> dict[str, Any]:
+        return {"process_group": dist.new_group(ranks)}
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier()

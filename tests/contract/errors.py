@@ -1,0 +1,77 @@
+"""What is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hvd_compress.codecs import (
+    ECQ,
+    OneBit,
+    Ternary,
+)
+from tests.contract.beside import Beside
+from tests.contract.cases import FULL, NONE, SHAPES, USUAL, Row, gradients
+from tests.contract.frontend import Frontend
+
+
+def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
+    """An error before anything is sent; the ranks are then as they were."""
+    with pytest.raises(ValueError, match=r"exchange: expected one of 'allgather', .*got 'mail'"):
+        frontend.make("mail", *USUAL[exchange], SHAPES)
+    codec, reason = {
+        "integer_sum": (OneBit(), "expected a codec of evenly spaced levels around 0"),
+    }.get(exchange, (OneBit("column"), f"contiguous groups for exchange='{exchange}'"))
+    if exchange != "allgather":
+        wrong: list[tuple[Row, dict[str, Any], str]] = [
+            ((codec, FULL), {}, "a"),
+            (USUAL[exchange], {"layers": {frontend.called(SHAPES)["b"]: codec}}, "b"),
+        ]
+        for row, options, name in wrong:
+            message = (
+                f"{frontend.called(SHAPES)[name]}: expected .*{reason.removeprefix('expected ')}"
+            )
+            with pytest.raises(frontend.refusal, match=message):
+                Beside(frontend, exchange, row, **options).step(0)
+
+
+def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
+    """An error on every rank, which says who has what."""
+    usual, called = USUAL[exchange], frontend.called(SHAPES)
+    setting = ECQ(7) if exchange == "integer_sum" else OneBit(512)
+    another = "two_shot" if exchange != "two_shot" else "allgather"
+    cases: list[tuple[str, Row, dict[str, Any], str]] = [
+        (exchange, (Ternary(), NONE), {}, r"{a}: .*{codec}.* on rank 0.*Ternary\(.*{last}"),
+        (exchange, (setting, usual[1]), {}, r"{a}: .*{codec}.* on rank 0.*{setting}.*{last}"),
+        (
+            exchange,
+            usual,
+            {"threshold": 5000},
+            r"{b}: .*{codec}.* on rank 0.*NoCompression.*{last}",
+        ),
+        (exchange, usual, {"seed": 1}, r"seed: 0 on rank 0.*, 1 {last}"),
+        (another, usual, {}, r"{a}: .*through {exchange}.* on rank 0.*through {another}.*{last}"),
+    ]
+    if exchange != "allgather":
+        # What ranks compare does not depend on the exchange, but for its name.
+        cases = (
+            cases[:1] if exchange == "hierarchical" and frontend.meets else [cases[0], cases[-1]]
+        )
+    for theirs, row, options, pattern in cases:
+        if frontend.rank < frontend.size - 1:
+            theirs, row, options = exchange, usual, {}
+        message = pattern.format(
+            a=called["a"],
+            b=called["b"],
+            codec=re.escape(repr(usual[0])),
+            setting=re.escape(repr(setting)),
+            exchange=exchange,
+            another=another,
+            last=f"on rank {frontend.size - 1}",
+        )
+        job = frontend.make(theirs, *row, SHAPES, **options)
+        with pytest.raises(frontend.errors, match=f"(?s){message}"):
+            job.step(gradients(frontend.rank, 0, SHAPES))
+        frontend.barrier()  # All of them are still there.

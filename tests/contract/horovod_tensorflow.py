@@ -1,0 +1,144 @@
+"""The row of ``hvd_compress.tensorflow``, under a stock ``DistributedGradientTape``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.exchange.counters import Counters
+from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kept
+from tests.tensorflow.probes import process_set
+
+
+_FOLDER = tempfile.TemporaryDirectory()
+"""Of this process, not of a job: other ranks read a checkpoint after the job that wrote it has gone."""
+
+
+class _Job(Job):
+    """A step whose gradients are its arguments: the gradient of ``sum(p * t)`` is ``t``, exactly."""
+
+    def __init__(
+        self, shapes: Any, dtype: str, compressor: hvdc.Compressor, graph: bool, **options: Any
+    ) -> None:
+        self.compressor = compressor
+        self._names, self._dtype = list(shapes), dtype
+        variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in shapes.values()]
+
+        def step(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                parts = [tf.reduce_sum(v * t) for v, t in zip(variables, gradients, strict=True)]
+                loss = tf.add_n(parts)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, **options)
+            return tape.gradient(loss, variables)
+
+        self._run = tf.function(step) if graph else step
+
+    def step(self, gradients: Arrays, used: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        assert used is None
+        results = self._run([tf.cast(gradients[name], self._dtype) for name in self._names])
+        assert all(one.dtype == self._dtype for one in results)
+        return {
+            n: tf.cast(r, tf.float32).numpy() for n, r in zip(self._names, results, strict=True)
+        }
+
+    def kept(self) -> tuple[Kept, Kept]:
+        slots = {self._names[slot.index]: slot for slot in self.compressor.slots}
+        whole = {name: slot.residual.numpy() for name, slot in slots.items()}
+        owned = {name: slot.owned.numpy() for name, slot in slots.items()}
+        return whole, owned
+
+    @property
+    def counters(self) -> Counters:
+        return self.compressor.counters
+
+    def save(self) -> Any:
+        path = Path(tempfile.mkdtemp(dir=_FOLDER.name)) / "checkpoint"
+        return tf.train.Checkpoint(compressor=self.compressor).write(str(path))
+
+    def load(self, saved: Any) -> None:
+        tf.train.Checkpoint(compressor=self.compressor).read(saved)
+
+    def take_over(self, everybodys: Sequence[Any]) -> None:
+        self.compressor.load_resized(everybodys)
+
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        yield
+        hvd.join()
+
+
+class HorovodTensorFlow(Frontend):
+    """See :class:`tests.contract.frontend.Frontend`."""
+
+    name = "tensorflow"
+    launcher, launcher_of_hosts = "tensorflow", "tensorflow on two hosts"
+    environment = OF_HOROVOD
+    errors = tf.errors.OpError
+    refusal = Exception  # AutoGraph raises one of its own.
+    # In the same process, Horovod 0.28.1's second join() does not wait for the others.
+    alone = frozenset({"a_rank_that_joins", "a_rank_that_joins_at_once"})
+    leavers = (0,)
+    single = False  # Horovod's tape leaves it alone, elastic or not.
+    meets = True  # A rank that makes another one is in tests/tensorflow/test_hierarchical.py.
+    exact = False
+    flag_bytes = 0
+    alike = False
+    cannot = {  # noqa: RUF012
+        "parameters_that_are_not_used": "a graph has the same gradients in every step",
+        "gradients_in_another_order_on_each_rank": "tracing puts them in order",
+        "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",
+    }
+
+    rank = property(lambda self: hvd.rank())
+    size = property(lambda self: hvd.size())
+    local = property(lambda self: hvd.local_size())
+
+    @property
+    def forms(self) -> Sequence[Form]:
+        return (
+            Form({"graph": False}),
+            Form({"op": hvd.Sum}, sums=True),
+            Form({"gradient_predivide_factor": 2.0}),
+            Form({"groups": 2}),
+        )
+
+    def make(
+        self,
+        exchange: str,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        shapes: Any,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> Job:
+        graph = options.pop("graph", True)
+        known = {"op", "groups", "gradient_predivide_factor"} & options.keys()
+        for_tape = {name: options.pop(name) for name in known}
+        if "process_set" in options:
+            for_tape["process_set"] = options["process_set"]
+        options = {"exchange": exchange, "threshold": 0, **options}
+        return _Job(shapes, dtype, hvdc.Compressor(codec, feedback, **options), graph, **for_tape)
+
+    def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:
+        return tf.cast(tf.cast(array, dtype), tf.float32).numpy()
+
+    def called(self, shapes: Any) -> dict[str, str]:
+        return {name: f"gradient.{number}" for number, name in enumerate(shapes)}
+
+    def group_of(self, *ranks: int) -> dict[str, Any]:
+        return {"process_set": process_set(*ranks)}
+
+    def gather(self, value: Any) -> list[Any]:
+        return hvd.allgather_object(value, name="gathered by the contract")
+
+    def barrier(self) -> None:
+        hvd.allreduce(tf.zeros(1), name="barrier of the contract")

@@ -1,0 +1,82 @@
+"""What the rows of PyTorch's frontends have in common."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.torch_common.coder import GradientCoder
+from tests.contract.frontend import Arrays, Frontend, Job, Kept
+from tests.torch_models import Probe
+
+
+class TorchJob(Job):
+    """A probe.
+
+    Args:
+        model: with a compressor.
+        compressor: its compressor.
+        dtype: of its parameters.
+    """
+
+    def __init__(self, model: Probe, compressor: GradientCoder, dtype: torch.dtype) -> None:
+        self.model, self.compressor, self._dtype = model, compressor, dtype
+
+    def step(self, gradients: Arrays, used: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        tensors = {n: torch.from_numpy(g).to(self._dtype) for n, g in gradients.items()}
+        self._run(tensors, used)
+        result = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                assert parameter.grad.dtype == self._dtype
+                assert parameter.grad.stride() == parameter.stride() or not parameter.numel()
+                result[name] = parameter.grad.float().numpy().copy()
+        return result
+
+    def _run(self, tensors: dict[str, torch.Tensor], used: Sequence[str] | None) -> None:
+        raise NotImplementedError
+
+    def kept(self) -> tuple[Kept, Kept]:
+        tensors = self.compressor.state_dict()["tensors"]
+        owned = {name: one["owned"]["residual"] for name, one in tensors.items() if one["owned"]}
+        whole = {name: one["residual"] for name, one in tensors.items()}
+        return _copied(whole), _copied(owned)
+
+    @property
+    def counters(self) -> Counters:
+        return self.compressor.counters
+
+    def save(self) -> Any:
+        file = io.BytesIO()
+        torch.save(self.compressor.state_dict(), file)
+        return file.getvalue()
+
+    def load(self, saved: Any) -> None:
+        self.compressor.load_state_dict(torch.load(io.BytesIO(saved)))
+
+    def take_over(self, everybodys: Sequence[Any]) -> None:
+        self.load(everybodys[self.compressor.state_dict()["rank"]])
+
+
+class TorchFrontend(Frontend):
+    """A frontend whose gradients are tensors of PyTorch."""
+
+    def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:
+        return torch.from_numpy(array).to(getattr(torch, dtype)).float().numpy()
+
+    @staticmethod
+    def _probe(shapes: Any, dtype: str, options: dict[str, Any]) -> tuple[Probe, torch.dtype]:
+        chosen = getattr(torch, dtype)
+        model = Probe(shapes, chosen)
+        if options.pop("channels_last", False):
+            model.to(memory_format=torch.channels_last)
+        return model, chosen
+
+
+def _copied(tensors: dict[str, torch.Tensor | None]) -> Kept:
+    return {name: kept.numpy().copy() for name, kept in tensors.items() if kept is not None}

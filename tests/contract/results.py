@@ -1,0 +1,136 @@
+"""What gradients become: the reference's bits, whatever they are and however they come."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_compress.codecs import (
+    Int8,
+    Ternary,
+)
+from tests.contract.beside import Beside, assert_mean
+from tests.contract.cases import NONE, ROWS, SHAPES, USUAL, Row
+from tests.contract.frontend import Frontend
+
+
+def every_codec(frontend: Frontend, exchange: str) -> None:
+    """Averages and residuals are the reference's, and so the same on all ranks."""
+    for row in ROWS[exchange]:
+        Beside(frontend, exchange, row, seed=7).steps(0, 1, 2)
+
+
+def every_form(frontend: Frontend, exchange: str) -> None:
+    """However the frontend is used."""
+    for form in frontend.forms:
+        beside = Beside(frontend, exchange, **form.options)
+        beside.steps(0, 1, factor=frontend.size if form.sums else 1.0)
+
+
+def half_precision(frontend: Frontend, exchange: str) -> None:
+    """Averages are rounded once, to the gradient's type."""
+    for dtype in ("float16", "bfloat16"):
+        Beside(frontend, exchange, dtype=dtype).steps(0, 1)
+
+
+def long_messages(frontend: Frontend, exchange: str) -> None:
+    """Between two ranks they are gathered as a sum, where all have one length; it must not show."""
+    for count in (2**19 + 7, 2**20):
+        shapes = {"long": (count,), "short": (3000,)}
+        Beside(frontend, exchange, (Int8(), NONE), shapes=shapes).step(0)
+
+
+def some_of_the_ranks(frontend: Frontend, exchange: str) -> None:
+    """Ranks 0 and 2 exchange, and rank 1 keeps its gradients."""
+    group = frontend.group_of(0, 2)
+    if frontend.outsiders or frontend.rank != 1:
+        beside = Beside(frontend, exchange, ranks=(0, 2), **group)
+        beside.steps(0, 1, 2)
+        assert beside.job.counters.steps == (0 if beside.place is None else 3)
+
+
+def gradients_in_another_order_on_each_rank(frontend: Frontend, exchange: str) -> None:
+    """As hooks may come; what a gradient becomes does not depend on it."""
+    beside, names = Beside(frontend, exchange), list(SHAPES)
+    for step in range(len(names)):
+        turn = (step + frontend.rank) % len(names)
+        beside.step(step, used=names[turn:] + names[:turn])
+    beside.assert_kept()
+
+
+def parameters_that_are_not_used(frontend: Frontend, exchange: str) -> None:
+    """By some ranks: they send zeros, and what is left of their residuals. By none: see the row."""
+    absent: list[set[str]] = [{"a"}, {"b", "c"}, {"c"}, set()][: frontend.size]
+    for view in frontend.views:
+        beside = Beside(frontend, exchange, **frontend.with_unused, **view)
+        for step in range(5):
+            lacking = [absent[(rank + step) % frontend.size] for rank in beside.ranks]
+            if step == 4:
+                lacking = [{"b"} for _ in beside.ranks]
+
+            def leave_out(
+                everybodys: list[dict[str, np.ndarray]],
+                lacking: list[set[str]] = lacking,
+                sent: bool = frontend.sends_unused,
+            ) -> None:
+                for one, names in zip(everybodys, lacking, strict=True):
+                    for name in names:
+                        one.update({name: np.zeros_like(one[name])})
+                        if not sent:
+                            del one[name]
+
+            used = [name for name in SHAPES if name not in lacking[frontend.rank]]
+            beside.step(step, used=used, change=leave_out)
+        beside.assert_kept()
+
+
+def zeros(frontend: Frontend, exchange: str) -> None:
+    """Of one rank, and of all."""
+    beside = Beside(frontend, exchange)
+
+    def clear(everybodys: list[dict[str, np.ndarray]]) -> None:
+        everybodys[0]["a"][...] = 0
+        for one in everybodys:
+            one["b"][...] = one["tiny"][...] = 0
+
+    beside.step(0, change=clear)
+    beside.steps(1)
+
+
+def uncompressed_at_first(frontend: Frontend, exchange: str) -> None:
+    """Warm-up steps are a plain sum, and the codec begins behind them."""
+    beside = Beside(frontend, exchange, warmup_steps=2)
+    for step in range(2):
+        everybodys = beside.everybodys(step)
+        got = beside.job.step(everybodys[frontend.rank])
+        for name in SHAPES:
+            assert_mean(got[name], [one[name] for one in everybodys])
+    beside.steps(2, 3)
+
+
+def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:
+    """Another codec for one, and some that Horovod or DDP adds up as they are."""
+    other: Row = (Ternary(), NONE) if exchange == "integer_sum" else (Int8("linear"), NONE)
+    called = frontend.called(SHAPES)
+    beside = Beside(
+        frontend,
+        exchange,
+        threshold=2,
+        exclude=[called["b"]],
+        layers={called["c"]: other[0], called["tiny"]: None},
+    )
+    simulations = {
+        "a": frontend.simulation(exchange, *USUAL[exchange], SHAPES),
+        "c": frontend.simulation(exchange, *other, SHAPES),
+    }
+    for step in range(3):
+        everybodys = beside.everybodys(step)
+        got = beside.job.step(everybodys[frontend.rank])
+        for name in SHAPES:
+            if name in simulations:
+                expected = simulations[name].average(everybodys)[name]
+                assert np.array_equal(got[name], expected), name
+            else:
+                assert_mean(got[name], [one[name] for one in everybodys])
+    routes = beside.job.compressor.routes()
+    assert {name for name in SHAPES if routes[called[name]].uncompressed} == {"b", "tiny", "scalar"}
+    assert routes[called["c"]].codec == other[0] and routes[called["c"]].exchange == exchange

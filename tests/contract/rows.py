@@ -1,0 +1,104 @@
+"""Makes the contract's tests: each property, for each exchange, on ranks of one frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.contract import counters, errors, residuals, results
+from tests.contract.cases import ROWS
+from tests.contract.frontend import Frontend
+from tests.ranks import on_ranks
+
+ALL = tuple(ROWS)
+FLAT = ("allgather", "two_shot", "integer_sum")
+
+Layout = tuple[int, bool]
+"""How many ranks, and whether on two hosts."""
+
+ONE, TWO, THREE = (1, False), (2, False), (3, False)
+HOSTS_OF_ONE, HOSTS_OF_TWO = (2, True), (4, True)
+
+
+@dataclass(frozen=True)
+class Property:
+    """What is tried, and where.
+
+    Attributes:
+        body: of the test; called with the frontend and the exchange's name.
+        exchanges: that it is tried with.
+        flat: on what ranks.
+        hierarchical: on what ranks, where the exchange is the hierarchical one.
+    """
+
+    body: Callable[[Frontend, str], None]
+    exchanges: Sequence[str] = ALL
+    flat: Sequence[Layout] = (TWO,)
+    hierarchical: Sequence[Layout] = (HOSTS_OF_TWO,)
+
+
+PROPERTIES = (
+    Property(
+        results.every_codec,
+        flat=(ONE, TWO, THREE),
+        hierarchical=(ONE, TWO, HOSTS_OF_ONE, HOSTS_OF_TWO),
+    ),
+    Property(results.every_form),
+    Property(results.half_precision),
+    Property(results.long_messages, ("allgather", "two_shot")),
+    Property(results.some_of_the_ranks, FLAT, (THREE,)),
+    Property(results.gradients_in_another_order_on_each_rank, flat=(THREE,)),
+    Property(results.parameters_that_are_not_used),
+    Property(results.zeros),
+    Property(residuals.nonfinite_gradients),
+    Property(residuals.an_average_that_overflows, ("two_shot",)),
+    Property(residuals.a_checkpoint_goes_on_bit_for_bit),
+    Property(results.uncompressed_at_first),
+    Property(residuals.a_change_of_codec_loses_no_mass),
+    Property(residuals.a_change_of_exchange_loses_no_mass, ("hierarchical", "integer_sum")),
+    Property(residuals.a_rank_that_joins, flat=(THREE,)),
+    Property(residuals.a_rank_that_joins_at_once, ("allgather",)),
+    Property(counters.counters_follow_the_formulas, flat=(THREE,)),
+    Property(results.each_tensor_its_own_route),
+    Property(errors.what_it_cannot_carry),
+    Property(errors.ranks_that_disagree, flat=(THREE,)),
+)
+
+
+def contract_of(frontend: Frontend, module: str) -> dict[str, Any]:
+    """The contract's tests of a frontend, by name; for the global names of that module."""
+    names = {one.body.__name__ for one in PROPERTIES}
+    assert names >= frontend.cannot.keys() | frontend.alone, "a property by another name"
+    tests = {}
+    for one in PROPERTIES:
+        if one.body.__name__ not in frontend.cannot:
+            for exchange in one.exchanges:
+                for layout in one.hierarchical if exchange == "hierarchical" else one.flat:
+                    if layout != ONE or frontend.single:
+                        test = _test(frontend, one.body, exchange, layout, module)
+                        tests[test.__name__] = test
+    return tests
+
+
+def _test(
+    frontend: Frontend,
+    body: Callable[[Frontend, str], None],
+    exchange: str,
+    layout: Layout,
+    module: str,
+) -> Callable[[], None]:
+    ranks, hosts = layout
+
+    def run() -> None:
+        body(frontend, exchange)
+
+    run.__module__, run.__doc__ = module, body.__doc__
+    place = f"{ranks}_ranks_of_two_hosts" if hosts else f"{ranks}_ranks" if ranks > 1 else "a_rank"
+    run.__name__ = f"test_{body.__name__}_by_{exchange}_on_{place}"
+    return on_ranks(
+        ranks,
+        alone=body.__name__ in frontend.alone,
+        environment=dict(frontend.environment.get(layout, {})),
+        launcher=frontend.launcher_of_hosts if hosts else frontend.launcher,
+    )(run)

@@ -1,0 +1,153 @@
+"""Ranks that fail within an exchange, and what an exchange refuses: an error on every rank, and no hang."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import OneBit
+from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
+from hvd_compress.torch_common.batch import Batch
+from hvd_compress.torch_common.comm import Collective
+from tests.contract.cases import SHAPES, USUAL
+from tests.ddp.probes import distributed, exchange
+from tests.ranks import on_ranks
+from tests.torch_models import Probe, targets
+
+
+def _start(name: str, **options: Any) -> tuple[Any, hvdc.Compressor]:
+    return distributed(Probe(SHAPES), *USUAL[name], exchange=name, **options)
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_an_owner_that_fails_between_two_shots() -> None:
+    ddp, _ = _start("two_shot")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    error: tuple[type[Exception], str] = (
+        hvdc.ExchangeError,
+        r"\w+: expected a payload from every rank, got none from rank 1",
+    )
+    if dist.get_rank() == 1:
+        error = (ArithmeticError, "on purpose")
+
+        def failing(*arguments: Any) -> Any:
+            raise ArithmeticError("on purpose")
+
+        Batch.average = failing  # type: ignore[method-assign]
+    with pytest.raises(error[0], match=error[1]):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+
+
+@on_ranks(4, launcher="two nodes")
+def test_an_owner_that_fails_between_hosts() -> None:
+    ddp, _ = _start("hierarchical")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    error: tuple[type[Exception], str] = (
+        hvdc.ExchangeError,
+        r"\w+: expected a payload from every rank, got none from rank 2, whose own error says why",
+    )
+    if dist.get_rank() == 2:
+        error = (ArithmeticError, "on purpose")
+
+        def failing(*arguments: Any) -> Any:
+            raise ArithmeticError("on purpose")
+
+        encode, Batch.encode_averages = Batch.encode_averages, failing  # type: ignore[method-assign]
+    with pytest.raises(error[0], match=error[1]):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+    if dist.get_rank() == 2:
+        Batch.encode_averages = encode  # type: ignore[method-assign]
+    dist.barrier()  # All of them are still there.
+
+
+@on_ranks(4, launcher="two nodes")
+def test_a_payload_altered_within_a_host() -> None:
+    ddp, _ = _start("hierarchical", bucket_cap_mb=25)
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    start = Collectives.start
+
+    def flip_a_bit(self: Collectives, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        rows, work = start(self, collective)
+        if dist.get_rank() == 3 and collective.scope == "cross":
+            work.get_future().add_done_callback(lambda _: rows[0, 40].bitwise_xor_(16))
+        return rows, work
+
+    Collectives.start = flip_a_bit  # type: ignore[method-assign]
+    try:
+        # Rank 2 gets what rank 3 has passed on; the other host has the bytes as they were.
+        if dist.get_rank() < 2:
+            exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+        else:
+            message = r"\w+: rank 1's payload: expected"
+            with pytest.raises(hvdc.PayloadError, match=message):
+                exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+    finally:
+        Collectives.start = start  # type: ignore[method-assign]
+    dist.barrier()
+
+
+@on_ranks(3, launcher="two nodes")
+def test_hosts_of_unequal_size() -> None:
+    ddp, _ = _start("hierarchical")
+    message = (
+        r"hosts: .*local rank 0 of 2 on host 0 on rank 0, .* local rank 0 of 1 on host 1 on rank 2"
+    )
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+
+
+@on_ranks(2, launcher="two nodes")
+def test_what_hosts_cannot_do() -> None:
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    with pytest.raises(ValueError, match="expected process_group=None for exchange='hierarchical'"):
+        _start("hierarchical", process_group=groups[dist.get_rank()])
+    local = os.environ.pop("LOCAL_WORLD_SIZE")
+    with pytest.raises(ValueError, match=r"expected LOCAL_RANK, .*, got .*LOCAL_WORLD_SIZE=''"):
+        _start("hierarchical")
+    os.environ["LOCAL_WORLD_SIZE"] = local
+
+
+def _a_rank_that_fails(method: str) -> None:
+    """On one rank: an error on every rank, that names the gradients."""
+    ddp, _ = _start("integer_sum")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    error: tuple[type[Exception], str] = (
+        hvdc.ExchangeError,
+        "expected the levels of all 3 ranks, got those of 2; the own errors",
+    )
+    if dist.get_rank() == 1:
+        error = (ArithmeticError, "on purpose")
+        stock = getattr(CpuLevelBatch, method)
+
+        def failing(*arguments: Any) -> None:
+            raise ArithmeticError("on purpose")
+
+        setattr(CpuLevelBatch, method, failing)
+    with pytest.raises(error[0], match=error[1]):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+    if dist.get_rank() == 1:
+        setattr(CpuLevelBatch, method, stock)
+    dist.barrier()  # All of them are still there.
+
+
+@on_ranks(3, launcher="torchrun")
+def test_a_rank_that_fails_between_the_sums() -> None:
+    _a_rank_that_fails("encode")
+
+
+@on_ranks(3, launcher="torchrun")
+def test_a_rank_that_fails_before_the_sums() -> None:
+    _a_rank_that_fails("norms")
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_change_to_a_codec_that_cannot_be_added() -> None:
+    _, compressor = _start("integer_sum")
+    with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
+        compressor.set_codec(OneBit())

@@ -1,0 +1,132 @@
+"""Callbacks that keep the ranks' metrics and learning rates alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+
+import hvd_compress.keras as hvdc
+from tests.keras.probes import BATCH, SAMPLES, THRESHOLD, compiled, fit, same_everywhere
+from tests.ranks import on_ranks
+
+
+class _Recorder(keras.callbacks.Callback):
+    """Learning rates by batch, and logs by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+        self.logs: list[dict[str, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs))
+
+
+def _model(**options: Any) -> tuple[keras.Model, Any]:
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    return compiled(hvdc.DistributedOptimizer(optimizer, compressor), **options), optimizer
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_metrics_are_the_ranks_average_for_callbacks_that_follow() -> None:
+    model, optimizer = _model(metrics=["accuracy"])
+    before, after = _Recorder(), _Recorder()
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=3, min_delta=10.0)
+    callbacks = [hvdc.BroadcastVariables(), before, hvdc.MetricAverage(), after, plateau, stop]
+    losses = fit(model, [*callbacks, hvdc.CompareWeights()], epochs=6)
+    assert len(losses) == 4  # EarlyStopping stopped both.
+    everyones = hvd.allgather_object(before.logs, name="before")
+    for epoch, averages in enumerate(after.logs):
+        for name in ("loss", "accuracy"):
+            own = [logs[epoch][name] for logs in everyones]
+            assert averages[name] == pytest.approx(np.mean(own))
+            assert name == "accuracy" or own[0] != own[1]
+    assert losses == [logs["loss"] for logs in after.logs]
+    assert hvd.allgather_object(after.logs, name="after") == [after.logs] * 2
+    assert float(optimizer.learning_rate) < 0.1
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_decisions_by_one_ranks_metrics_are_noticed() -> None:
+    class Decides(keras.callbacks.Callback):
+        def __init__(self, stop: bool) -> None:
+            super().__init__()
+            self.stop = stop
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if hvd.rank() == 1 and self.stop:
+                self.model.stop_training = True
+            elif hvd.rank() == 1:
+                self.model.optimizer.learning_rate = 1e-3
+
+    for stop, what in ((False, "learning rate"), (True, "decision to stop")):
+        model, _ = _model()
+        with pytest.raises(hvdc.ExchangeError, match=f"same {what} .* epoch 1, .*MetricAverage"):
+            fit(model, [hvdc.BroadcastVariables(), Decides(stop), hvdc.CompareWeights()])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_other_metrics_on_one_rank_are_an_error_on_all() -> None:
+    class Adds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if hvd.rank() == 0:
+                logs["val_loss"] = 1.0
+
+    model, _ = _model()
+    with pytest.raises(hvdc.ExchangeError, match=r"\['loss', 'val_loss'\], \['loss'\]"):
+        fit(model, [Adds(), hvdc.MetricAverage()])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_warm_up_and_a_schedule_behind_it() -> None:
+    model, optimizer = _model()
+    recorder = _Recorder()
+    fit(
+        model,
+        [
+            hvdc.BroadcastVariables(),
+            hvdc.LearningRateWarmup(0.2, warmup_epochs=2),
+            hvdc.LearningRateSchedule(0.2, lambda epoch: 0.5 ** (epoch - 1), start_epoch=2),
+            hvdc.LearningRateSchedule(0.2, 0.1, start_epoch=4, momentum_correction=False),
+            recorder,
+            hvdc.CompareWeights(),
+        ],
+        epochs=6,
+    )
+    batches = SAMPLES // BATCH
+    ramp = [0.1 + 0.1 * (batch + 1) / (2 * batches) for batch in range(2 * batches)]
+    steps = [rate for rate in (0.1, 0.05, 0.2, 0.02) for _ in range(batches)]
+    assert recorder.rates == pytest.approx(ramp + steps)
+    assert recorder.logs[0]["learning_rate"] == pytest.approx(ramp[batches - 1])
+    assert same_everywhere([*model.weights, *optimizer.variables])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_velocity_follows_the_learning_rate() -> None:
+    model, optimizer = _model()
+    fit(model, [hvdc.BroadcastVariables()], epochs=1)
+    velocity = [v.numpy() for v in optimizer.momentums]
+    schedule = hvdc.LearningRateSchedule(0.05, lambda epoch: 1.0)
+    schedule.set_model(model)
+    schedule.on_epoch_begin(0)
+    for before, after in zip(velocity, optimizer.momentums, strict=True):
+        np.testing.assert_allclose(after.numpy(), 0.5 * before, rtol=1e-6)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_batches_of_an_epoch_that_nobody_knows() -> None:
+    model, _ = _model()
+    warmup = hvdc.LearningRateWarmup(0.1)
+    warmup.set_params({"steps": None})
+    warmup.set_model(model)
+    with pytest.raises(ValueError, match="LearningRateWarmup: expected steps_per_epoch, got None"):
+        warmup.on_train_begin()

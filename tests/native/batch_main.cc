@@ -1,0 +1,208 @@
+// Batches of random tensors, to be run under sanitizers: what single calls write, with any number
+// of threads and several callers at once.
+//
+//   batch_main SECONDS [SEED]
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "inputs.h"
+
+namespace {
+
+using inputs::Bytes;
+using inputs::Input;
+using inputs::Random;
+using inputs::Result;
+
+constexpr hvdc_noise kNoise = {7, 1, 42, 0, cases::kStep};  // Input::Encode's
+
+// Tensors with their places in a message, and residuals of exact size.
+struct Batch {
+  explicit Batch(Random* random) : in_place((*random)() % 2) {
+    const size_t count = (*random)() % 6;
+    for (size_t i = 0; i < count; ++i) {
+      inputs.emplace_back(new Input(random));
+      const Input& input = *inputs.back();
+      before.push_back(input.residual);
+      after.emplace_back(in_place ? 0 : input.residual.size());
+      hvdc_tensor tensor = {};
+      tensor.spec = input.test.spec;
+      tensor.noise = kNoise;
+      tensor.values = const_cast<uint8_t*>(input.gradient.data());
+      tensor.alpha = input.alpha;
+      tensor.beta = input.beta;
+      tensor.dtype = input.test.dtype;
+      if (input.feedback) {
+        tensor.residual = before.back().data();
+        tensor.next_residual = in_place ? before.back().data() : after.back().data();
+      }
+      tensors.push_back(tensor);
+    }
+    threads = static_cast<int>(1 + (*random)() % 4);
+  }
+
+  // Their places in the message, some bytes apart.
+  void Place(Random* random, const std::vector<int64_t>& sizes) {
+    bytes = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      bytes += 4 * static_cast<int64_t>((*random)() % 5);
+      tensors[i].offset = bytes;
+      tensors[i].payload_bytes = sizes[i];
+      bytes += sizes[i];
+    }
+  }
+
+  int64_t Count() const { return static_cast<int64_t>(tensors.size()); }
+  const std::vector<float>& Next(size_t i) const { return in_place ? before[i] : after[i]; }
+
+  std::vector<std::unique_ptr<Input>> inputs;
+  std::vector<std::vector<float>> before, after;
+  std::vector<hvdc_tensor> tensors;
+  int64_t bytes = 0;
+  int threads;
+  bool in_place;
+};
+
+bool Same(const void* a, const void* b, size_t size) { return !size || !memcmp(a, b, size); }
+
+// All payloads in one message, and two such messages decoded.
+void CheckPayloads(Random* random) {
+  Batch batch(random);
+  std::vector<int64_t> sizes;
+  for (const hvdc_tensor& tensor : batch.tensors) sizes.push_back(hvdc_payload_bytes(&tensor.spec));
+  batch.Place(random, sizes);
+  Bytes message(static_cast<size_t>(batch.bytes), 0xEE), expected(message);
+  int64_t bad;
+  DEMAND(hvdc_encode_batch(batch.tensors.data(), batch.Count(), message.data(), batch.threads,
+                           &bad) == HVDC_OK);
+  DEMAND(bad == -1);
+  for (size_t i = 0; i < batch.tensors.size(); ++i) {
+    const Result alone = batch.inputs[i]->Encode(1);
+    memcpy(expected.data() + batch.tensors[i].offset, alone.payload.data(), alone.payload.size());
+    const std::vector<float>& next = batch.Next(i);
+    DEMAND(next.size() == alone.residual.size());
+    DEMAND(Same(next.data(), alone.residual.data(), 4 * next.size()));
+    if (!batch.in_place) {
+      DEMAND(Same(batch.before[i].data(), batch.inputs[i]->residual.data(), 4 * next.size()));
+    }
+  }
+  DEMAND(message == expected);
+
+  Bytes both(message);
+  both.insert(both.end(), message.begin(), message.end());
+  std::vector<Bytes> outs;
+  for (size_t i = 0; i < batch.tensors.size(); ++i) {
+    outs.emplace_back(batch.inputs[i]->gradient.size());
+    batch.tensors[i].values = outs.back().data();
+  }
+  int32_t rank;
+  DEMAND(hvdc_decode_batch(batch.tensors.data(), batch.Count(), both.data(), batch.bytes, 2, 0.5f,
+                           batch.threads, &bad, &rank) == HVDC_OK);
+  DEMAND(bad == -1 && rank == -1);
+  for (size_t i = 0; i < batch.tensors.size(); ++i) {
+    const hvdc_tensor& tensor = batch.tensors[i];
+    Bytes out(outs[i].size());
+    DEMAND(hvdc_decode_sum(&tensor.spec, cases::kStep, both.data() + tensor.offset,
+                           tensor.payload_bytes, batch.bytes, 2, 0.5f, out.data(), tensor.dtype, 0,
+                           1, &rank) == HVDC_OK);
+    DEMAND(out == outs[i]);
+  }
+  if (!batch.Count()) return;
+  const size_t victim = (*random)() % batch.tensors.size();
+  const hvdc_tensor& tensor = batch.tensors[victim];
+  const int64_t byte = static_cast<int64_t>((*random)()) & 0x7FFFFFFF;
+  both[static_cast<size_t>(batch.bytes + tensor.offset + byte % tensor.payload_bytes)] ^= 0x10;
+  DEMAND(hvdc_decode_batch(batch.tensors.data(), batch.Count(), both.data(), batch.bytes, 2, 0.5f,
+                           batch.threads, &bad, &rank) >= HVDC_BAD_HEADER);
+  DEMAND(bad == static_cast<int64_t>(victim) && rank == 1);
+}
+
+// Norms, levels and any sums, as single calls have them.
+void CheckLevels(Random* random) {
+  Batch batch(random);
+  const int bits = 9 + static_cast<int>((*random)() % 8);
+  std::vector<int64_t> sizes;
+  int64_t norm_count = 0;
+  for (hvdc_tensor& tensor : batch.tensors) {
+    tensor.spec.codec = tensor.spec.codec % 2 ? HVDC_TERNARY : HVDC_ECQ;
+    tensor.spec.variant %= 2;
+    tensor.spec.grouping %= 2;
+    tensor.bits = bits;
+    const bool contiguous = tensor.spec.grouping == HVDC_CONTIGUOUS;
+    const int64_t count = tensor.spec.rows * tensor.spec.columns;
+    const int64_t group = contiguous ? tensor.spec.group : count;
+    tensor.norm_offset = norm_count + static_cast<int64_t>((*random)() % 3);
+    tensor.norm_count = count ? (count + group - 1) / group : 0;
+    norm_count = tensor.norm_offset + tensor.norm_count;
+    sizes.push_back(4 * hvdc_level_words(&tensor.spec, bits));
+  }
+  batch.Place(random, sizes);
+  std::vector<float> norms(static_cast<size_t>(norm_count), 0.5f), expected_norms(norms);
+  std::vector<int32_t> words(static_cast<size_t>(batch.bytes / 4), 3), expected(words);
+  int64_t bad;
+  hvdc_tensor* const tensors = batch.tensors.data();
+  DEMAND(hvdc_level_norms_batch(tensors, batch.Count(), norms.data(), batch.threads, &bad) ==
+         HVDC_OK);
+  DEMAND(hvdc_level_encode_batch(tensors, batch.Count(), norms.data(), words.data(), batch.threads,
+                                 &bad) == HVDC_OK);
+  std::vector<Bytes> outs;
+  for (size_t i = 0; i < batch.tensors.size(); ++i) {
+    const hvdc_tensor& tensor = tensors[i];
+    const Input& input = *batch.inputs[i];
+    std::vector<float> residual = input.residual;
+    const hvdc_feedback coefficients = {input.alpha, input.beta, residual.data()};
+    const hvdc_feedback* const feedback = input.feedback ? &coefficients : nullptr;
+    float* const own = expected_norms.data() + tensor.norm_offset;
+    int32_t* const levels = expected.data() + tensor.offset / 4;
+    const int64_t size = tensor.payload_bytes / 4;
+    const void* const gradient = input.gradient.data();
+    DEMAND(hvdc_level_norms(&tensor.spec, gradient, tensor.dtype, feedback, own, tensor.norm_count,
+                            1) == HVDC_OK);
+    DEMAND(hvdc_level_encode(&tensor.spec, &kNoise, gradient, tensor.dtype, feedback, own, bits,
+                             levels, size, 1) == HVDC_OK);
+    DEMAND(Same(batch.Next(i).data(), residual.data(), 4 * residual.size()));
+    outs.emplace_back(input.gradient.size());
+    tensors[i].values = outs.back().data();
+  }
+  DEMAND(Same(norms.data(), expected_norms.data(), 4 * norms.size()));
+  DEMAND(words == expected);
+  for (int32_t& word : words) word = static_cast<int32_t>((*random)());
+  DEMAND(hvdc_level_decode_batch(tensors, batch.Count(), norms.data(), words.data(), 0.5f,
+                                 batch.threads, &bad) == HVDC_OK);
+  for (size_t i = 0; i < batch.tensors.size(); ++i) {
+    const hvdc_tensor& tensor = tensors[i];
+    Bytes out(outs[i].size());
+    DEMAND(hvdc_level_decode(&tensor.spec, norms.data() + tensor.norm_offset, bits,
+                             words.data() + tensor.offset / 4, tensor.payload_bytes / 4, 0.5f,
+                             out.data(), tensor.dtype, 1) == HVDC_OK);
+    DEMAND(out == outs[i]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? atof(argv[1]) : 10;
+  const uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 1;
+  long runs = 0;
+  for (const char* isa : {"plain", "avx2", "avx512"}) {
+    if (hvdc_set_isa(isa) != HVDC_OK) continue;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds / 3);
+    long done[3] = {};
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 3; ++caller) {
+      callers.emplace_back([=, &done] {
+        Random random(seed * 3 + static_cast<uint64_t>(caller));
+        for (; std::chrono::steady_clock::now() < end; ++done[caller]) {
+          CheckPayloads(&random);
+          CheckLevels(&random);
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    runs += done[0] + done[1] + done[2];
+  }
+  printf("%ld batches\n", runs);
+  return runs ? 0 : 1;
+}

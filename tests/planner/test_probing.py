@@ -1,0 +1,80 @@
+"""One rank's burst of measurements: what is run, and how much it sends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_compress.codecs import FP16, ErrorFeedback, OneBit
+from hvd_compress.planner.measured import KINDS
+from hvd_compress.planner.probing import BARRIER, SMALL, SMALL_BYTES, Prober
+
+CODING = (FP16(), ErrorFeedback(alpha=0.0))
+
+
+class _Kernels:
+    """Work that takes no time, and is counted."""
+
+    def __init__(self, runs: list[str]) -> None:
+        self.runs, self.shapes = runs, set()
+
+    def encode(self, codec, shape, gradient, payload, **options) -> None:
+        self.runs.append("encode")
+        self.shapes.add(shape)
+        assert gradient.size == np.prod(shape) and payload.size == codec.payload_bytes(shape)
+        assert (options["residual"] is None) == (not options["feedback"].enabled)
+
+    def decode_sum(self, codec, shape, payloads, out, *, step) -> None:
+        self.runs.append("decode")
+        assert payloads.shape == (1, codec.payload_bytes(shape)) and out.size == np.prod(shape)
+
+
+def _prober(size: int, largest: int) -> Prober:
+    """Collectives that take no time, and whose names are noted, as encoders and decoders are."""
+    runs: list[str] = []
+    made = Prober(
+        size,
+        largest,
+        array=lambda count, dtype: np.ones(count, dtype),
+        kernels=_Kernels(runs),
+        collective=lambda kind, message, name: runs.append(f"{kind} {message.nbytes} {name}"),
+    )
+    made.runs = runs  # type: ignore[attr-defined]
+    return made
+
+
+def test_a_burst_is_a_barrier_links_and_codecs():
+    prober = _prober(3, 10_000)
+    numbers = prober.measure(KINDS, [CODING])
+    collectives = [f"{kind.split()[0]} {prober.message_bytes(kind)} probe {kind}" for kind in KINDS]
+    small = [f"all_reduce {SMALL_BYTES} {what}" for what in (BARRIER, SMALL)]
+    assert prober.runs == [*small, *collectives, *["encode"] * 2, *["decode"] * 2]
+    assert len(numbers) == 1 + len(KINDS) + 2 + 1
+    assert all(number >= 0 for number in numbers) and sum(numbers[:-1]) <= numbers[-1]
+
+    prober.runs.clear()
+    assert len(prober.measure(KINDS[:1], [])) == 3
+    assert prober.runs == [*small, collectives[0]]
+
+
+def test_messages_have_the_same_bytes_on_the_wire():
+    for ranks in (2, 3, 7):
+        prober = _prober(ranks, 10**6)
+        allreduce, gather, alltoall = (
+            prober.message_bytes(kind) for kind in ("all_reduce", "all_gather", "all_to_all")
+        )
+        assert 2 * (ranks - 1) / ranks * allreduce == prober.sent
+        assert (ranks - 1) * gather == prober.sent
+        assert (ranks - 1) * alltoall == ranks * prober.sent
+        assert gather % 16 == allreduce // ranks % 16 == 0
+        assert prober.message_bytes(BARRIER) == prober.message_bytes(SMALL) == SMALL_BYTES
+
+
+def test_probes_are_no_larger_than_the_largest_gradient():
+    assert _prober(2, 100).sent < _prober(2, 10**6).sent == _prober(2, 10**9).sent
+    assert _prober(2, 1000).elements == 768 and _prober(2, 10**9).elements == 2**20
+
+
+def test_codecs_that_look_at_columns_get_a_matrix():
+    prober = _prober(2, 10_000)
+    prober.measure(KINDS[:1], [CODING, (OneBit(group="column"), ErrorFeedback())])
+    assert prober._kernels.shapes == {(prober.elements,), (prober.elements // 256, 256)}

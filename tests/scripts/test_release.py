@@ -1,0 +1,96 @@
+"""A wheel, built from the sdist, holds the package and nothing else, and serves every Python 3."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hvd_compress
+from tests.scripts.loading import load
+
+release = load("release")
+
+ANY_LINUX = re.compile(r"py3-none-linux_\w+")
+"""auditwheel, which finds the tag of a release, is not among the tests' dependencies."""
+
+
+def _build(what: str, source: Path, out: Path) -> Path:
+    # Not optimized, which takes a fraction of the time; CUDA has tests of its own.
+    variables = {"CMAKE_ARGS": "-DCMAKE_BUILD_TYPE=Debug", "HVDC_CUDA": "off"}
+    code = f"from setuptools import build_meta; build_meta.build_{what}({str(out)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = release.copy_sources(tmp_path_factory.mktemp("checkout"))
+    return _build("sdist", source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return _build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_sdist_has_what_it_promises(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md"}
+    assert names >= {"constraints.txt", "scripts/horovod_wheel.py"}
+    assert not [name for name in names if re.search(r"\.(so|o|pyc)$", name)]
+
+
+def test_the_wheel_is_whole_and_has_nothing_else(wheel: Path) -> None:
+    assert release.faults(wheel, ANY_LINUX) == []
+
+
+def test_one_version_for_all(wheel: Path) -> None:
+    version = hvd_compress.__version__
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"hvd_compress-{version}.dist-info/METADATA").decode()
+    assert f"\nVersion: {version}\n" in metadata
+
+
+def test_its_library_asks_for_no_python(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        library = Path(archive.extract(release.LIBRARIES[0], tmp_path))
+    assert ctypes.CDLL(str(library)).hvdc_abi_version() > 0
+    needed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=True)
+    assert "python" not in needed.stdout
+
+
+def test_faults_are_named(wheel: Path, tmp_path: Path) -> None:
+    bad = tmp_path / wheel.name.replace("py3-none", "cp311-cp311")
+    with zipfile.ZipFile(wheel) as good, zipfile.ZipFile(bad, "w") as archive:
+        for name in good.namelist():
+            if name != "hvd_compress/py.typed":
+                archive.writestr(name, b"")
+        archive.writestr("hvd_compress/lib/kernels.o", b"")
+    found = release.faults(bad, ANY_LINUX)
+    assert any(text.startswith("expected a tag like") for text in found)
+    assert "expected hvd_compress/py.typed, which is missing" in found
+    assert "expected no hvd_compress/lib/kernels.o" in found
+    assert len(found) == 3

@@ -1,0 +1,130 @@
+"""Exchanges in several stages: ranks that fail between them, and messages altered on their way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from tests.ranks import on_ranks
+from tests.tensorflow.probes import (
+    THRESHOLD,
+    exchange_with,
+    kept_by,
+    targets,
+)
+
+
+def _altering(shot: str) -> tuple[hvdc.Compressor, tf.Variable]:
+    """A compressor, and the bits that its network flips in what comes back of gradient 0 in one shot."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot")
+    bits = tf.Variable(0, dtype=tf.uint8)
+    call = getattr(compressor._collectives, shot)
+
+    def altered(*arguments: Any) -> tf.Tensor:
+        message = call(*arguments)
+        if not arguments[-1].startswith("bucket.0."):
+            return message
+        changed = tf.bitwise.bitwise_xor(message[60], bits)
+        return tf.tensor_scatter_nd_update(message, [[60]], [changed])
+
+    setattr(compressor._collectives, shot, altered)
+    return compressor, bits
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_part_altered_on_its_way_to_its_owner() -> None:
+    """Its owner sends zeros, so that all ranks fail in the same step, and go on."""
+    compressor, bits = _altering("all_to_all")
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    before = kept_by(compressor)
+    bits.assign(16 if hvd.rank() == 1 else 0)
+    message = (
+        r"gradient.0: expected rank 1's average, got none",
+        r"as its owner: gradient.0: expected rank 0's payload as it was sent",
+    )[hvd.rank()]
+    with pytest.raises(tf.errors.DataLossError, match=message):
+        exchange(targets(hvd.rank(), 1))
+    for left, right in zip(kept_by(compressor), before, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+    bits.assign(0)
+    assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), 2)))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_average_altered_on_its_way() -> None:
+    compressor, bits = _altering("all_gather")
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    bits.assign(16)
+    with pytest.raises(tf.errors.DataLossError, match=r"gradient.0: expected rank 0's average as"):
+        exchange(targets(hvd.rank(), 1))
+    bits.assign(0)
+    assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), 2)))
+
+
+def _goes_on(compressor: hvdc.Compressor, length: int, message: str) -> None:
+    """All ranks fail, and go on. Parts are cut for the shape of the first trace; a later one may know less.
+
+    Args:
+        compressor: encodes everything.
+        length: of this rank's gradient in the step that fails; 3000 is right.
+        message: this rank's.
+    """
+
+    def exchange(value: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = tf.reduce_sum(value * value) / 2
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, [value])[0]
+
+    def run(static: int | None, length: int) -> tf.Tensor:
+        traced = tf.function(exchange, input_signature=[tf.TensorSpec([static])])
+        return traced(tf.ones([length]))
+
+    run(3000, 3000)
+    before = kept_by(compressor)
+    with pytest.raises(tf.errors.DataLossError, match=message):
+        run(None, length)
+    for left, right in zip(kept_by(compressor), before, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+    assert np.isfinite(run(None, 3000)).all()
+    if isinstance(compressor, hvdc.OneBit):
+        assert np.array_equal(run(None, 3000), tf.ones([3000]))
+
+
+WRONG = r"gradient.0: expected a gradient of 3000 elements as when it was first traced"
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_gradient_that_cannot_be_encoded() -> None:
+    for compressor, message in (
+        (
+            hvdc.OneBit(threshold=0, exchange="two_shot"),
+            r"as its owner: gradient.0: expected rank 1's payload, got none",
+        ),
+        (
+            hvdc.ECQ(threshold=0, exchange="integer_sum"),
+            r"gradient.0: expected the levels of all 2 ranks, got those of 1",
+        ),
+    ):
+        _goes_on(compressor, *((3000, message), (2990, WRONG))[hvd.rank()])
+
+
+@on_ranks(
+    4,
+    launcher="tensorflow on two hosts",
+    environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
+)
+def test_a_gradient_that_cannot_be_sent_within_its_host() -> None:
+    """Its owners get nothing of it, and send zeros."""
+    owner = r"as its owner: gradient.0: expected 8192 bytes from the 2 ranks of the host, got"
+    others = (3000, r"gradient.0: expected rank [01]'s average, got none")
+    compressor = hvdc.OneBit(threshold=0, exchange="hierarchical")
+    _goes_on(compressor, *{0: (3000, owner), 1: (2990, WRONG)}.get(hvd.rank(), others))

@@ -1,0 +1,69 @@
+"""A frontend that lacks what it needs says what to install, in an interpreter that really lacks it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_compress
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Packages of an environment with NumPy and this package, and nothing else."""
+    spec = importlib.util.find_spec("numpy")
+    assert spec and spec.origin
+    numpy = Path(spec.origin).parent
+    for name in ("numpy", "numpy.libs"):
+        if numpy.with_name(name).exists():
+            (tmp_path / name).symlink_to(numpy.with_name(name))
+    (tmp_path / "hvd_compress").symlink_to(Path(hvd_compress.__file__).parent)
+    return tmp_path
+
+
+def _import(module: str, site: Path) -> str:
+    """The last line of what the import prints."""
+    code = f"import sys; sys.path.append({str(site)!r}); import {module}; print('imported')"
+    # -I and -S: nothing but the standard library is there beside it.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    return (done.stdout + done.stderr).strip().split("\n")[-1]
+
+
+@pytest.mark.parametrize(
+    ("frontend", "there", "missing"),
+    (
+        ("torch", (), "PyTorch: pip install torch"),
+        ("torch", ("torch",), "Horovod 0.28.1"),
+        ("ddp", (), "PyTorch: pip install torch"),
+        ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),
+        ("tensorflow", ("tensorflow",), "Horovod 0.28.1"),
+        ("keras", (), "TensorFlow: pip install tensorflow-cpu"),
+        ("keras", ("tensorflow",), "Keras 3: pip install keras"),
+        ("keras", ("tensorflow", "keras"), "Horovod 0.28.1"),
+    ),
+)
+def test_what_is_missing(frontend: str, there: tuple[str, ...], missing: str, site: Path) -> None:
+    for name in there:
+        (site / name).mkdir()  # to be found is all that is asked of it
+        (site / name / "__init__.py").touch()
+    line = _import(f"hvd_compress.{frontend}", site)
+    assert line.startswith(f"ModuleNotFoundError: hvd_compress.{frontend} needs {missing}")
+    assert line.endswith("use hvd_compress.ddp") == ((frontend, there) == ("torch", ("torch",)))
+
+
+def test_a_module_of_a_frontend_says_so_too(site: Path) -> None:
+    line = _import("hvd_compress.ddp.compressor", site)
+    assert line.startswith("ModuleNotFoundError: hvd_compress.ddp needs PyTorch")
+
+
+@pytest.mark.parametrize(
+    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.perfmodel.cli")
+)
+def test_what_numpy_is_enough_for(module: str, site: Path) -> None:
+    assert _import(module, site) == "imported"

@@ -1,0 +1,72 @@
+"""PyTorch models whose gradients are known, and what they must become; for every frontend of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from hvd_compress.exchange import reference
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Probe(torch.nn.Module):
+    """Parameters ``p`` whose loss is the sum of ``p * t``: the gradient is ``t``, exactly."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype)))
+
+    def forward(
+        self, targets: Mapping[str, torch.Tensor], order: Iterable[str] | None = None
+    ) -> torch.Tensor:
+        parts = [(getattr(self, name) * targets[name]).sum() for name in order or targets]
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+        return total
+
+
+def targets(shapes: Shapes, rank: int, step: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    """Gradients of one rank at one step, the same wherever they are asked for."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return {name: scale * torch.randn(s, generator=generator) for name, s in shapes.items()}
+
+
+def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
+    """Gradients that 1-bit codes carry without error: 1 or -2 everywhere, rank and step mixed in."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    factor = 2.0 ** (rank + step)
+    made = {}
+    for name, shape in shapes.items():
+        positive = torch.rand(shape, generator=generator) < 0.5
+        made[name] = torch.where(positive, factor, -2 * factor)
+    return made
+
+
+class Simulation(reference.Simulation):
+    """The reference of gradients that are tensors."""
+
+    def average(  # type: ignore[override]
+        self, gradients: Sequence[Mapping[str, torch.Tensor]], scale: float | None = None
+    ) -> dict[str, torch.Tensor]:
+        arrays = [{name: g.float().numpy() for name, g in one.items()} for one in gradients]
+        return as_tensors(super().average(arrays, scale))
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """The same memory."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
+    """Fails unless both hold the same names and the same numbers, bit for bit."""
+    assert left.keys() == right.keys(), (left.keys(), right.keys())
+    for name in left:
+        assert torch.equal(left[name], right[name]), (
+            f"{name}: {(left[name] != right[name]).sum()} of {left[name].numel()} differ, "
+            f"the first {left[name].reshape(-1)[:3]} and {right[name].reshape(-1)[:3]}"
+        )
