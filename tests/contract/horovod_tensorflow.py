@@ -18,7 +18,6 @@ from hvd_compress.exchange.counters import Counters
 from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kept
 from tests.tensorflow.probes import process_set
 
-
 _FOLDER = tempfile.TemporaryDirectory()
 """Of this process, not of a job: other ranks read a checkpoint after the job that wrote it has gone."""
 
