@@ -4,7 +4,8 @@
 ``torchrun --nproc-per-node 2 -m benchmarks.overhead --frontend ddp --json OUT``
 
 All choices make a few steps each, in turns, in one job. Each turn is divided by stock's in the same round.
-Processor time is that of the thread that computes.
+Processor time is that of the thread that computes. What it takes beside the kernels is its excess over that
+of ``local``, which exchanges nothing, less the time of encoding and decoding.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from benchmarks import compressions, machine
 from benchmarks.command_line import Parser, compression, positive
-from benchmarks.compressions import STOCK, Compression
+from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
+from benchmarks.models.torch.transformer import Transformer
 from benchmarks.turns import measure, row, table
+from hvd_compress.exchange import buckets
 
-SCHEMA = "hvd_compress/overhead/1"
+SCHEMA = "hvd_compress/overhead/2"
 DEFAULT = ["onebit", "int8", "onebit:exchange=two_shot"]
-TENSORS = "tensors"
+TENSORS, TRANSFORMER = "tensors", "transformer"
 
 _BATCH = 8
 _LR = 1e-3
@@ -51,6 +55,8 @@ def _model(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     if name == TENSORS:
         return Tensors(), torch.randn(4096)
+    if name == TRANSFORMER:
+        return Transformer(), torch.randint(1000, (_BATCH, 64))
     height, width, channels = MODELS[name].image
     return build(name), torch.randn(_BATCH, channels, height, width)
 
@@ -65,18 +71,23 @@ class Horovod:
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
 
-    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any]:
-        """The model and its optimizer."""
+    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any, Any]:
+        """The model, its optimizer, and the compressor, or None."""
         import hvd_compress.torch as hvdc
 
         hvd, text = self._hvd, compression.text
+        sgd = torch.optim.SGD(model.parameters(), lr=_LR)
+        if text == LOCAL:
+            return model, sgd, None
         named = [(f"{text}.{name}", p) for name, p in model.named_parameters()]
-        compressor = hvd.Compression.none
+        made = None
         if text != STOCK:
             options = compression.options
-            compressor = hvdc.Compression.by_name(compression.name, named, name=text, **options)
-        sgd = torch.optim.SGD(model.parameters(), lr=_LR)
-        return model, hvd.DistributedOptimizer(sgd, named_parameters=named, compression=compressor)
+            made = hvdc.Compression.by_name(compression.name, named, name=text, **options)
+        optimizer = hvd.DistributedOptimizer(
+            sgd, named_parameters=named, compression=made or hvd.Compression.none
+        )
+        return model, optimizer, made
 
     def barrier(self) -> None:
         """Waits for all ranks."""
@@ -93,55 +104,82 @@ class DDP:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.barrier: Callable[[], Any] = dist.barrier
 
-    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any]:
-        """The model and its optimizer."""
+    def start(self, compression: Compression, model: nn.Module) -> tuple[nn.Module, Any, Any]:
+        """The model, its optimizer, and the compressor, or None."""
         import hvd_compress.ddp as hvdc
 
+        sgd = torch.optim.SGD(model.parameters(), lr=_LR)
+        if compression.text == LOCAL:
+            return model, sgd, None
         ddp = nn.parallel.DistributedDataParallel(model)
+        made = None
         if compression.text != STOCK:
             made = hvdc.Compression.by_name(compression.name, ddp, **compression.options)
             ddp.register_comm_hook(made, hvdc.hook)
-        return ddp, torch.optim.SGD(model.parameters(), lr=_LR)
+        return ddp, sgd, made
 
 
 def main(command_line: list[str] | None = None) -> int:
     """Runs on every rank; the first one prints and writes."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
+    buckets.LIMIT = args.bucket
     frontend = Horovod() if args.frontend == "torch" else DDP()
-    names = list(dict.fromkeys([STOCK, *args.compression]))
+    names = list(dict.fromkeys([STOCK, LOCAL, *args.compression]))
     last = MODELS[args.model].last_layer if args.model in MODELS else "none"
-    sides = {}
+    sides, compressors = {}, {}
     for name in names:
         model, x = _model(args.model)
-        sides[name] = (*frontend.start(compressions.parse(name, {}, last), model), x)
+        chosen = compressions.parse(name, {}, last)
+        model, optimizer, compressors[name] = frontend.start(chosen, model)
+        sides[name] = model, optimizer, x
+    kernels: dict[str, list[float]] = {name: [] for name in names}
 
     def turn(name: str, steps: int) -> tuple[float, float]:
         frontend.barrier()
         _steps(*sides[name], 1)
+        before = _kernel_seconds(compressors[name])
         wall, cpu = time.perf_counter(), time.thread_time()
         _steps(*sides[name], steps)
-        return (time.perf_counter() - wall) / steps, (time.thread_time() - cpu) / steps
+        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        kernels[name].append((_kernel_seconds(compressors[name]) - before) / steps)
+        return wall / steps, cpu / steps
 
     seconds = measure(turn, names, args.rounds, args.block)
+    rows = {name: row(one, seconds[0]) for name, one in zip(names, seconds, strict=True)}
+    for number, name in enumerate(names):
+        inside = np.array(kernels[name][-args.rounds :])
+        beside = seconds[number, :, 1] - seconds[1, :, 1] - inside
+        rows[name]["kernel_seconds"] = float(np.median(inside))
+        rows[name]["beside_kernels"] = np.quantile(beside, [0.5, 0.25, 0.75]).tolist()
     record = {
         "schema": SCHEMA,
         "frontend": args.frontend,
         "model": args.model,
         "ranks": frontend.size,
         "threads": args.threads,
+        "bucket": args.bucket,
         "steps_a_turn": args.block,
         "versions": machine.versions(),
         "machine": machine.description(),
-        "rows": {name: row(one, seconds[0]) for name, one in zip(names, seconds, strict=True)},
+        "rows": rows,
     }
     if frontend.rank == 0:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=1) + "\n")
-        shown = table(record["rows"])
+        shown = table(rows)
         print(shown.markdown() if args.markdown else shown.text())
+        for name in names:
+            middle, low, high = (1e3 * part for part in rows[name]["beside_kernels"])
+            print(f"{name}: {middle:.2f} ms beside the kernels ({low:.2f} to {high:.2f})")
     frontend.barrier()
     return 0
+
+
+def _kernel_seconds(compressor: Any | None) -> float:
+    if compressor is None:
+        return 0.0
+    return compressor.counters.encode_seconds + compressor.counters.decode_seconds
 
 
 def _steps(model: nn.Module, optimizer: Any, x: torch.Tensor, count: int) -> None:
@@ -160,8 +198,15 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")
     add("--frontend", choices=("torch", "ddp"), default="torch")
-    add("--model", choices=(TENSORS, *MODELS), default=TENSORS)
+    add("--model", choices=(TENSORS, TRANSFORMER, *MODELS), default=TENSORS)
     add("--threads", type=positive, default=1, help="threads a rank; default: 1")
+    add(
+        "--bucket",
+        type=positive,
+        default=buckets.LIMIT,
+        metavar="ELEMENTS",
+        help=f"of a bucket, at most; not under DDP; default: {buckets.LIMIT}",
+    )
     add("--compression", nargs="+", type=compression, default=DEFAULT, metavar="NAME[:key=value,...]",
         help=f"besides {STOCK}; default: {' '.join(DEFAULT)}")  # fmt: skip
     add(

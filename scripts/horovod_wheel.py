@@ -2,8 +2,8 @@
 """Build Horovod against the installed frameworks, once, and print the wheel's path.
 
 Horovod's newest release predates today's compilers and frameworks, and is published as source
-only. This script downloads that source, makes the edits listed below, all of them to its build
-files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
+only. This script downloads that source, makes the edits listed below, all but one of them to its
+build files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
 
@@ -89,6 +89,29 @@ EDITS = (
         "set(CMAKE_CXX_STANDARD 17)",
         "set(CMAKE_CXX_STANDARD 20)",
         "tensorflow",
+    ),
+    # With today's torch, a thread that gives up a tensor needs Python's lock. Horovod's background thread
+    # does so while it holds the lock on its process sets, in a job that is about to end, and hangs if a
+    # thread that has Python's lock hands over a tensor at that moment. So Python's is let go first.
+    Edit(
+        "horovod/torch/mpi_ops_v2.cc",
+        "PYBIND11_MODULE(mpi_lib_v2, m) {\n",
+        """\
+struct Unlocked {
+  py::module_ module;
+  template <typename Function> void def(const char* name, Function function) {
+    if (std::string(name) == "horovod_torch_wait_and_clear") {
+      module.def(name, function);  // It lets the lock go itself.
+    } else {
+      module.def(name, function, py::call_guard<py::gil_scoped_release>());
+    }
+  }
+};
+
+PYBIND11_MODULE(mpi_lib_v2, module) {
+  Unlocked m{module};
+""",
+        "torch",
     ),
     # TensorFlow's wheel lacks a header that this file includes. Only HOROVOD_ENABLE_XLA_OPS=1
     # would use what is in it.

@@ -2,19 +2,21 @@
 
 Starting ranks takes longer than most tests, so that those of a folder which ask for the same ranks share a
 job. It is started when the first of them is wanted, and after a test that fails, for those that are left.
+Its processes are forked from one that has imported their framework, see :mod:`tests.fork_server`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +27,15 @@ TIMEOUT = 180
 
 PASSED = "passed"
 
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""One thread a rank: the ranks share this machine's cores."""
+
 _PRINTED = 20_000
 """Characters of what a job printed last that stand in a failure."""
+
+
+Environment = tuple[tuple[str, str], ...]
+"""Names of variables and their values."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,12 @@ class Kind:
 
     launcher: str
     ranks: int
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     folder: str
 
 
 def _horovodrun(count: int, *options: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", "-np", str(count), *options]
+    return ["benchmarks.horovodrun", "--gloo", "-np", str(count), *options]
 
 
 def _two_hosts(count: int) -> list[str]:
@@ -57,43 +66,81 @@ def _two_hosts(count: int) -> list[str]:
 
 def _torchrun(count: int) -> list[str]:
     options = ["--standalone", "--no-python", f"--nproc-per-node={count}"]
-    return [sys.executable, "-m", "torch.distributed.run", *options]
+    return ["torch.distributed.run", *options]
 
 
-LAUNCHERS = {
-    "horovodrun": _horovodrun,
-    "two hosts": _two_hosts,
-    "torchrun": _torchrun,
-    "two nodes": _torchrun,
-    "tensorflow": _horovodrun,
-    "tensorflow on two hosts": _two_hosts,
-    "tensorflow with a GPU": _horovodrun,
+_HOROVOD = ("horovod.torch", "horovod.runner.launch")
+_DISTRIBUTED = ("torch.distributed.run",)
+_TENSORFLOW = ("horovod.tensorflow", "horovod.runner.launch")
+
+LAUNCHERS: dict[str, tuple[Callable[[int], list[str]], tuple[str, ...]]] = {
+    "horovodrun": (_horovodrun, _HOROVOD),
+    "two hosts": (_two_hosts, _HOROVOD),
+    "torchrun": (_torchrun, _DISTRIBUTED),
+    "two nodes": (_torchrun, _DISTRIBUTED),
+    "tensorflow": (_horovodrun, _TENSORFLOW),
+    "tensorflow on two hosts": (_two_hosts, _TENSORFLOW),
+    "tensorflow with a GPU": (_horovodrun, _TENSORFLOW),
 }
-"""``two hosts``: half of the ranks on what Horovod takes for another host. ``two nodes``: the same for
-``torch.distributed``. ``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for
-torch. ``with a GPU``: an emulated one, where the machine has none."""
+"""A launcher's module with its arguments, and what its processes and the ranks import. ``two hosts``: half
+of the ranks on what Horovod takes for another host. ``two nodes``: the same for ``torch.distributed``.
+``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch. ``with a GPU``:
+an emulated one, where the machine has none."""
 
 
 def run(
     launcher: str, count: int, command: Sequence[str], environment: dict[str, str] | None = None
 ) -> str:
     """Runs a command on ``count`` ranks and returns what it printed, whatever became of it."""
-    with _Running(launcher, count, command, environment or {}) as running:
+    arguments, _ = LAUNCHERS[launcher]
+    started = [sys.executable, "-m", *arguments(count), *command]
+    with _Running(started, environment or {}) as running:
         return running.printed() if running.ended(TIMEOUT) else running.printed() + "\ntimed out"
+
+
+class _ForkServer:
+    """A server of :mod:`tests.fork_server`, until this process ends.
+
+    Args:
+        modules: that it imports.
+        environment: variables that they read, beside this process's own.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Environment) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._socket = str(Path(self._folder.name, "socket"))
+        serve = f"from tests.fork_server import serve; serve({self._socket!r}, {modules!r})"
+        # It ends when standard input does, with this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", serve],
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRONMENT, **dict(environment)},
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        while not Path(self._socket).exists():
+            if self._process.poll() is not None:
+                raise RuntimeError("expected a server that forks, got one that has ended")
+            time.sleep(0.02)
+
+    def command(self, module: str, *arguments: str) -> list[str]:
+        """A command that runs a module as ``python -m`` would."""
+        caller = str(ROOT / "tests" / "fork_server.py")
+        return [sys.executable, "-I", "-S", caller, self._socket, module, *arguments]
+
+
+_fork_server = functools.cache(_ForkServer)
 
 
 class _Running:
     """A command on ranks, and a file with what it prints; leaving ends all of its processes."""
 
-    def __init__(
-        self, launcher: str, count: int, command: Sequence[str], environment: dict[str, str]
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._file = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*LAUNCHERS[launcher](count), *command],
+            command,
             cwd=ROOT,
-            # One thread a rank: the ranks share this machine's cores.
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, **_ENVIRONMENT, **environment},
             stdout=self._file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -147,8 +194,13 @@ class Job:
         self.over = False
         self._ranks = kind.ranks
         self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "tests.ranks", kind.launcher, self._folder.name, *names]
-        self._running = _Running(kind.launcher, kind.ranks, command, dict(kind.environment))
+        arguments, modules = LAUNCHERS[kind.launcher]
+        # Horovod reads its variables when it is initialized.
+        read = tuple(one for one in kind.environment if not one[0].startswith("HOROVOD_"))
+        server = _fork_server(modules, read)
+        ranks = server.command("tests.ranks", kind.launcher, self._folder.name, *names)
+        launcher = server.command(*arguments(kind.ranks), *ranks)
+        self._running = _Running(launcher, dict(kind.environment))
 
     def outcomes(self, name: str) -> list[str]:
         """:data:`PASSED` or a traceback of each rank; waits for the test, or the job's end."""

@@ -84,6 +84,7 @@ ALLOWED = {
         "hvd_compress.torch_common",
         "hvd_compress.ddp",
     },
+    "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
 }
 """Beside the standard library."""
 

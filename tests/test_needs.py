@@ -41,6 +41,8 @@ def _import(module: str, site: Path) -> str:
         ("torch", (), "PyTorch: pip install torch"),
         ("torch", ("torch",), "Horovod 0.28.1"),
         ("ddp", (), "PyTorch: pip install torch"),
+        ("lightning", (), "PyTorch: pip install torch"),
+        ("lightning", ("torch",), "Lightning: pip install lightning"),
         ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),
         ("tensorflow", ("tensorflow",), "Horovod 0.28.1"),
         ("keras", (), "TensorFlow: pip install tensorflow-cpu"),

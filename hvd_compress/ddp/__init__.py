@@ -11,6 +11,7 @@ from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import compressors
 from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
 from hvd_compress.exchange.errors import ExchangeError
 
@@ -18,4 +19,13 @@ from hvd_compress.exchange.errors import ExchangeError
 _made = compressors(__name__, Compressor, Auto)
 globals().update(_made)
 
-__all__ = ["Auto", "Compressor", "ErrorFeedback", "ExchangeError", "PayloadError", "hook", *_made]
+__all__ = [
+    "Auto",
+    "Compressor",
+    "ErrorFeedback",
+    "ExchangeError",
+    "GatheredState",
+    "PayloadError",
+    "hook",
+    *_made,
+]

@@ -14,6 +14,7 @@ from hvd_compress.codecs.frontends import ByName
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch_common.slots import NamedParameters
@@ -28,6 +29,7 @@ __all__ = [
     "Compressor",
     "ErrorFeedback",
     "ExchangeError",
+    "GatheredState",
     "Int8",
     "NoCompression",
     "OneBit",

@@ -42,7 +42,7 @@ class Auto(Planning, Compressor):
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: ``torch.distributed.init_process_group()`` was not called.
+        ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
     def __init__(
@@ -53,12 +53,18 @@ class Auto(Planning, Compressor):
         exchanges: Sequence[str] = DEFAULT_EXCHANGES,
         **options: Any,
     ) -> None:
-        routes = allowed(codecs, exchanges)
+        self._choices = allowed(codecs, exchanges)
         super().__init__(model, NoCompression(), OFF, **options)
+
+    def _bind(self) -> None:
+        if self._bound:
+            return
+        super()._bind()
         assert self._group.hosts is not None
         local = self._group.hosts.local
         flat = not 1 < local < self._size
-        self._plan_among([r for r in routes if not (flat and r.exchange == "hierarchical")], local)
+        usable = [r for r in self._choices if not (flat and r.exchange == "hierarchical")]
+        self._plan_among(usable, local)
 
     def _begin(self) -> Step:
         # The first hook of a step: every rank comes here, and the last step's gradients are back.

@@ -42,7 +42,7 @@ class Collectives:
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ExchangeError(
-                "expected torch.distributed.init_process_group() before a compressor is made, got no "
+                "expected torch.distributed.init_process_group() before a compressor is used, got no "
                 "process group"
             )
         self._group = group

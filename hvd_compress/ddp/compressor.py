@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +42,7 @@ class Compressor(GradientCoder):
     """Sends gradients encoded: the state of :func:`hvd_compress.ddp.hook`.
 
     Make one for each model: it holds the residuals, by parameter, so that DDP may rebuild its buckets.
+    Made before there is a process group, it joins the ranks when it is first used.
     Subclasses choose the codec; these arguments are common to all of them.
 
     Args:
@@ -63,8 +64,9 @@ class Compressor(GradientCoder):
         threads: kernel threads; None is ``torch.get_num_threads()``.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: ``torch.distributed.init_process_group()`` was not called.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y". Where there is no process group
+            yet, the first use raises what depends on it.
+        ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
     def __init__(
@@ -92,16 +94,10 @@ class Compressor(GradientCoder):
                 )
             process_group = _group_of(model, process_group)
             model = model.module
-        slots = slots_of(model)
-        self._device = _device_of(slots)
-        self._collectives = collectives_of(process_group, self._device)
-        ranks = self._collectives
-        local = _ranks_of_a_host(required=exchange == "hierarchical")
         super().__init__(
-            slots,
+            slots_of(model),
             codec,
             feedback,
-            Group(ranks.rank, ranks.size, Hosts(ranks.size, local)),
             exchange=exchange,
             threshold=threshold,
             exclude=exclude,
@@ -112,18 +108,20 @@ class Compressor(GradientCoder):
             threads=threads,
             chained=True,
         )
-        self._launcher = Launcher(ranks, self._group)
+        self._process_group = process_group
+        self._bound = False
         self._step: Step | None = None
         self._agreed = False
         self._changes = Changes()
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self._choose_routes(list(self._slots))
         self._by_parameter = {slot.parameter: slot for slot in self._slots}
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
                 _note_use(slot.parameter, self._used, slot.index)
+        if process_group is not None or dist.is_initialized():
+            self._bind()
 
     @torch.no_grad()
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -136,6 +134,7 @@ class Compressor(GradientCoder):
             ExchangeError: ranks differ (in the first step, every rank raises it), or a bucket that this
                 compressor cannot do.
         """
+        self._bind()
         if self._step is None:
             self._step = self._begin()
         step = self._step
@@ -151,6 +150,17 @@ class Compressor(GradientCoder):
             self._end(step)
         # A child of the future tells DDP's C++ code of an exception; the future itself only Python.
         return sent.future.then(lambda done: done.value())
+
+    def _bind(self) -> None:
+        if self._bound:
+            return
+        self._device = _device_of(self._slots)
+        ranks = self._collectives = collectives_of(self._process_group, self._device)
+        local = _ranks_of_a_host(required=self._exchange == "hierarchical")
+        self._join(Group(ranks.rank, ranks.size, Hosts(ranks.size, local)))
+        self._launcher = Launcher(ranks, self._group)
+        self._choose_routes(list(self._slots))
+        self._bound = True
 
     def _busy(self) -> bool:
         return self._step is not None
@@ -303,7 +313,7 @@ def _group_of(
     return model.process_group
 
 
-def _device_of(slots: Sequence[Slot]) -> torch.device:
+def _device_of(slots: Iterable[Slot]) -> torch.device:
     """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
     devices = (slot.parameter.device for slot in slots)
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

@@ -101,7 +101,6 @@ class Compressor(GradientCoder, HorovodCompressor):
             slots,
             codec,
             feedback,
-            Group(ranks.rank, ranks.size, Hosts(hvd.size(), hvd.local_size())),
             exchange=exchange,
             threshold=threshold,
             exclude=exclude,
@@ -110,8 +109,9 @@ class Compressor(GradientCoder, HorovodCompressor):
             seed=seed,
             grad_scaler=grad_scaler,
             threads=threads,
-            owner_step=owner_step,
         )
+        hosts_of_job = Hosts(hvd.size(), hvd.local_size())
+        self._join(Group(ranks.rank, ranks.size, hosts_of_job), owner_step)
         self._owner_step = owner_step
         self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
         self._changes = Changes()

@@ -25,8 +25,8 @@ from hvd_compress.torch_common.comm import Collective
 class Planning(GradientCoder, ABC):
     """The base of a frontend's ``Auto``, before the frontend's ``Compressor``.
 
-    The frontend calls :meth:`_plan_among` in its constructor, and :meth:`_step_ended` at a place that all
-    ranks reach with no gradient on its way.
+    The frontend calls :meth:`_plan_among` when it has joined the ranks, and :meth:`_step_ended` at a place
+    that all ranks reach with no gradient on its way.
 
     Attributes:
         chosen: arguments of the compressor that the planner decides, and ``Auto`` does not take.
@@ -60,6 +60,7 @@ class Planning(GradientCoder, ABC):
     @property
     def settled(self) -> bool:
         """Whether a plan has been decided on, or there is nothing to decide; the same on every rank."""
+        self._bind()
         return self._planner.settled
 
     def explain(self) -> str:
@@ -68,6 +69,7 @@ class Planning(GradientCoder, ABC):
         What was measured, the predicted and the measured cost of every plan, and the route of each
         tensor; the same on every rank, but not to be parsed.
         """
+        self._bind()
         return explain.explain(self._planner)
 
     def set_codec(
@@ -93,6 +95,7 @@ class Planning(GradientCoder, ABC):
 
     def load_resized(self, states: Any) -> None:
         """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
+        self._bind()
         self._begin_anew()
         super().load_resized(states)
 

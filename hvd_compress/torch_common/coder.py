@@ -29,14 +29,13 @@ class GradientCoder:
     """One rank's codecs, residuals, noise positions and counters: the base of the frontends' compressors.
 
     Knows no collective. The arguments are those of the frontends' ``Compressor``, and so are the errors.
+    A frontend says by :meth:`_join` which ranks there are, when it is made or before its first use.
 
     Args:
         slots: the parameters.
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
-        group: the ranks.
         exchange: how payloads travel.
-        owner_step: what owners of parts do with averages, or None.
         chained: as for :class:`hvd_compress.torch_common.executors.Executors`.
     """
 
@@ -45,7 +44,6 @@ class GradientCoder:
         slots: Iterable[Slot],
         codec: Codec,
         feedback: ErrorFeedback,
-        group: Group,
         *,
         exchange: str = EXCHANGE_NAMES[0],
         threshold: int = DEFAULT_THRESHOLD,
@@ -56,7 +54,6 @@ class GradientCoder:
         grad_scaler: Any | None = None,
         threads: int | None = None,
         chained: bool = False,
-        owner_step: OwnerWork | None = None,
     ) -> None:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
@@ -67,18 +64,30 @@ class GradientCoder:
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
         self._slots = slots
-        self._group = group
-        self._rank, self._size = group.rank, group.size
         self._exchange = exchange
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=chained)
-        self._encoder = Encoder(self._kernels, seed, group.rank, grad_scaler)
-        self._batches = Batches(self._encoder, group, owner_step)
+        self._grad_scaler = grad_scaler
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         self._router.check_patterns([slot.name for slot in self._slots])
         self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
+
+    def _join(self, group: Group, owner_step: OwnerWork | None = None) -> None:
+        """Takes a place among ranks; the frontend chooses all routes then.
+
+        Args:
+            group: the ranks.
+            owner_step: what owners of parts do with averages, or None.
+        """
+        self._group = group
+        self._rank, self._size = group.rank, group.size
+        self._encoder = Encoder(self._kernels, self._seed, group.rank, self._grad_scaler)
+        self._batches = Batches(self._encoder, group, owner_step)
+
+    def _bind(self) -> None:
+        """Calls :meth:`_join`, in a frontend that has not done so when it was made."""
 
     def set_codec(
         self,
@@ -98,6 +107,7 @@ class GradientCoder:
         Raises:
             ExchangeError: gradients are still on their way.
         """
+        self._bind()
         if self._busy():
             raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
         feedback = scheme_of(codec).feedback if feedback is None else feedback
@@ -108,6 +118,7 @@ class GradientCoder:
 
     def routes(self) -> dict[str, Route]:
         """How each parameter's gradient travels, by name."""
+        self._bind()
         return {slot.name: slot.route for slot in self._slots}
 
     def residual_norm(self) -> float:
@@ -131,6 +142,7 @@ class GradientCoder:
 
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
         """
+        self._bind()
         self._kernels.settle()
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
@@ -140,6 +152,7 @@ class GradientCoder:
         Raises:
             ValueError: another rank, number of ranks, seed or model; nothing is changed then.
         """
+        self._bind()
         restore(self._slots, state, self._rank, self._size, self._seed)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
@@ -154,6 +167,7 @@ class GradientCoder:
         Raises:
             ValueError: not one state of each rank, another seed or model; nothing is changed then.
         """
+        self._bind()
         state = resize(self._slots, states, self._rank, self._size, self._owned_by)
         restore(self._slots, state, self._rank, self._size, self._seed)
 
@@ -186,7 +200,7 @@ class GradientCoder:
         exchange.check(slot.name, slot.shape, route.codec, width, self._group)
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        """Gives slots their routes; a frontend calls it for all of them when it is made."""
+        """Gives slots their routes."""
         router = router or self._router
         chosen = []
         for slot in slots:

@@ -183,6 +183,8 @@ def test_wrong_arguments_fail_at_construction() -> None:
     hvdc.OneBit(ddp, exclude=["a"], layers={"b": "int8"})
 
 
-def test_a_compressor_needs_a_process_group() -> None:
-    with pytest.raises(hvdc.ExchangeError, match=re.escape("init_process_group() before")):
-        hvdc.OneBit(Probe(SHAPES))
+def test_the_use_of_a_compressor_needs_a_process_group() -> None:
+    for compressor in (hvdc.OneBit(Probe(SHAPES)), hvdc.Auto(Probe(SHAPES))):
+        for use in (compressor.routes, compressor.state_dict):
+            with pytest.raises(hvdc.ExchangeError, match=re.escape("init_process_group() before")):
+                use()

@@ -13,17 +13,16 @@ import pytest
 from hvd_compress.codecs import SCHEMES
 
 ROOT = Path(__file__).parent.parent.parent
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
 SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     # The same without the import of TensorFlow, for which the stock one takes longer than the ranks.
     "docs/examples/keras_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
     "docs/examples/tensorflow_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
-    "docs/examples/ddp_quickstart.py": (
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--no-python",
-    ),
+    "docs/examples/ddp_quickstart.py": TORCHRUN,
+    "docs/examples/lightning_quickstart.py": TORCHRUN,
+    "docs/examples/accelerate_quickstart.py": TORCHRUN,
+    "docs/examples/trainer_quickstart.py": TORCHRUN,
 }
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 
@@ -61,7 +60,7 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
     sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
     assert [what for what, _ in sizes] == [
         "without compression",
-        "handed to gloo" if "ddp" in script else "handed to Horovod",
+        "handed to gloo" if SCRIPTS[script] is TORCHRUN else "handed to Horovod",
         "on the wire",
     ]
     plain, handed, wire = (int(size) for _, size in sizes)

@@ -1,0 +1,62 @@
+"""A small decoder-only transformer (Vaswani et al., "Attention is all you need", 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Transformer(nn.Module):
+    """Predicts the next token at each place, with layers as in GPT-2 and the embedding as the last layer.
+
+    Args:
+        vocabulary: how many tokens there are.
+        context: places of a sequence, at most.
+        width: of a token's vector.
+        layers: how many blocks.
+        heads: of each attention.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 1000,
+        context: int = 64,
+        width: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList([_Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits, shape=(n, places, vocabulary), of tokens, shape=(n, places), int64."""
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count, places, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(count, places, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(count, places, width))
+        return x + self.narrow(F.gelu(self.wide(self.norm2(x))))

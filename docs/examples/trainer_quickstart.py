@@ -1,0 +1,83 @@
+"""Trains a small network on two ranks with 1-bit gradients, by Hugging Face Transformers' Trainer.
+
+Start it with: torchrun --standalone --nproc-per-node 2 docs/examples/trainer_quickstart.py
+"""
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import hvd_compress.ddp as hvdc
+
+FEATURES, CLASSES, SAMPLES = 64, 10, 12800
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+        self.losses = []
+
+    def forward(self, inputs, labels):
+        loss = nn.functional.cross_entropy(self.layers(inputs), labels)
+        self.losses.append(loss.item())
+        return {"loss": loss}
+
+
+class CompressGradients(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        model = self.trainer.model_wrapped  # By DistributedDataParallel.
+        self.compressor = hvdc.OneBit(model, grad_scaler=self.trainer.accelerator.scaler)
+        model.register_comm_hook(self.compressor, hvdc.hook)
+        if state.global_step:  # Training goes on from the checkpoint of this step.
+            path = f"{args.output_dir}/checkpoint-{state.global_step}/compressor.pt"
+            hvdc.GatheredState(self.compressor).load_state_dict(torch.load(path))
+
+    def on_save(self, args, state, control, **kwargs):
+        gathered = hvdc.GatheredState(self.compressor).state_dict()
+        if state.is_world_process_zero:
+            path = f"{args.output_dir}/checkpoint-{state.global_step}/compressor.pt"
+            torch.save(gathered, path)
+
+
+torch.manual_seed(1)
+inputs = torch.randn(SAMPLES, FEATURES)
+labels = (inputs @ torch.randn(FEATURES, CLASSES)).argmax(1)
+network = Network()
+
+trainer = Trainer(
+    model=network,
+    args=TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        use_cpu=True,
+        num_train_epochs=1,
+        per_device_train_batch_size=32,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        optim_args="momentum=0.9",
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to="none",
+    ),
+    train_dataset=[{"inputs": x, "labels": y} for x, y in zip(inputs, labels, strict=True)],
+)
+compress = CompressGradients(trainer)
+trainer.add_callback(compress)
+trainer.train()
+
+if trainer.is_world_process_zero():
+    losses, counters = network.losses, compress.compressor.counters
+    print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
+    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
+    print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
+    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"norm of what has not been sent yet: {compress.compressor.residual_norm():.3f}")
+dist.destroy_process_group()

@@ -1,0 +1,55 @@
+"""The residuals of all ranks in one checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.ddp.compressor import Compressor
+
+
+class GatheredState:
+    """A compressor's states on all ranks, for checkpoints that the first rank writes alone.
+
+    Each is as large as the model in float32.
+
+    Args:
+        compressor: this rank's.
+
+    Raises:
+        TypeError: it is no compressor.
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        expect_instance("GatheredState", compressor, Compressor, "GatheredState({})")
+        self._compressor = compressor
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks on the first one, nothing on the others; every rank has to come here."""
+        states: list[Any] | None = None
+        if dist.get_rank() == 0:
+            states = [None] * dist.get_world_size()
+        dist.gather_object(self._compressor.state_dict(), states)
+        return {} if states is None else {"ranks": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where all ranks left off, be they as many as now or not.
+
+        Args:
+            state: what the first rank had from :meth:`state_dict`, on every rank.
+
+        Raises:
+            ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``, or it is the state
+                that another rank had.
+        """
+        states = state.get("ranks", [])
+        if not states:
+            raise ValueError(
+                "GatheredState: expected the first rank's state, got that of another rank"
+            )
+        if len(states) == dist.get_world_size():
+            self._compressor.load_state_dict(states[dist.get_rank()])
+        else:
+            self._compressor.load_resized(states)

@@ -1,0 +1,90 @@
+"""Compressors in Lightning's ``Trainer``, by a callback.
+
+Lightning's ``DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`` takes a compressor as well, but registers
+hooks on CUDA devices alone, and on the CPU says nothing about it; and its checkpoints know of no state of a
+rank's own.
+"""
+
+from __future__ import annotations
+
+from hvd_compress.needs import need
+
+need(__name__)
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as lightning
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.ddp import Compressor, GatheredState, hook
+
+__all__ = ["CompressGradients"]
+
+
+class CompressGradients(lightning.Callback):
+    """Has gradients sent encoded: ``Trainer(strategy="ddp", callbacks=[CompressGradients(OneBit)])``.
+
+    With half precision (``precision="16-mixed"``), the compressor gets Lightning's ``grad_scaler``.
+    Checkpoints hold the residuals of all ranks, each as large as the model in float32, and another number
+    of ranks may go on with them.
+
+    Args:
+        make: called with the ``DistributedDataParallel`` model when there is one, and ``grad_scaler=`` if
+            losses are scaled: a class of :mod:`hvd_compress.ddp`, or a ``functools.partial`` of one, as
+            ``partial(OneBit, exchange="two_shot")``.
+
+    Attributes:
+        compressor: what ``make`` returned; None before training.
+
+    Raises:
+        TypeError: ``make`` is not callable; when training starts, it made no compressor, or several devices
+            train without ``DistributedDataParallel``.
+    """
+
+    def __init__(self, make: Callable[..., Compressor]) -> None:
+        if not callable(make):
+            raise TypeError(
+                f"CompressGradients.make: expected a class such as hvd_compress.ddp.OneBit, got {make!r}: "
+                f"the callback makes the compressor when there is a model"
+            )
+        self.compressor: Compressor | None = None
+        self._make = make
+        self._model: DistributedDataParallel | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Makes the compressor, and registers it with DDP."""
+        model = trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            if trainer.world_size == 1:
+                return  # The script runs on one device: nothing is sent.
+            raise TypeError(
+                f"CompressGradients: expected Trainer(strategy='ddp'), whose model is a "
+                f"DistributedDataParallel, got {type(trainer.strategy).__name__}"
+            )
+        if self.compressor is None:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            made = self._make(model, **({} if scaler is None else {"grad_scaler": scaler}))
+            if not isinstance(made, Compressor):
+                raise TypeError(
+                    f"CompressGradients.make: expected to get a compressor of hvd_compress.ddp, got "
+                    f"{type(made).__name__}"
+                )
+            self.compressor = made
+        if model is not self._model:
+            model.register_comm_hook(self.compressor, hook)
+            self._model = model
+        if self._loaded:
+            GatheredState(self.compressor).load_state_dict(self._loaded)
+            self._loaded = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them."""
+        return {} if self.compressor is None else GatheredState(self.compressor).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the states of all ranks; they are in force when training starts."""
+        self._loaded = state_dict

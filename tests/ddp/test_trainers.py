@@ -1,0 +1,137 @@
+"""Compressors in the hands of trainers: made early, saved by the first rank, registered by a callback."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import hvd_compress.ddp as hvdc
+from tests.ddp.probes import Probe, exchange, gradients_of
+from tests.ranks import on_ranks
+
+SHAPES = {"a": (64, 33), "b": (1000,)}
+
+
+@pytest.mark.parametrize("name", ("onebit", "auto"))
+def test_a_compressor_joins_ranks_that_come_later(name: str, tmp_path: Path) -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.Compression.by_name(name, model, threshold=0)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
+    )
+    try:
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(compressor, hvdc.hook)
+        gradients = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+        exchange(ddp, gradients)
+        assert compressor.counters.steps == 1
+        assert set(compressor.routes()) == set(SHAPES)
+        if name == "onebit":
+            twin = hvdc.OneBit(model, threshold=0)
+            again = DistributedDataParallel(model)
+            again.register_comm_hook(twin, hvdc.hook)
+            first = gradients_of(ddp)
+            second = exchange(again, gradients)
+            assert all(torch.equal(first[one], second[one]) for one in SHAPES)
+            assert not torch.equal(first["a"], gradients["a"])
+    finally:
+        dist.destroy_process_group()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_one_file_holds_the_states_of_all_ranks() -> None:
+    torch.manual_seed(dist.get_rank())
+
+    def make() -> tuple[DistributedDataParallel, hvdc.Compressor]:
+        model = DistributedDataParallel(Probe(SHAPES))
+        compressor = hvdc.OneBit(model, threshold=0)
+        model.register_comm_hook(compressor, hvdc.hook)
+        return model, compressor
+
+    def gradients() -> dict[str, torch.Tensor]:
+        return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+    model, compressor = make()
+    exchange(model, gradients())
+    sent: list[Any] = [hvdc.GatheredState(compressor).state_dict()]
+    if dist.get_rank() == 1:
+        assert sent == [{}]
+        with pytest.raises(ValueError, match="expected the first rank's state"):
+            hvdc.GatheredState(compressor).load_state_dict(sent[0])
+    dist.broadcast_object_list(sent, 0)
+    other_model, other = make()
+    hvdc.GatheredState(other).load_state_dict(sent[0])
+    assert other.residual_norm() == compressor.residual_norm() > 0
+    given = gradients()
+    first, second = exchange(model, given), exchange(other_model, given)
+    assert all(torch.equal(first[name], second[name]) for name in SHAPES)
+
+
+def _fit(folder: str, epochs: int, checkpoint: str | None = None, **options: Any) -> Any:
+    import lightning.pytorch as lightning
+
+    from hvd_compress.lightning import CompressGradients
+
+    class Network(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 100)
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    torch.manual_seed(0)
+    samples = TensorDataset(torch.randn(64, 64), torch.randint(100, (64,)))
+    network, compress = Network(), CompressGradients(hvdc.OneBit)
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        max_epochs=epochs,
+        callbacks=[compress],
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        **options,
+    )
+    trainer.fit(network, DataLoader(samples, batch_size=8), ckpt_path=checkpoint)
+    return network, compress.compressor, trainer.checkpoint_callback.best_model_path
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_lightning_goes_on_from_its_checkpoint_bit_for_bit() -> None:
+    options = {"strategy": "ddp", "devices": 2}
+    # Each rank has a folder of its own, of which the first one's is used.
+    with tempfile.TemporaryDirectory() as folder:
+        network, compressor, _ = _fit(f"{folder}/whole", 2, **options)
+        _, _, path = _fit(f"{folder}/half", 1, **options)
+        paths = [path]
+        dist.broadcast_object_list(paths, 0)
+        resumed, other, _ = _fit(f"{folder}/rest", 2, paths[0], **options)
+        assert compressor.counters.steps == 8 and other.counters.steps == 4
+        assert compressor.counters.message_bytes < compressor.counters.uncompressed_bytes / 15
+        assert other.residual_norm() == compressor.residual_norm() > 0
+        assert torch.equal(resumed.layer.weight, network.layer.weight)
+        dist.barrier()
+
+
+def test_lightning_on_one_device_has_nothing_to_send(tmp_path: Path) -> None:
+    _, compressor, _ = _fit(str(tmp_path), 1, devices=1)
+    assert compressor is None
+
+
+def test_the_callback_wants_what_makes_a_compressor() -> None:
+    from hvd_compress.lightning import CompressGradients
+
+    with pytest.raises(TypeError, match="make: expected a class such as"):
+        CompressGradients("onebit")

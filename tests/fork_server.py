@@ -1,0 +1,171 @@
+"""Ranks that begin with their framework imported: forked, where an import takes longer than most tests.
+
+A server imports modules once. ``python -I -S tests/fork_server.py SOCKET MODULE ...`` is what
+``python -m MODULE ...`` would be, in a process forked from the server, with the caller's environment,
+folder and standard streams. The caller ends as that process does, passes signals on to it, and takes it
+with it when it is killed.
+
+This file imports little, because each call reads it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+_STREAMS = (0, 1, 2)
+
+
+def serve(path: str, modules: Sequence[str]) -> None:
+    """Serves calls until standard input ends. Returns in the forked processes only when they have ended.
+
+    Args:
+        path: of the socket; who connects before the modules are imported has to wait.
+        modules: to be imported.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        for module in modules:
+            importlib.import_module(module)
+        call = _Server(listener).run()
+    if call is not None:
+        call.run()
+
+
+class _Call:
+    """What a caller asks for: a line of JSON, and its standard streams.
+
+    Args:
+        connection: of the caller.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        text, self._streams, _, _ = socket.recv_fds(connection, 1 << 16, len(_STREAMS))
+        while not text.endswith(b"\n"):
+            text += connection.recv(1 << 16)
+        self._asked = json.loads(text)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            os.close(stream)
+
+    def run(self) -> None:
+        """Becomes what was asked for, in a session of its own."""
+        os.setsid()
+        for stream, number in zip(self._streams, _STREAMS, strict=True):
+            os.dup2(stream, number)
+        self.close()
+        os.environ.clear()
+        os.environ.update(self._asked["environment"])
+        os.chdir(self._asked["folder"])
+        module, *sys.argv[1:] = self._asked["command"]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+class _Server:
+    """Forks for calls, and tells the callers how these end.
+
+    Args:
+        listener: where callers connect.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._callers: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ended, waking = socket.socketpair()
+        self._ended.setblocking(False)
+        waking.setblocking(False)
+        self._waking = waking
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waking.fileno())
+        for source in (sys.stdin, listener, self._ended):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def run(self) -> _Call | None:
+        """Serves; returns the call in a process that was forked for it, and None at the end."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is self._listener:
+                    call = self._accept()
+                    if call is not None:
+                        return call
+                elif key.fileobj is self._ended:
+                    self._ended.recv(1 << 10)
+                    self._reap()
+                else:  # The caller is gone.
+                    os.killpg(key.data, signal.SIGKILL)
+                    self._selector.unregister(key.fileobj)
+
+    def _accept(self) -> _Call | None:
+        connection, _ = self._listener.accept()
+        call = _Call(connection)
+        process = os.fork()
+        if process == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for one in (connection, self._ended, self._waking, *self._callers.values()):
+                one.close()
+            return call
+        call.close()
+        connection.sendall(b"%d\n" % process)
+        self._callers[process] = connection
+        self._selector.register(connection, selectors.EVENT_READ, process)
+        return None
+
+    def _reap(self) -> None:
+        while self._callers:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            connection = self._callers.pop(process)
+            if connection in self._selector.get_map():
+                self._selector.unregister(connection)
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+            connection.close()
+
+
+def call(path: str, command: Sequence[str]) -> int:
+    """Calls a server, and waits for the end.
+
+    Args:
+        path: of its socket.
+        command: a module and its arguments.
+
+    Returns:
+        The exit status; minus the number of the signal that ended the process.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        asked = {"command": command, "environment": dict(os.environ), "folder": os.getcwd()}
+        text = json.dumps(asked).encode() + b"\n"
+        sent = socket.send_fds(connection, [text], list(_STREAMS))
+        connection.sendall(text[sent:])
+        with connection.makefile() as answers:
+            process = int(answers.readline())
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda number, _: os.killpg(process, number))
+            return int(answers.readline())
+
+
+def _main(path: str, *command: str) -> int:
+    status = call(path, command)
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
