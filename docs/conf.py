@@ -3,13 +3,18 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 import hvd_compress
 
 project = "hvd_compress"
 copyright = "the hvd_compress authors"
 version = release = hvd_compress.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# Formulas are MathML, which browsers draw without a script and without a network.
+html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["examples", "generated/*.md"]
@@ -30,7 +35,20 @@ napoleon_numpy_docstring = False
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
+def inline_formula(self, node):
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def formula(self, node):
+    text = node.astext()
+    # An environment such as align stands for itself, also without dollars around it.
+    self.body.append(f'<div class="math">{convert(text, display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     from benchmarks.perfmodel import figures
 
     figures.main(Path(app.srcdir) / "generated")

@@ -139,7 +139,7 @@ def test_exchange_knows_no_codec_by_name() -> None:
         "hvd_compress.exchange.routing",
         "hvd_compress.exchange.token",
         "hvd_compress.exchange.two_shot",
-        "hvd_compress.perfmodel.cli",
+        "hvd_compress.command_line",
         "hvd_compress.planner.explain",
     ),
 )

@@ -65,7 +65,7 @@ def test_a_module_of_a_frontend_says_so_too(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.perfmodel.cli")
+    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.command_line")
 )
 def test_what_numpy_is_enough_for(module: str, site: Path) -> None:
     assert _import(module, site) == "imported"

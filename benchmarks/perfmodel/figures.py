@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.perfmodel.published import AppendixB, pulled_bits
+from hvd_compress import command_line
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import Route
-from hvd_compress.perfmodel import cli
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.profiles import Profile, load
 from hvd_compress.perfmodel.sweep import Job, Row, sweep
@@ -68,7 +68,7 @@ def example() -> str:
     """What the page's first command prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        cli.main(EXAMPLE.split())
+        command_line.main(EXAMPLE.split())
     return printed.getvalue()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import lightning.pytorch as lightning
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.ddp import Compressor, GatheredState, hook
+import hvd_compress.ddp as hvdc
 
 __all__ = ["CompressGradients"]
 
@@ -42,13 +42,13 @@ class CompressGradients(lightning.Callback):
             train without ``DistributedDataParallel``.
     """
 
-    def __init__(self, make: Callable[..., Compressor]) -> None:
+    def __init__(self, make: Callable[..., hvdc.Compressor]) -> None:
         if not callable(make):
             raise TypeError(
                 f"CompressGradients.make: expected a class such as hvd_compress.ddp.OneBit, got {make!r}: "
                 f"the callback makes the compressor when there is a model"
             )
-        self.compressor: Compressor | None = None
+        self.compressor: hvdc.Compressor | None = None
         self._make = make
         self._model: DistributedDataParallel | None = None
         self._loaded: dict[str, Any] = {}
@@ -68,22 +68,22 @@ class CompressGradients(lightning.Callback):
         if self.compressor is None:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             made = self._make(model, **({} if scaler is None else {"grad_scaler": scaler}))
-            if not isinstance(made, Compressor):
+            if not isinstance(made, hvdc.Compressor):
                 raise TypeError(
                     f"CompressGradients.make: expected to get a compressor of hvd_compress.ddp, got "
                     f"{type(made).__name__}"
                 )
             self.compressor = made
         if model is not self._model:
-            model.register_comm_hook(self.compressor, hook)
+            model.register_comm_hook(self.compressor, hvdc.hook)
             self._model = model
         if self._loaded:
-            GatheredState(self.compressor).load_state_dict(self._loaded)
+            hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)
             self._loaded = {}
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them."""
-        return {} if self.compressor is None else GatheredState(self.compressor).state_dict()
+        return {} if self.compressor is None else hvdc.GatheredState(self.compressor).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the states of all ranks; they are in force when training starts."""

@@ -157,8 +157,13 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
     """
     profile = profiles.load(args.machine)
     between, within = profile.between, profile.within
+    title = profile.title
     if args.link is not None:
         between = Link(args.link * args.efficiency, between.latency)
+        rate = f"of {8e-6 * args.link:,g} Mbit/s" if math.isfinite(args.link) else "without a limit"
+        title += f", but links {rate}"
+    if args.local is not None:
+        title += f", {args.local} ranks a machine"
     if args.latency is not None:
         between = Link(between.bandwidth, args.latency)
     if args.within is not None:
@@ -169,6 +174,7 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
         )
     return dataclasses.replace(
         profile,
+        title=title,
         between=between,
         within=within,
         local=profile.local if args.local is None else args.local,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    for module in ("sphinx", "myst_parser", "furo"):
+    for module in ("sphinx", "myst_parser", "furo", "latex2mathml"):
         pytest.importorskip(module)
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path)],
@@ -24,3 +24,15 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "format.html").exists()
     assert len(list((tmp_path / "_images").glob("perfmodel-*.svg"))) == 3
+
+
+def test_the_plot_of_page_one_is_of_the_records() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import plot_step_times
+    finally:
+        sys.path.pop(0)
+    drawn = (ROOT / "docs" / "images" / "step_times.svg").read_text()
+    for record in plot_step_times.RECORDS.values():
+        for name, value in plot_step_times.seconds(record).items():
+            assert f">{value:.2f} s<" in drawn, (record, name)

@@ -7,10 +7,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hvd_compress.perfmodel import arguments, cli, profiles
+from hvd_compress import command_line
+from hvd_compress.perfmodel import arguments, predict, profiles
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.sweep import Job, optimal_workers
 
@@ -19,12 +21,12 @@ RECORD = Path(__file__).parent.parent.parent / "benchmarks" / "records" / "codec
 
 def _predict(tmp_path: Path, *options: str) -> dict:
     path = tmp_path / "deep" / "out.json"
-    assert cli.main(["predict", *options, "--json", str(path)]) == 0
+    assert command_line.main(["predict", *options, "--json", str(path)]) == 0
     return json.loads(path.read_text())
 
 
 def test_as_a_module() -> None:
-    command = [sys.executable, "-m", "hvd_compress.perfmodel", "predict", "--workers", "1,2,8"]
+    command = [sys.executable, "-m", "hvd_compress", "predict", "--workers", "1,2,8"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     title, header, *lines = printed.splitlines()
     assert "alexnet, 128 images a worker" in title and "images/s" in header
@@ -43,7 +45,7 @@ def test_json_holds_what_was_asked_for(tmp_path: Path) -> None:
         *("--latency", "1ms", "--start", "0s", "--compute", "1.5s", "--batch", "16"),
         *("--speeds", str(RECORD)),
     )
-    assert outcome["schema"] == cli.SCHEMA and outcome["elements"] == 61_100_840
+    assert outcome["schema"] == predict.SCHEMA and outcome["elements"] == 61_100_840
     assert outcome["machine"]["between"] == {"bandwidth": 1.25e7, "latency": 1e-3}
     assert outcome["machine"]["start"] == 0
     assert [(row["exchange"], row["workers"]) for row in outcome["rows"]] == [
@@ -69,7 +71,7 @@ def test_strong_scaling_shares_the_images(tmp_path: Path) -> None:
 
 
 def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["predict", "--workers", "512..2048", "--exchange", "allgather"]) == 0
+    assert command_line.main(["predict", "--workers", "512..2048", "--exchange", "allgather"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("* OneBit(group=1024), allgather: fc6.weight: expected at most") == 1
     assert "got 512 ranks" in printed and printed.count("allgather*") == 3
@@ -98,7 +100,7 @@ def test_optimal_workers_balance_computation_and_wire(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ("svg", "png"))
 def test_plots(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "new" / f"plot.{ending}"
-    assert cli.main(["predict", "--workers", "1..1024", "--plot", str(path)]) == 0
+    assert command_line.main(["predict", "--workers", "1..1024", "--plot", str(path)]) == 0
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
@@ -112,24 +114,66 @@ def test_plots(tmp_path: Path, ending: str) -> None:
         (["--codec", "onebit:level=3"], "level"),
         (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step, for vgg_a"),
         (["--speeds", "/nonexistent"], "No such file"),
+        (["--model", "lenet"], "--model: expected one of alexnet"),
+        (["--model", "nowhere:model", "--compute", "1s"], "expected module:function"),
+        (["--model", "json:loads", "--compute", "1s"], "missing 1 required"),
+        (
+            ["--model", "tests.perfmodel.test_cli:own", "--batch", "8"],
+            "--compute: expected the time",
+        ),
+        (["--model", "os:getcwd", "--compute", "1s"], "expected shapes by parameter's name"),
         (["--compute", "1s", "--scaling", "strong"], "expected weak scaling"),
     ),
 )
 def test_errors_say_what_to_do(
     wrong: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["predict", *wrong]) == 2
+    assert command_line.main(["predict", *wrong]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error
 
 
 @pytest.mark.parametrize(
     "wrong",
-    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"], ["--model", "lenet"]),
+    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"]),
 )
 def test_wrong_arguments(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["predict", *wrong])
+        command_line.main(["predict", *wrong])
+
+
+def own() -> dict[str, tuple[int, ...]]:
+    """A network of a user's own."""
+    return {"fc1.weight": (300, 200), "fc1.bias": (300,), "fc2.weight": (10, 300)}
+
+
+def test_a_network_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(own()))
+    options = ["--batch", "8", "--compute", "10ms", "--workers", "8", "--link", "200mbit"]
+    by_file = _predict(tmp_path, "--model", str(path), *options)
+    assert capsys.readouterr().out.startswith("mine, 8 images a worker and step, ")
+    by_function = _predict(tmp_path, "--model", "tests.perfmodel.test_cli:own", *options)
+    assert by_file["elements"] == by_function["elements"] == 63_300
+    assert by_file["rows"] == by_function["rows"]
+    model = _predict(tmp_path, "--model", "tests.perfmodel.test_cli:own_model", *options)
+    assert model["rows"] == by_file["rows"]
+
+
+def own_model() -> Any:
+    """The same in PyTorch."""
+    import torch
+
+    model = torch.nn.Module()
+    model.fc1, model.fc2 = torch.nn.Linear(200, 300), torch.nn.Linear(300, 10, bias=False)
+    return model
+
+
+def test_the_heading_names_the_link_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, words in (("200mbit", "of 200 Mbit/s"), ("none", "without a limit")):
+        command_line.main(["predict", "--link", rate, "--local", "2", "--workers", "2"])
+        heading = capsys.readouterr().out.splitlines()[0]
+        assert heading.endswith(f", but links {words}, 2 ranks a machine")
 
 
 def test_units() -> None:

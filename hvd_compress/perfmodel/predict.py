@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,19 @@ from hvd_compress.perfmodel.arguments import (
     workers,
 )
 from hvd_compress.perfmodel.networks import NETWORKS
+from hvd_compress.perfmodel.own_network import network_of
 from hvd_compress.perfmodel.sweep import Job, Row, optimal_workers, sweep
 
 SCHEMA = "hvd_compress/predict/1"
 
 
-def main(command_line: Sequence[str] | None = None) -> int:
-    """Runs the command; its arguments are those of the process if none are given."""
-    parser = _parser()
-    args = parser.parse_args(command_line)
-    try:
-        return _predict(args)
-    except (OSError, TypeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
 def _predict(args: argparse.Namespace) -> int:
     profile = machine_of(args)
-    network = NETWORKS[args.model]()
+    network = network_of(args.model)
+    if args.compute is None and args.model not in NETWORKS:
+        raise ValueError(
+            f"--compute: expected the time of a step of {network.name} without exchange"
+        )
     if args.batch is None and network.name not in profile.rates:
         raise ValueError(
             f"--batch: expected images of a step, for {network.name} on {profile.name}"
@@ -146,16 +139,20 @@ def _as_json(job: Job, rows: Sequence[Row], best: dict[str, int]) -> dict[str, A
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def add_to(commands: Any) -> None:
+    """Adds the command to ``hvd-compress``."""
     predict = commands.add_parser(
         "predict",
         help="predict step times and throughput",
         description="Predicts the time of a training step: docs/perfmodel.md has the equations.",
     )
     add = predict.add_argument
-    add("--model", choices=tuple(NETWORKS), default="alexnet")
+    add(
+        "--model",
+        default="alexnet",
+        help=f"{', '.join(NETWORKS)}; or one of your own, with --compute: a JSON file of shapes by "
+        f"name, or module:function that returns such shapes or a model; default: %(default)s",
+    )
     add(
         "--workers",
         type=converter(workers),
@@ -207,4 +204,4 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE", help="a picture of images a second over workers")
-    return parser
+    predict.set_defaults(run=_predict)

@@ -1,0 +1,207 @@
+"""``hvd-compress doctor``: what is installed, and what ``Auto`` would choose between the ranks it runs on.
+
+By horovodrun or torchrun, ``horovodrun -np 2 -H ... hvd-compress doctor``, it measures links and codecs.
+Without a launcher it only looks at what is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning")
+_VARIABLES = {
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "torch.distributed": ("RANK", "WORLD_SIZE"),
+}
+_LIBRARIES = ("gloo", "mpi", "nccl")
+_TENSOR = 1_000_000
+"""Elements of each tensor that stands for a model's."""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to ``hvd-compress``."""
+    parser = commands.add_parser(
+        "doctor",
+        help="look at an installation, and at the links between ranks",
+        description="Says what is installed. On the ranks of horovodrun or torchrun, also measures the "
+        "links and the codecs, and says what Auto would choose if training did nothing but exchange.",
+    )
+    parser.add_argument(
+        "--elements",
+        type=_positive,
+        default=25_000_000,
+        metavar="N",
+        help="how many parameters the model has; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        default=60,
+        metavar="N",
+        help="when to stop measuring, at most; default: %(default)s",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    launcher, rank, size = _place()
+    if rank == 0:
+        for what, found in installation():
+            print(f"{what + ':':<24}{found}", flush=True)
+    if size > 1:
+        chosen = _under_horovod(args) if launcher == "Horovod" else _under_ddp(args)
+        if rank == 0:
+            print(
+                f"\n{size} ranks of {launcher}, {args.elements:,} parameters\n{chosen}", flush=True
+            )
+    elif rank == 0:
+        print(
+            "links:                  not measured; start this on your ranks, by horovodrun or torchrun"
+        )
+    return 0
+
+
+def installation() -> Iterator[tuple[str, str]]:
+    """What there is, and in which version or build; says what is missing, and never raises."""
+    yield "hvd_compress", metadata.version("hvd_compress")
+    yield "Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    for package in _PACKAGES:
+        yield package, _version(package)
+    yield "CPU kernels", _said(_instruction_set)
+    yield "CUDA kernels", _said(_cuda_library)
+    for framework in ("torch", "tensorflow"):
+        yield f"Horovod for {framework}", _said(partial(_operations, framework))
+
+
+def _place() -> tuple[str, int, int]:
+    """The launcher, this rank, and how many there are."""
+    for launcher, (rank, size) in _VARIABLES.items():
+        if rank in os.environ and size in os.environ:
+            return launcher, int(os.environ[rank]), int(os.environ[size])
+    return "", 0, 1
+
+
+def _said(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except Exception as error:  # Whatever is wrong with an installation is what is asked for.
+        return f"{type(error).__name__}: {error}"
+
+
+def _version(package: str) -> str:
+    # Builds of TensorFlow for some processors have names of their own.
+    for name in (package, f"{package}-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _instruction_set() -> str:
+    from hvd_compress.kernels import cpu_library
+
+    return cpu_library.load().hvdc_isa().decode()
+
+
+def _cuda_library() -> str:
+    from hvd_compress.kernels.native import FOLDER
+
+    return "built" if (FOLDER / "libhvdc_cuda.so").exists() else "not built"
+
+
+def _operations(framework: str) -> str:
+    if _version("horovod") == "not installed" or _version(framework) == "not installed":
+        return "not installed"
+    # In a process of its own: one that has imported both of Horovod's libraries can initialize neither.
+    built = f"[name for name in {_LIBRARIES} if getattr(horovod, name + '_built')()]"
+    code = f"import horovod.{framework} as horovod; print({built})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1]
+    return ", ".join(ast.literal_eval(done.stdout)) or "no operations"
+
+
+def _under_horovod(args: argparse.Namespace) -> str:
+    import horovod.torch as hvd
+    import torch
+
+    import hvd_compress.torch as hvdc
+
+    hvd.init()
+    model = _model(args.elements)
+    auto = hvdc.Auto(model)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        named_parameters=model.named_parameters(),
+        compression=auto,
+    )
+    end = time.monotonic() + args.seconds
+
+    def ended() -> bool:
+        return bool(hvd.allreduce(torch.tensor(float(time.monotonic() > end)), op=hvd.Sum))
+
+    return _train(model, auto, optimizer.step, ended)
+
+
+def _under_ddp(args: argparse.Namespace) -> str:
+    import torch
+    import torch.distributed as dist
+
+    import hvd_compress.ddp as hvdc
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(_model(args.elements))
+    auto = hvdc.Auto(model)
+    model.register_comm_hook(auto, hvdc.hook)
+    end = time.monotonic() + args.seconds
+
+    def ended() -> bool:
+        late = torch.tensor(float(time.monotonic() > end))
+        dist.all_reduce(late)
+        return bool(late)
+
+    chosen = _train(model, auto, lambda: None, ended)
+    dist.destroy_process_group()
+    return chosen
+
+
+def _train(model: Any, auto: Any, step: Callable[[], Any], ended: Callable[[], bool]) -> str:
+    while not (auto.settled or ended()):
+        model.zero_grad()
+        model().backward()
+        step()
+    return auto.explain()
+
+
+def _model(elements: int) -> Any:
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [_TENSOR] * (elements // _TENSOR)
+            sizes += [elements % _TENSOR] * bool(elements % _TENSOR)
+            self.tensors = torch.nn.ParameterList([torch.randn(size) for size in sizes])
+
+        def forward(self) -> torch.Tensor:
+            return torch.stack([tensor.square().sum() for tensor in self.tensors]).sum()
+
+    torch.manual_seed(0)
+    return Model()
+
+
+def _positive(text: str) -> int:
+    if not text.replace("_", "").isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)

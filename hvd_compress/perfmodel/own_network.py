@@ -1,0 +1,75 @@
+"""Networks to predict for: those that are known by name, and a user's own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd_compress.codecs.base import Shape
+from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
+
+
+def network_of(text: str) -> Network:
+    """A network by name, by a file of shapes, or by a function.
+
+    A layer of one's own is taken to have as many multiply-adds as parameters, as a linear one has: that
+    decides only on the layers' shares of a time that was measured.
+
+    Args:
+        text: a name of :data:`NETWORKS`; a JSON file, ``{"fc.weight": [10, 20], ...}``, in the order of the
+            forward pass; or ``module:function`` that returns such a mapping, or a model with
+            ``named_parameters()``.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: there is no such module or function, or what it returns has no shapes.
+    """
+    if text in NETWORKS:
+        return NETWORKS[text]()
+    if ":" in text:
+        return _network(text.replace(":", "."), _called(text))
+    path = Path(text)
+    if path.suffix != ".json":
+        raise ValueError(
+            f"--model: expected one of {', '.join(NETWORKS)}, a .json file or module:function, got {text!r}"
+        )
+    return _network(path.stem, json.loads(path.read_text()))
+
+
+def _called(text: str) -> Any:
+    name, _, function = text.partition(":")
+    sys.path.insert(0, "")  # A module in the folder where the command runs.
+    try:
+        found = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--model: expected module:function, got {text!r}: {error}") from None
+    finally:
+        sys.path.remove("")
+    return found()
+
+
+def _network(name: str, described: Any) -> Network:
+    if hasattr(described, "named_parameters"):
+        described = {key: tuple(one.shape) for key, one in described.named_parameters()}
+    if not isinstance(described, Mapping) or not described:
+        raise ValueError(
+            f"--model: expected shapes by parameter's name, or a model with named_parameters(), got "
+            f"{type(described).__name__}"
+        )
+    layers: dict[str, list[Shape]] = {}
+    for key, shape in described.items():
+        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+            raise ValueError(f"--model: {key}: expected a shape such as [10, 20], got {shape!r}")
+        layers.setdefault(key.rpartition(".")[0] or key, []).append(tuple(shape))
+    return Network(
+        name,
+        tuple(
+            Layer(layer, tuple(shapes), sum(map(math.prod, shapes)))
+            for layer, shapes in layers.items()
+        ),
+    )

@@ -1,0 +1,45 @@
+"""``hvd-compress doctor``, alone and on ranks."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from hvd_compress import __version__, command_line, doctor
+from tests import jobs
+
+
+def test_alone_it_says_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["doctor"]) == 0
+    printed = dict(re.findall(r"^(.+?):\s+(.+)$", capsys.readouterr().out, re.MULTILINE))
+    assert printed["hvd_compress"] == __version__
+    assert printed["CPU kernels"] in ("plain", "avx2", "avx512")
+    assert printed["Horovod for torch"].startswith("gloo")
+    assert printed["links"].startswith("not measured")
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("nowhere",))
+    monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
+
+    def broken() -> str:
+        raise OSError("expected a library")
+
+    monkeypatch.setattr(doctor, "_instruction_set", broken)
+    found = dict(doctor.installation())
+    assert found["nowhere"] == found["Horovod for torch"] == "not installed"
+    assert found["CPU kernels"] == "OSError: expected a library"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"), (("horovodrun", "Horovod"), ("torchrun", "torch.distributed"))
+)
+def test_on_ranks_it_says_what_auto_would_choose(launcher: str, name: str) -> None:
+    command = [sys.executable, "-m", "hvd_compress", "doctor", "--elements", "300000"]
+    printed = jobs.run(launcher, 2, command)
+    assert printed.count("CPU kernels:") == 1, printed
+    assert f"2 ranks of {name}, 300,000 parameters" in printed, printed
+    assert re.search(r"Mbit/s that a rank sends: \d+ by", printed), printed
+    assert re.search(r"plan \d+, decided", printed), printed
