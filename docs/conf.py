@@ -21,6 +21,8 @@ exclude_patterns = ["examples", "generated/*.md"]
 
 html_theme = "furo"
 html_title = "hvd_compress"
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 html_theme_options = {"sidebar_hide_name": False}
 
 autodoc_member_order = "bysource"

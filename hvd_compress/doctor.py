@@ -55,20 +55,26 @@ def add_to(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     launcher, rank, size = _place()
-    if rank == 0:
-        for what, found in installation():
-            print(f"{what + ':':<24}{found}", flush=True)
-    if size > 1:
-        chosen = _under_horovod(args) if launcher == "Horovod" else _under_ddp(args)
+    said = "links:                  not measured; start this on ranks, by horovodrun or torchrun"
+    try:
+        if size > 1:
+            chosen = _measure(launcher, args)
+            said = f"\n{size} ranks of {launcher}, {args.elements:,} parameters\n{chosen}"
+    finally:  # Looking takes seconds, in which the other ranks would wait for this one.
         if rank == 0:
-            print(
-                f"\n{size} ranks of {launcher}, {args.elements:,} parameters\n{chosen}", flush=True
-            )
-    elif rank == 0:
-        print(
-            "links:                  not measured; start this on your ranks, by horovodrun or torchrun"
-        )
+            for what, found in installation():
+                print(f"{what + ':':<24}{found}", flush=True)
+    if rank == 0:
+        print(said, flush=True)
     return 0
+
+
+def _measure(launcher: str, args: argparse.Namespace) -> str:
+    if _version("torch") == "not installed":
+        raise ValueError(
+            "expected PyTorch, by which links are measured, got none: pip install torch"
+        )
+    return _under_horovod(args) if launcher == "Horovod" else _under_ddp(args)
 
 
 def installation() -> Iterator[tuple[str, str]]:

@@ -21,6 +21,9 @@ T = TypeVar("T")
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
+_SAME_LINK = 0.06
+"""Links whose bandwidths differ by less have the same nominal rate, with more or less of it to use."""
+
 ETHERNET = 1448 / 1514
 """Of a full Ethernet frame, what is a TCP message's."""
 
@@ -160,9 +163,10 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
     title = profile.title
     if args.link is not None:
         between = Link(args.link * args.efficiency, between.latency)
-        rate = f"of {8e-6 * args.link:,g} Mbit/s" if math.isfinite(args.link) else "without a limit"
-        title += f", but links {rate}"
-    if args.local is not None:
+        if not math.isclose(between.bandwidth, profile.between.bandwidth, rel_tol=_SAME_LINK):
+            rate = f"of {8e-6 * args.link:,g} Mbit/s" if args.link < math.inf else "without a limit"
+            title += f", but links {rate}"
+    if args.local not in (None, profile.local):
         title += f", {args.local} ranks a machine"
     if args.latency is not None:
         between = Link(between.bandwidth, args.latency)

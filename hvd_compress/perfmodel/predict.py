@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def _predict(args: argparse.Namespace) -> int:
     # The smallest number of workers stands for all: the rows come in their order.
     refused = {(row.codec, row.exchange): row.refused for row in reversed(rows) if row.refused}
     for (codec, exchange), reason in refused.items():
-        print(f"* {codec}, {exchange}: {reason}")
+        print(textwrap.fill(f"* {codec}, {exchange}: {reason}", 110, subsequent_indent="  "))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(_as_json(job, rows, best), indent=2) + "\n")

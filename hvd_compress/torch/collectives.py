@@ -20,7 +20,11 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.torch_common.comm import Collective
 
-_PAUSE = 50e-6
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
+_PAUSE_SHARE = 1 / 16
+"""How long a pause between two looks at a collective is, of the time waited so far: a look takes processor
+time from the threads that it waits for."""
+
 _BARRIER_TIMEOUT = 10.0
 """Seconds that a rank with an error waits for the others."""
 
@@ -166,19 +170,20 @@ class Collectives:
         """Whether :meth:`wait` would return at once, now or ``within`` seconds."""
         if hvd.poll(handle.number):
             return True
-        deadline = time.monotonic() + within
+        started = time.monotonic()
         while not hvd.poll(handle.number):
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - started
+            if waited >= within:
                 return False
-            time.sleep(_PAUSE)
+            time.sleep(min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * waited), _LONGEST_PAUSE))
         return True
 
     @classmethod
     def wait(cls, handle: Handle) -> torch.Tensor:
         """A collective's result; with rows, one a rank in rank order, where :meth:`start` has started it.
 
-        Sleeps for 50 µs at a time until it is there. Horovod's own wait spins, on a core that its
-        background thread and the other ranks need.
+        Sleeps from look to look until it is there. Horovod's own wait spins, on a core that its background
+        thread and the other ranks need.
 
         Raises:
             PayloadError: the ranks' messages are not of the size of this rank's.

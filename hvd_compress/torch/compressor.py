@@ -122,13 +122,19 @@ class Compressor(GradientCoder, HorovodCompressor):
         self._token_rows = list(self._tokens)
         self._choose_routes(list(self._slots))
 
-    @torch.no_grad()
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: takes one gradient.
 
         Returns:
             What Horovod shall allreduce, and the context for :meth:`decompress`.
         """
+        # Hooks run without grad mode, and to switch it takes longer than to note a gradient.
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._compress(tensor)
+        return self._compress(tensor)
+
+    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         slot = self._slots.owner(tensor)
         if slot.pending:
             raise ExchangeError(
@@ -151,7 +157,6 @@ class Compressor(GradientCoder, HorovodCompressor):
         counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, Sent(slot, tensor, encoded)
 
-    @torch.no_grad()
     def decompress(self, tensor: torch.Tensor, ctx: Sent) -> torch.Tensor:
         """Horovod's exit: the reduced gradient, in the memory and dtype of the one given to compress.
 

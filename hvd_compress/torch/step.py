@@ -97,6 +97,7 @@ class Step:
         if self._held and self._participation.agreed:
             self._release(0.0)
 
+    @torch.no_grad()
     def settle(self, name: str) -> None:
         """Waits until all ranks are known to agree and to take part, and has started what was held back.
 
@@ -136,6 +137,7 @@ class Step:
             self._scales[values] = found
         return self._scales[values]
 
+    @torch.no_grad()
     def collect(self, scale: float, counters: Counters) -> None:
         """Waits for everything that was sent in this step, and writes the results over the gradients.
 

@@ -18,6 +18,7 @@ SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     # The same without the import of TensorFlow, for which the stock one takes longer than the ranks.
     "docs/examples/keras_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
+    "docs/examples/keras_model_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
     "docs/examples/tensorflow_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
     "docs/examples/ddp_quickstart.py": TORCHRUN,
     "docs/examples/lightning_quickstart.py": TORCHRUN,
