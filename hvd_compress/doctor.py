@@ -129,7 +129,7 @@ def _cuda_library() -> str:
 def _operations(framework: str) -> str:
     if _version("horovod") == "not installed" or _version(framework) == "not installed":
         return "not installed"
-    # In a process of its own: one that has imported both of Horovod's libraries can initialize neither.
+    # In a process of its own: ranks hang in hvd.init() where one has imported both of Horovod's libraries.
     built = f"[name for name in {_LIBRARIES} if getattr(horovod, name + '_built')()]"
     code = f"import horovod.{framework} as horovod; print({built})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

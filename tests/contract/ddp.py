@@ -33,7 +33,7 @@ class _Job(TorchJob):
 
 
 class DDP(TorchFrontend):
-    """See :class:`tests.contract.frontend.Frontend`."""
+    """How the contract makes and runs jobs of ``hvd_compress.ddp``."""
 
     name = "ddp"
     launcher, launcher_of_hosts = "torchrun", "two nodes"

@@ -76,7 +76,7 @@ class _Job(Job):
 
 
 class HorovodTensorFlow(Frontend):
-    """See :class:`tests.contract.frontend.Frontend`."""
+    """How the contract makes and runs jobs of ``hvd_compress.tensorflow``."""
 
     name = "tensorflow"
     launcher, launcher_of_hosts = "tensorflow", "tensorflow on two hosts"

@@ -33,7 +33,7 @@ class _Job(TorchJob):
 
 
 class HorovodTorch(TorchFrontend):
-    """See :class:`tests.contract.frontend.Frontend`."""
+    """How the contract makes and runs jobs of ``hvd_compress.torch``."""
 
     name = "torch"
     launcher, launcher_of_hosts = "horovodrun", "two hosts"

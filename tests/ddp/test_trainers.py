@@ -125,6 +125,43 @@ def test_lightning_goes_on_from_its_checkpoint_bit_for_bit() -> None:
         dist.barrier()
 
 
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_accelerate_goes_on_from_its_checkpoint_bit_for_bit() -> None:
+    from accelerate import Accelerator
+
+    def make() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        accelerator, model = Accelerator(cpu=True), nn.Linear(64, 100)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = accelerator.prepare(model, sgd)
+        compressor = hvdc.OneBit(model)
+        model.register_comm_hook(compressor, hvdc.hook)
+        accelerator.register_for_checkpointing(hvdc.GatheredState(compressor))
+        return accelerator, model, optimizer, compressor
+
+    def train(steps: range, accelerator: Any, model: nn.Module, optimizer: Any, _: Any) -> None:
+        for step in steps:
+            torch.manual_seed(10 * step + dist.get_rank())
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 64)), torch.randint(100, (8,)))
+            accelerator.backward(loss)
+            optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders, 0)
+        whole, resumed = make(), make()
+        train(range(4), *whole)
+        whole[0].save_state(folders[0])
+        dist.barrier()
+        resumed[0].load_state(folders[0])
+        train(range(4, 7), *whole)
+        train(range(4, 7), *resumed)
+        assert resumed[3].residual_norm() == whole[3].residual_norm() > 0
+        assert torch.equal(resumed[1].module.weight, whole[1].module.weight)
+        dist.barrier()
+
+
 def test_lightning_on_one_device_has_nothing_to_send(tmp_path: Path) -> None:
     _, compressor, _ = _fit(str(tmp_path), 1, devices=1)
     assert compressor is None
