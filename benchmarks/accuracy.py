@@ -1,4 +1,4 @@
-"""Does compression cost accuracy? LeNet on the digits, the same seeds with and without."""
+"""Does compression cost accuracy? The same seeds with and without, on images or on text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import launch, lenet_digits, report, results, trainers
+from benchmarks import launch, recipes, report, results, trainers
 from benchmarks.command_line import Parser, compression
 from benchmarks.intervals import paired
-from benchmarks.results import Results
-from benchmarks.tables import Table
+from benchmarks.recipes import Recipe
+from benchmarks.results import Results, Run
+from benchmarks.tables import Table, si_bytes
 
 BASELINE = "none"
 COMPRESSIONS = [
@@ -31,52 +32,57 @@ FIRST_SEED = 100
 """The recipe was chosen on smaller ones."""
 
 
-def compare(outcome: Results) -> list[dict[str, Any]]:
-    """Each compression beside the uncompressed runs of the same seeds, in per cent."""
+def compare(outcome: Results, recipe: Recipe) -> list[dict[str, Any]]:
+    """Each compression beside the uncompressed runs of the same seeds, in the recipe's unit."""
     runs = report.by_compression(outcome)
-    control = {run.seed: run.test_accuracy for run in runs[BASELINE]}
+
+    def measured(run: Run) -> float:
+        return recipe.scale * float(getattr(run, recipe.measure))
+
+    control = {run.seed: measured(run) for run in runs[BASELINE]}
     rows = []
     for name, made in runs.items():
-        pairs = [
-            (100 * run.test_accuracy, 100 * base)
-            for run in made
-            if run.test_accuracy is not None and (base := control.get(run.seed)) is not None
-        ]
+        pairs = [(measured(run), control[run.seed]) for run in made if run.seed in control]
         treated, untreated = zip(*pairs, strict=True)
         interval = paired(treated, untreated)
         rows.append(
             {
                 "compression": name,
                 "seeds": len(pairs),
-                "test_accuracy": statistics.fmean(treated),
+                recipe.measure: statistics.fmean(treated),
                 "difference": interval.mean,
                 "low": interval.low,
                 "high": interval.high,
+                "message_bytes_per_step": statistics.fmean(r.message_bytes_per_step for r in made),
                 "parameters_identical": all(run.parameters_identical for run in made),
             }
         )
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
+def table(rows: list[dict[str, Any]], recipe: Recipe) -> Table:
     """The comparison for reading."""
     header = (
         "compression",
         "seeds",
-        "test accuracy",
+        recipe.measure.replace("_", " "),
         "difference to none",
         "95% interval",
+        "bytes a step",
         "ranks agree",
     )
+    places = recipe.digits
+    percent = "%" if recipe.scale == 100 else ""
     return Table(
         header,
         [
             [
                 row["compression"],
                 str(row["seeds"]),
-                f"{row['test_accuracy']:.2f}%",
-                f"{row['difference']:+.2f}",
-                f"{row['low']:+.2f} to {row['high']:+.2f}",
+                f"{row[recipe.measure]:.{places}f}{percent}",
+                f"{row['difference']:+.{places}f}",
+                f"{row['low']:+.{places}f} to {row['high']:+.{places}f}",
+                si_bytes(row["message_bytes_per_step"]),
                 "yes" if row["parameters_identical"] else "NO",
             ]
             for row in rows
@@ -91,6 +97,8 @@ def main(command_line: list[str] | None = None) -> int:
         description=f"{__doc__} Started again, it goes on where it stopped.",
     )
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
+    parser.add_argument("--recipe", choices=tuple(recipes.RECIPES), default="digits",
+        help="LeNet on digits, or a transformer on text; default: digits")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
     parser.add_argument("--seeds", type=_several, default=30)
     parser.add_argument(
@@ -103,37 +111,38 @@ def main(command_line: list[str] | None = None) -> int:
         help="more than one: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
     )
     args = parser.parse_args(command_line)
-    ranks = args.hosts * lenet_digits.RANKS
+    recipe = recipes.RECIPES[args.recipe]
+    ranks = args.hosts * recipes.RANKS
     runs = args.out / "runs.json"
     chosen = list(dict.fromkeys([BASELINE, *args.compression]))
     try:
         command = [
-            *lenet_digits.arguments(args.framework, runs, chosen, ranks),
+            *recipe.arguments(args.framework, runs, chosen, ranks),
             *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
             *("--test-at-end", "--resume", "--quiet"),
         ]
         if args.hosts == 1:
             launch.horovodrun(ranks, "benchmarks.train", command)
         else:
-            launch.lab(args.hosts, lenet_digits.RANKS, "benchmarks.train", command)
+            launch.lab(args.hosts, recipes.RANKS, "benchmarks.train", command)
     except (ValueError, launch.RankError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     outcome = results.read(runs)
-    rows = compare(outcome)
+    rows = compare(outcome, recipe)
     summary = {
         "schema": SCHEMA,
         "configuration": outcome.configuration,
         "ranks": outcome.ranks,
         "versions": outcome.versions,
         "machine": outcome.machine,
-        "unit": "percentage points of test accuracy, paired by seed, 95% t interval",
+        "unit": f"{recipe.unit}, paired by seed, 95% t interval",
         "compressions": rows,
     }
     (args.out / "accuracy.json").write_text(json.dumps(summary, indent=1))
-    markdown = table(rows).markdown()
-    (args.out / "accuracy.md").write_text(markdown + "\n")
-    print(f"\n{table(rows).text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
+    shown = table(rows, recipe)
+    (args.out / "accuracy.md").write_text(shown.markdown() + "\n")
+    print(f"\n{shown.text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
     return min(1, report.check(outcome))
 
 

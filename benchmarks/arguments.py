@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import option
 from benchmarks.models import MODELS
-from benchmarks.settings import Settings
+from benchmarks.settings import OPTIMIZERS, Settings
 from benchmarks.trainers import FRAMEWORKS
 
 
@@ -30,15 +30,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip
     add("--data", type=Path, metavar="PATH",
-        help="MNIST, CIFAR-10 or ImageNet; default: digits or synthetic")  # fmt: skip
+        help="MNIST, CIFAR-10, ImageNet, or text for gpt; default: what comes with the model")  # fmt: skip
     add("--epochs", type=positive, default=1)
     add("--steps", type=positive, help="instead of --epochs")
-    add("--batch-size", type=positive, default=32, help="images a rank and step")
+    add("--batch-size", type=positive, default=32, help="samples a rank and step")
+    add("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0])
     add("--lr", type=float, default=0.01)
     add("--schedule", choices=("cosine", "constant"), default="cosine")
     add("--lr-warmup", type=int, default=0, help="steps in which the learning rate rises")
     add("--shift", type=int, default=0, help="pixels by which training images move at random")
-    add("--momentum", type=float, default=0.9)
+    add("--momentum", type=float, default=0.9, help="of SGD")
     add("--weight-decay", type=float, default=0.0)
     add("--threads", type=positive, default=1, help="threads a rank computes with")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="what a rank computes on")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ _UNTIMED_STEPS = 3
 """Steps at the start whose time is not counted: names are negotiated, memory is allocated."""
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images, shape=(n, height, width, channels), float32, and labels, shape=(n,), int64."""
+"""What :class:`benchmarks.data.samples.Samples` loads, and its labels."""
 
 
 class Counters(Protocol):
@@ -50,8 +50,8 @@ class Session(Protocol):
         """
         ...
 
-    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
-        """How many of the images the model puts into the right class."""
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
+        """How many labels the model finds most likely, and the sum of their cross-entropies in bits."""
         ...
 
     def residual_norm(self) -> float:
@@ -99,7 +99,7 @@ def run(
         compression: what the exchange sends.
         seed: of everything random.
         on_step: called after every step.
-        test_every_epoch: otherwise the test images are looked at after the last step only.
+        test_every_epoch: otherwise the model is tested after the last step only.
 
     Returns:
         What came out, the same on every rank but for the step times.
@@ -108,7 +108,7 @@ def run(
     total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
     steps = _Steps(on_step)
     ends: list[int] = []
-    accuracies: list[float | None] = []
+    tests: list[Test | None] = []
     done = 0
     while done < total:
         parts = _epoch(trainer, data, settings, seed, len(ends))[: total - done]
@@ -120,7 +120,7 @@ def run(
         done += len(parts)
         ends.append(done)
         test = done == total or test_every_epoch
-        accuracies.append(_accuracy(trainer, data, session, settings.batch_size) if test else None)
+        tests.append(_test(trainer, data, session, settings.batch_size) if test else None)
 
     losses = trainer.gather(np.array(steps.losses)).mean(0)
     seconds = np.array(steps.seconds)
@@ -141,8 +141,9 @@ def run(
         seed=seed,
         steps=total,
         curve=_curve(losses, settings.curve_points),
-        epochs=_epochs(losses, ends, accuracies),
-        test_accuracy=accuracies[-1],
+        epochs=_epochs(losses, ends, tests),
+        test_accuracy=None if tests[-1] is None else tests[-1].accuracy,
+        test_bits=None if tests[-1] is None else tests[-1].bits,
         uncompressed_bytes_per_step=uncompressed,
         message_bytes_per_step=message,
         wire_bytes_per_step=wire,
@@ -156,7 +157,7 @@ def run(
 
 
 def steps_per_epoch(data: Data, settings: Settings, ranks: int) -> int:
-    """How many steps it takes to see every image once."""
+    """How many steps it takes to see every sample once."""
     return len(
         batches.epoch(len(data.train.labels), settings.batch_size, seed=0, epoch=0, size=ranks)
     )
@@ -188,8 +189,8 @@ def _load(
 ) -> Iterator[Batch]:
     seed, first, rank = key
     for step, indices in enumerate(parts, first):
-        images = augment.shift(data.train.load(indices), shift, [seed, step, rank])
-        yield images, data.train.labels[indices]
+        inputs = augment.shift(data.train.load(indices), shift, [seed, step, rank])
+        yield inputs, data.train.labels[indices]
 
 
 def _epoch(
@@ -205,13 +206,26 @@ def _epoch(
     )
 
 
-def _accuracy(trainer: Trainer, data: Data, session: Session, batch_size: int) -> float | None:
+class Test(NamedTuple):
+    """What a model makes of the test samples.
+
+    Attributes:
+        accuracy: labels that it finds most likely, by all labels.
+        bits: the mean cross-entropy of a label, in bits.
+    """
+
+    accuracy: float
+    bits: float
+
+
+def _test(trainer: Trainer, data: Data, session: Session, batch_size: int) -> Test | None:
     if data.test is None:
         return None
     labels = data.test.labels
-    shares = batches.share(len(labels), 8 * batch_size, rank=trainer.rank, size=trainer.size)
-    correct = sum(session.count_correct(data.test.load(part), labels[part]) for part in shares)
-    return float(trainer.gather(np.array([correct], np.float64)).sum()) / len(labels)
+    own = np.zeros(2)
+    for part in batches.share(len(labels), 8 * batch_size, rank=trainer.rank, size=trainer.size):
+        own += session.evaluate(data.test.load(part), labels[part])
+    return Test(*(trainer.gather(own).sum(0) / labels.size).tolist())
 
 
 def _curve(losses: np.ndarray, points: int) -> list[Point]:
@@ -220,11 +234,11 @@ def _curve(losses: np.ndarray, points: int) -> list[Point]:
     return [Point(int(end), float(part.mean())) for end, part in zip(ends, parts, strict=True)]
 
 
-def _epochs(losses: np.ndarray, ends: list[int], accuracies: list[float | None]) -> list[Epoch]:
+def _epochs(losses: np.ndarray, ends: list[int], tests: list[Test | None]) -> list[Epoch]:
     means = [float(part.mean()) for part in np.split(losses, ends[:-1])]
     return [
-        Epoch(number, loss, accuracy)
-        for number, (loss, accuracy) in enumerate(zip(means, accuracies, strict=True), start=1)
+        Epoch(number, loss, test and test.accuracy)
+        for number, (loss, test) in enumerate(zip(means, tests, strict=True), start=1)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks import launch, lenet_digits, plots, report, results, trainers
+from benchmarks import launch, plots, recipes, report, results, trainers
 from benchmarks.command_line import Parser
 
 COMPRESSIONS = ["none", "fp16", "onebit", "int8", "ternary", "ecq"]
@@ -23,9 +23,9 @@ def main(command_line: list[str] | None = None) -> int:
     json.unlink(missing_ok=True)
     try:
         launch.horovodrun(
-            lenet_digits.RANKS,
+            recipes.RANKS,
             "benchmarks.train",
-            [*lenet_digits.arguments(args.framework, json, COMPRESSIONS), *SHORTER, "--quiet"],
+            [*recipes.DIGITS.arguments(args.framework, json, COMPRESSIONS), *SHORTER, "--quiet"],
         )
     except launch.RankError as error:
         print(f"error: {error}", file=sys.stderr)

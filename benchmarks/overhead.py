@@ -57,7 +57,10 @@ def _model(name: str) -> tuple[nn.Module, torch.Tensor]:
         return Tensors(), torch.randn(4096)
     if name == TRANSFORMER:
         return Transformer(), torch.randint(1000, (_BATCH, 64))
-    height, width, channels = MODELS[name].image
+    spec = MODELS[name]
+    if spec.data == "text":
+        return build(name), torch.randint(spec.classes, (_BATCH, *spec.input))
+    height, width, channels = spec.input
     return build(name), torch.randn(_BATCH, channels, height, width)
 
 

@@ -36,7 +36,7 @@ def loss_curves(outcome: Results, path: Path) -> None:
     what = outcome.configuration
     figure.suptitle(
         f"{what['model']} on {what['data']}, {what['framework']}, {outcome.ranks} ranks, "
-        f"{what['batch_size']} images a rank and step"
+        f"{what['batch_size']} samples a rank and step"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

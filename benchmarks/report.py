@@ -20,6 +20,7 @@ def training_table(outcome: Results) -> Table:
     header = (
         "compression",
         "test accuracy",
+        "test bits",
         "bytes/step",
         "ratio",
         "wire bytes/step",
@@ -69,6 +70,7 @@ def _row(name: str, runs: list[Run]) -> list[str]:
     return [
         name,
         _mean(runs, lambda r: r.test_accuracy, lambda x: f"{100 * x:.2f}%"),
+        _mean(runs, lambda r: r.test_bits, lambda x: f"{x:.3f}"),
         _mean(runs, lambda r: r.message_bytes_per_step, si_bytes),
         _mean(runs, lambda r: r.compression_ratio, lambda x: f"{x:.1f}"),
         _mean(runs, lambda r: r.wire_bytes_per_step, si_bytes),

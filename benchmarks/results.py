@@ -47,11 +47,11 @@ class Run:
 
     Attributes:
         compression: the specification, a name with its settings.
-        seed: of the initial parameters, the order of the images and the codec's noise.
+        seed: of the initial parameters, the order of the samples and the codec's noise.
         steps: how many steps were made.
         curve: the loss over the steps.
         epochs: one entry an epoch.
-        test_accuracy: after the last step, between 0 and 1; None without test images.
+        test_accuracy: after the last step, between 0 and 1; None without test samples.
         uncompressed_bytes_per_step: what the gradients occupy.
         message_bytes_per_step: what a rank hands to Horovod.
         wire_bytes_per_step: what a rank sends, with ring algorithms.
@@ -61,6 +61,8 @@ class Run:
         decode_seconds_per_step: time spent in decoding.
         residual_norm: l2 norm of a rank's residuals after the last step, mean over the ranks.
         parameters_identical: whether all ranks ended with the same bits; None where each trained alone.
+        test_bits: mean cross-entropy of a test label after the last step, in bits: bits a byte of text;
+            None without test samples, or where it was not measured.
     """
 
     compression: str
@@ -78,6 +80,7 @@ class Run:
     decode_seconds_per_step: float
     residual_norm: float
     parameters_identical: bool | None
+    test_bits: float | None = None
 
     @property
     def codec_seconds_per_step(self) -> float:

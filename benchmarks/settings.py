@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+OPTIMIZERS = ("sgd", "adamw")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -12,14 +14,15 @@ class Settings:
 
     Attributes:
         model: the model's name.
-        epochs: how often every image is seen, where ``steps`` is None.
+        epochs: how often every sample is seen, where ``steps`` is None.
         steps: how many steps are made, whatever that is in epochs.
-        batch_size: images a rank and step.
+        batch_size: samples a rank and step: images, or windows of text.
+        optimizer: one of :data:`OPTIMIZERS`.
         lr: the learning rate at the start.
         schedule: ``"cosine"`` lets it fall to zero, ``"constant"`` does not.
         lr_warmup: steps in which the learning rate rises from zero.
         shift: training images are moved by up to so many pixels at random.
-        momentum: of the optimizer, which is SGD.
+        momentum: of SGD.
         weight_decay: of the optimizer.
         threads: threads a rank computes with.
         device: what it computes on, ``"cpu"`` or ``"cuda"``.
@@ -30,6 +33,7 @@ class Settings:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
+    optimizer: str = "sgd"
     lr: float = 0.01
     schedule: str = "cosine"
     lr_warmup: int = 0

@@ -15,9 +15,14 @@ def shift(images: np.ndarray, pixels: int, key: list[int]) -> np.ndarray:
 
     Returns:
         Images of the same shape; what moves in repeats the edge.
+
+    Raises:
+        ValueError: something other than images is to be moved.
     """
     if not pixels:
         return images
+    if images.ndim != 4:
+        raise ValueError(f"expected images to shift, got samples of shape {images.shape[1:]}")
     count, height, width, _ = images.shape
     down, right = np.random.default_rng(key).integers(0, 2 * pixels + 1, (2, count, 1))
     border = ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data.images import ArrayImages, Data
+from benchmarks.data.samples import ArrayImages, Data
 
 EXPECTED = "data_batch_1 (CIFAR-10, Python version)"
 _MEAN = np.array([125.3, 123.0, 113.9], np.float32)
@@ -28,7 +28,7 @@ def found(path: Path) -> bool:
     return (path / "data_batch_1").is_file()
 
 
-def load(path: Path, image: tuple[int, int, int]) -> Data:
+def load(path: Path, image: tuple[int, ...]) -> Data:
     """CIFAR-10, 32x32x3."""
     train = _part(sorted(path.glob("data_batch_*")))
     return Data("cifar10", 10, train, _part([path / "test_batch"]))

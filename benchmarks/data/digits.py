@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.data.images import ArrayImages, Data
+from benchmarks.data.samples import ArrayImages, Data
 
 TEST_IMAGES = 360
 SIDE = 28

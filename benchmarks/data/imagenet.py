@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data.images import Data
+from benchmarks.data.samples import Data
 
 EXPECTED = "train/CLASS/*.jpg|jpeg|png and val/CLASS/... (ImageNet)"
 _ENDINGS = {".jpg", ".jpeg", ".png"}
@@ -21,7 +21,7 @@ def found(path: Path) -> bool:
     return (path / "train").is_dir()
 
 
-def load(path: Path, image: tuple[int, int, int]) -> Data:
+def load(path: Path, image: tuple[int, ...]) -> Data:
     """The folder's images at the size that a model wants; ``val`` may be missing."""
     classes = sorted(entry.name for entry in (path / "train").iterdir() if entry.is_dir())
     train = FolderImages(path / "train", classes, image)
@@ -35,7 +35,7 @@ class FolderImages:
     There is no augmentation: codecs are compared, not recipes.
     """
 
-    def __init__(self, folder: Path, classes: list[str], image: tuple[int, int, int]) -> None:
+    def __init__(self, folder: Path, classes: list[str], image: tuple[int, ...]) -> None:
         """Lists the files.
 
         Raises:
@@ -54,7 +54,7 @@ class FolderImages:
         self._mode = "RGB" if channels == 3 else "L"
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`benchmarks.data.images.Images`."""
+        """See :class:`benchmarks.data.samples.Samples`."""
         return np.stack([self._read(self._files[int(i)]) for i in indices])
 
     def _read(self, file: Path) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data.images import ArrayImages, Data
+from benchmarks.data.samples import ArrayImages, Data
 
 EXPECTED = "train-images-idx3-ubyte[.gz] (MNIST)"
 _UNSIGNED_BYTES = 8
@@ -18,7 +18,7 @@ def found(path: Path) -> bool:
     return _file(path, "train-images") is not None
 
 
-def load(path: Path, image: tuple[int, int, int]) -> Data:
+def load(path: Path, image: tuple[int, ...]) -> Data:
     """MNIST, 28x28x1."""
     return Data("mnist", 10, _part(path, "train"), _part(path, "t10k"))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.data.images import Data
+from benchmarks.data.samples import Data
 
 IMAGES = 8192
 _PATTERN_SEED = 0
 
 
-def load(image: tuple[int, int, int], classes: int, count: int = IMAGES) -> Data:
+def load(image: tuple[int, ...], classes: int, count: int = IMAGES) -> Data:
     """A training set without a test set."""
     return Data("synthetic", classes, SyntheticImages(image, classes, count), None)
 
@@ -18,12 +18,12 @@ def load(image: tuple[int, int, int], classes: int, count: int = IMAGES) -> Data
 class SyntheticImages:
     """Normal noise over a faint pattern of the class; image ``i`` is always the same."""
 
-    def __init__(self, image: tuple[int, int, int], classes: int, count: int) -> None:
+    def __init__(self, image: tuple[int, ...], classes: int, count: int) -> None:
         self.labels = np.random.default_rng(_PATTERN_SEED).integers(0, classes, count)
         self._image = image
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`benchmarks.data.images.Images`."""
+        """See :class:`benchmarks.data.samples.Samples`."""
         return np.stack([self._make(int(i)) for i in indices])
 
     def _make(self, index: int) -> np.ndarray:

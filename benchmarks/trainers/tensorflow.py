@@ -7,6 +7,7 @@ decay is decoupled from the gradient, unlike torch's.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
@@ -42,9 +43,7 @@ class TensorFlowSession:
             if "exclude" in options:
                 options["exclude"] = self._gradients_of(options["exclude"])
             self._compressor = hvdc.Compression.by_name(compression.name, **options)
-        self._optimizer = keras.optimizers.SGD(
-            settings.lr, settings.momentum, weight_decay=settings.weight_decay or None
-        )
+        self._optimizer = _optimizer(settings)
         self._optimizer.build(model.trainable_variables)
         self._step = tf.function(self._train_on)
 
@@ -56,13 +55,15 @@ class TensorFlowSession:
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
     ) -> None:
-        for (images, labels), lr in zip(batches, rates, strict=True):
+        for (inputs, labels), lr in zip(batches, rates, strict=True):
             self._optimizer.learning_rate = lr
-            ended(float(self._step(tf.constant(images), tf.constant(labels))))
+            ended(float(self._step(tf.constant(inputs), tf.constant(labels))))
 
-    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
-        logits = self._model(tf.constant(images), training=False)
-        return int((logits.numpy().argmax(1) == labels).sum())
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
+        logits = self._model(tf.constant(inputs), training=False)
+        loss = self._cross_entropy(logits, tf.constant(labels))
+        right = int((logits.numpy().argmax(-1) == labels).sum())
+        return right, float(loss) * labels.size / math.log(2)
 
     def residual_norm(self) -> float:
         return self._compressor.residual_norm() if self._compressor else 0.0
@@ -73,18 +74,23 @@ class TensorFlowSession:
             digest.update(parameter.numpy().tobytes())
         return digest.digest()
 
-    def _train_on(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def _train_on(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            logits = self._model(images, training=True)
-            loss = tf.reduce_mean(
-                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-            )
+            logits = self._model(inputs, training=True)
+            loss = self._cross_entropy(logits, labels)
         if not self._local:
             chosen = self._compressor or hvd.Compression.none
             tape = hvd.DistributedGradientTape(tape, compression=chosen)
         gradients = tape.gradient(loss, self._parameters)
         self._optimizer.apply(gradients)
         return loss
+
+    @staticmethod
+    def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.cast(labels, tf.int64), logits=logits
+        )
+        return tf.reduce_mean(each)
 
     def _gradients_of(self, patterns: Iterable[str]) -> list[str]:
         """What the compressor calls the gradients of the parameters with such names."""
@@ -96,6 +102,13 @@ class TensorFlowSession:
 
     def _label(self, position: int, variable: keras.Variable) -> str:
         return f"gradient.{position}"
+
+
+def _optimizer(settings: Settings) -> keras.optimizers.Optimizer:
+    decay = settings.weight_decay
+    if settings.optimizer == "adamw":
+        return keras.optimizers.AdamW(settings.lr, weight_decay=decay)
+    return keras.optimizers.SGD(settings.lr, settings.momentum, weight_decay=decay or None)
 
 
 class TensorFlowTrainer:

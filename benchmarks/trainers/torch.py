@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import horovod.torch as hvd
@@ -31,12 +32,7 @@ class TorchSession:
         self._model = model
         self._device = settings.device
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        self._optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
+        self._optimizer = optimizer(model, settings)
         self.compressor: hvdc.Compressor | None = None
         self.counters = Counters()
         if compression.name != LOCAL:
@@ -53,25 +49,24 @@ class TorchSession:
     def train(
         self, batches: Iterable[Batch], rates: Sequence[float], ended: Callable[[float], None]
     ) -> None:
-        for (images, labels), lr in zip(batches, rates, strict=True):
-            ended(self._step(images, labels, lr))
+        for (inputs, labels), lr in zip(batches, rates, strict=True):
+            ended(self._step(inputs, labels, lr))
 
-    def _step(self, images: np.ndarray, labels: np.ndarray, lr: float) -> float:
+    def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        classes = self._model(self._channels_first(images))
-        loss = F.cross_entropy(classes, torch.from_numpy(labels).to(self._device))
+        loss = self._cross_entropy(inputs, labels)[0]
         loss.backward()
         self._optimizer.step()
         return loss.item()
 
     @torch.no_grad()
-    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         self._model.eval()
-        classes = self._model(self._channels_first(images)).argmax(1).cpu()
-        return int((classes == torch.from_numpy(labels)).sum())
+        loss, right = self._cross_entropy(inputs, labels)
+        return int(right.sum()), float(loss) * labels.size / math.log(2)
 
     def residual_norm(self) -> float:
         return float(self.compressor.residual_norm()) if self.compressor else 0.0
@@ -82,8 +77,24 @@ class TorchSession:
             digest.update(parameter.detach().contiguous().cpu().numpy().tobytes())
         return digest.digest()
 
-    def _channels_first(self, images: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(images).to(self._device).permute(0, 3, 1, 2).contiguous()
+    def _cross_entropy(
+        self, inputs: np.ndarray, labels: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean over the labels, and which labels get the largest logit, shape=(labels,)."""
+        x = torch.from_numpy(inputs).to(self._device)
+        if x.dim() == 4:  # Images, whose channels torch has first.
+            x = x.permute(0, 3, 1, 2).contiguous()
+        logits = self._model(x).flatten(0, -2)
+        wanted = torch.from_numpy(labels).to(self._device).long().flatten()
+        return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
+
+
+def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """The recipe's optimizer for all parameters of a model."""
+    parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
 
 
 class TorchTrainer:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import data
-from benchmarks.data import augment, batches, cifar10, digits, mnist
+from benchmarks.data import augment, batches, cifar10, digits, mnist, text
 from benchmarks.models import MODELS
 
 
@@ -165,9 +165,46 @@ def test_images_of_another_shape(tmp_path):
         data.load(MODELS["lenet"], tmp_path)
 
 
-def _labels(images):
-    assert images is not None
-    return images.labels
+def test_text_of_python_comes_in_windows_whose_labels_are_the_next_bytes():
+    found = data.load(MODELS["gpt"])
+
+    assert found.name.startswith("python 3.") and found.classes == 256
+    tokens = found.train.load(np.array([0, 1]))
+    assert tokens.shape == (2, 64) and tokens.dtype == np.int64
+    assert np.array_equal(found.train.labels[0, :-1], tokens[0, 1:])
+    assert found.train.labels[0, -1] == tokens[1, 0], "windows follow each other"
+    count = len(_labels(found.test))
+    assert 0.04 < count / (count + len(found.train.labels)) < 0.06
+
+
+def test_test_text_is_not_trained_on(tmp_path):
+    words = [f"{number:07d}" for number in range(20_000)]
+    (tmp_path / "a.txt").write_text("\n".join(words))
+
+    found = data.load(MODELS["gpt"], tmp_path / "a.txt")
+
+    assert found.name == "a.txt"
+    trained = bytes(found.train.load(np.arange(len(found.train.labels))).astype(np.uint8))
+    tested = bytes(found.test.load(np.arange(len(found.test.labels))).astype(np.uint8))
+    numbers = [{int(n) for n in part.split() if len(n) == 7} for part in (trained, tested)]
+    assert len(numbers[1]) > 500 and not numbers[0] & numbers[1]
+
+
+def test_too_little_text(tmp_path):
+    (tmp_path / "a.txt").write_text("short")
+
+    with pytest.raises(ValueError, match=f"expected {text.EXPECTED[:11]}.* got 5 in"):
+        data.load(MODELS["gpt"], tmp_path)
+
+
+def test_text_cannot_be_shifted():
+    with pytest.raises(ValueError, match=r"expected images to shift, got samples of shape \(64,\)"):
+        augment.shift(np.zeros((2, 64), np.int64), 2, [0])
+
+
+def _labels(samples):
+    assert samples is not None
+    return samples.labels
 
 
 def _write_idx(file, array, compress):

@@ -25,8 +25,9 @@ def test_parameters_layer_names_and_shapes(name: str) -> None:
     names = [parameter_name(variable) for variable in variables]
     last = [n for n in names if n.startswith(spec.last_layer.removesuffix("*"))]
     assert last == names[-2:]
-    assert model.input_shape == (None, *spec.image)
-    assert model.output_shape == (None, spec.classes)
+    assert model.input_shape == (None, *spec.input)
+    places = spec.input if spec.data == "text" else ()
+    assert model.output_shape == (None, *places, spec.classes)
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet20"])
@@ -57,3 +58,48 @@ def test_residual_blocks_add_what_torch_adds() -> None:
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_the_transformer_with_the_weights_of_torch_gives_its_logits() -> None:
+    import torch
+
+    theirs, ours = build_torch("gpt").eval(), build("gpt")
+    state = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    of_torch = {
+        "tokens.embeddings": state["tokens.weight"],
+        "places.embeddings": state["places.weight"],
+        **_norm("norm", state, "norm"),
+        **_linear("head", state, "head"),
+    }
+    for index in range(2):
+        block, own = f"blocks.{index}", f"block{index}"
+        for part in ("wide", "narrow"):
+            of_torch |= _linear(f"{own}_{part}", state, f"{block}.{part}")
+        for part in ("norm1", "norm2"):
+            of_torch |= _norm(f"{own}_{part}", state, f"{block}.{part}")
+        kernels = state[f"{block}.qkv.weight"].T.reshape(128, 3, 4, 32)
+        biases = state[f"{block}.qkv.bias"].reshape(3, 4, 32)
+        for which, part in enumerate(("query", "key", "value")):
+            of_torch[f"{own}_attention.{part}.kernel"] = kernels[:, which]
+            of_torch[f"{own}_attention.{part}.bias"] = biases[which]
+        out = f"{own}_attention.attention_output"
+        of_torch[f"{out}.kernel"] = state[f"{block}.out.weight"].T.reshape(4, 32, 128)
+        of_torch[f"{out}.bias"] = state[f"{block}.out.bias"]
+    for variable in ours.trainable_variables:
+        variable.assign(of_torch.pop(parameter_name(variable)))
+    assert not of_torch
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 64))
+
+    got = keras.ops.convert_to_numpy(ours(tokens, training=False))
+
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(tokens)).numpy()
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+
+
+def _linear(name: str, state: dict[str, np.ndarray], theirs: str) -> dict[str, np.ndarray]:
+    return {f"{name}.kernel": state[f"{theirs}.weight"].T, f"{name}.bias": state[f"{theirs}.bias"]}
+
+
+def _norm(name: str, state: dict[str, np.ndarray], theirs: str) -> dict[str, np.ndarray]:
+    return {f"{name}.gamma": state[f"{theirs}.weight"], f"{name}.beta": state[f"{theirs}.bias"]}

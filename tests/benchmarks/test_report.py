@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import accuracy, compressions, plots, report, results
+from benchmarks import accuracy, compressions, plots, recipes, report, results
 from benchmarks.intervals import paired
 from benchmarks.tables import Table, si_bytes
 
@@ -26,6 +26,7 @@ def _run(compression="none", seed=0, accuracy=0.975, **changes):
         "decode_seconds_per_step": 0.0002,
         "residual_norm": 0.5,
         "parameters_identical": True,
+        "test_bits": 2.5,
     }
     return results.Run(**{**fields, **changes})
 
@@ -55,14 +56,14 @@ def test_table_shows_means_over_seeds():
     lines = report.training_table(outcome).text().splitlines()
 
     assert lines[2].split() == [
-        "onebit", "97.00%", "12.3", "kB", "20.0", "12.3", "kB", "4.00", "0.300", "0.5", "yes",
+        "onebit", "97.00%", "2.500", "12.3", "kB", "20.0", "12.3", "kB", "4.00", "0.300", "0.5", "yes",
     ]  # fmt: skip
 
 
 def test_absent_numbers_are_dashes():
     row = report.training_table(_results(_run(accuracy=None, compression_ratio=None))).rows[0]
 
-    assert row[1] == row[3] == "-"
+    assert row[1] == row[4] == "-"
 
 
 def test_ranks_that_disagree_are_reported(capsys, tmp_path):
@@ -119,11 +120,23 @@ def test_accuracies_are_compared_seed_by_seed():
         *(_run("int8", seed, accuracy=0.905 + seed / 100) for seed in range(2)),
     )
 
-    none, int8 = accuracy.compare(outcome)
+    none, int8 = accuracy.compare(outcome, recipes.DIGITS)
 
     assert (none["difference"], none["seeds"], int8["seeds"]) == (0, 3, 2)
     assert math.isclose(int8["difference"], 0.5) and math.isclose(int8["low"], 0.5)
-    assert "+0.50" in accuracy.table([int8]).markdown()
+    assert "+0.50" in accuracy.table([int8], recipes.DIGITS).markdown()
+
+
+def test_bits_a_byte_of_text_are_compared_seed_by_seed():
+    outcome = _results(
+        *(_run("none", seed, test_bits=2.5 + seed) for seed in range(2)),
+        *(_run("int8", seed, test_bits=2.625 + seed) for seed in range(2)),
+    )
+
+    _, int8 = accuracy.compare(outcome, recipes.TEXT)
+
+    assert int8["test_bits"] == 3.125 and int8["difference"] == 0.125
+    assert "| 3.125 | +0.125 |" in accuracy.table([int8], recipes.TEXT).markdown()
 
 
 def test_compressions_are_read_with_their_settings():

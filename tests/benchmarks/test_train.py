@@ -57,6 +57,25 @@ def test_two_ranks_train_with_several_codecs(several, framework):
     assert local.curve[-1] != none.curve[-1]
 
 
+@pytest.mark.parametrize(
+    ("framework", "dense"),
+    # In TensorFlow, the embedding's gradient is sparse, and Horovod gathers its rows.
+    [("torch", 470_784), ("keras", 470_784 - 256 * 128)],
+)
+def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
+    recipe = ["--model", "gpt", "--optimizer", "adamw", "--lr", "0.003", "--test-at-end"]
+    chosen = ["--compression", "none", "int8", "--framework", framework]
+    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "20", "--quiet")
+
+    none, int8 = outcome.runs
+    for run in (none, int8):
+        assert run.parameters_identical and run.uncompressed_bytes_per_step == 4 * dense
+        assert run.curve[-1].loss < 0.7 * run.curve[0].loss
+        assert 3 < run.test_bits < 6 and 0.1 < run.test_accuracy < 0.5
+    assert int8.test_bits == pytest.approx(none.test_bits, rel=0.05)
+    assert int8.compression_ratio > 3.8
+
+
 def test_keras_trains_as_a_tape_does(several):
     """The same model, batches, learning rates and codecs give the same losses and residuals."""
     for ours, tape in zip(several("keras").runs, several("tensorflow").runs, strict=True):

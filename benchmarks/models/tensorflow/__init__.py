@@ -15,12 +15,14 @@ from benchmarks.models import MODELS
 from benchmarks.models.tensorflow.alexnet import alexnet
 from benchmarks.models.tensorflow.lenet import lenet
 from benchmarks.models.tensorflow.resnet import resnet20, resnet50
+from benchmarks.models.tensorflow.transformer import gpt
 
 _BUILDERS: dict[str, Callable[[int], keras.Model]] = {
     "lenet": lenet,
     "alexnet": alexnet,
     "resnet20": resnet20,
     "resnet50": resnet50,
+    "gpt": gpt,
 }
 
 

@@ -28,16 +28,17 @@ def convolution(
         padding=padding,
         activation="relu",
         name=name,
-        **_uniform(channels_in * kernel**2),
+        **uniform(channels_in * kernel**2),
     )
 
 
 def linear(units: int, inputs: int, *, name: str, activation: str | None = None) -> layers.Layer:
     """A fully connected layer with biases."""
-    return layers.Dense(units, name=name, activation=activation, **_uniform(inputs))
+    return layers.Dense(units, name=name, activation=activation, **uniform(inputs))
 
 
-def _uniform(fan_in: int) -> dict[str, initializers.Initializer]:
+def uniform(fan_in: int) -> dict[str, initializers.Initializer]:
+    """Keyword arguments of a Keras layer: initializers of its kernels and biases."""
     bound = 1 / math.sqrt(fan_in)
     return {
         f"{what}_initializer": initializers.RandomUniform(-bound, bound)

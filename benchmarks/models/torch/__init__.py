@@ -10,12 +10,14 @@ from benchmarks.models import MODELS
 from benchmarks.models.torch.alexnet import AlexNet
 from benchmarks.models.torch.lenet import LeNet
 from benchmarks.models.torch.resnet import resnet20, resnet50
+from benchmarks.models.torch.transformer import gpt
 
 _BUILDERS: dict[str, Callable[[int], nn.Module]] = {
     "lenet": LeNet,
     "alexnet": AlexNet,
     "resnet20": resnet20,
     "resnet50": resnet50,
+    "gpt": gpt,
 }
 
 

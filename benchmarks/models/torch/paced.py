@@ -25,7 +25,7 @@ class Paced(nn.Module):
 
     Args:
         model: whose parameters, names and shapes; it is taken apart.
-        classes: of the images that are not looked at.
+        classes: of the samples that are not looked at.
         seconds: that forward and backward pass take.
     """
 
@@ -38,10 +38,11 @@ class Paced(nn.Module):
         self._backward = (seconds - self._forward) / max(1, layers)
         self._gradients = [0.01 * torch.randn(p.shape) for p in model.parameters()]
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Zeros, shape=(images, classes), whose gradient is on its way through all parameters."""
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Zeros, a row of ``classes`` for each label; their gradient passes through all parameters."""
         time.sleep(self._forward)
-        chain = torch.zeros(len(images), self._classes)
+        labels = inputs.shape[:1] if inputs.dim() == 4 else inputs.shape
+        chain = torch.zeros(*labels, self._classes)
         for parameter, gradient in zip(self.model.parameters(), self._gradients, strict=True):
             seconds = self._backward if parameter.dim() > 1 else 0.0
             chain = _Layer.apply(chain, parameter, gradient, seconds)

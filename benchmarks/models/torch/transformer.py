@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.models import MODELS
+
 
 class Transformer(nn.Module):
-    """Predicts the next token at each place, with layers as in GPT-2 and the embedding as the last layer.
+    """Predicts the next token at each place, with layers as in GPT-2.
 
     Args:
         vocabulary: how many tokens there are.
@@ -16,6 +18,7 @@ class Transformer(nn.Module):
         width: of a token's vector.
         layers: how many blocks.
         heads: of each attention.
+        tied: whether the last layer is the embedding, or a layer of its own, ``head``.
     """
 
     def __init__(
@@ -25,6 +28,8 @@ class Transformer(nn.Module):
         width: int = 256,
         layers: int = 4,
         heads: int = 4,
+        *,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -33,13 +38,21 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         for embedding in (self.tokens, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
+        self.head = None if tied else nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits, shape=(n, places, vocabulary), of tokens, shape=(n, places), int64."""
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
+        x = self.norm(x)
+        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+
+
+def gpt(vocabulary: int) -> Transformer:
+    """The training benchmark's: two blocks of width 128, with a last layer of its own."""
+    (context,) = MODELS["gpt"].input
+    return Transformer(vocabulary, context, width=128, layers=2, heads=4, tied=False)
 
 
 class _Block(nn.Module):

@@ -9,14 +9,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-class Images(Protocol):
-    """Labelled images that can be read in any order."""
+class Samples(Protocol):
+    """Labelled images, or text whose labels are the next tokens, that can be read in any order."""
 
     labels: np.ndarray
-    """shape=(n,), dtype int64."""
+    """Of images, shape=(n,); of text, shape=(n, tokens); dtype int64 or uint8."""
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """Standardised, shape=(len(indices), height, width, channels), dtype float32."""
+        """What a model takes.
+
+        Images, standardised: shape=(len(indices), height, width, channels), dtype float32. Text:
+        tokens, shape=(len(indices), tokens), dtype int64.
+        """
         ...
 
 
@@ -26,15 +30,15 @@ class Data:
 
     Attributes:
         name: what tables and JSON call it.
-        classes: number of classes.
-        train: images to train on.
-        test: images to test on; None where an accuracy would mean nothing.
+        classes: number of classes, or of different tokens.
+        train: samples to train on.
+        test: samples to test on; None where an accuracy would mean nothing.
     """
 
     name: str
     classes: int
-    train: Images
-    test: Images | None
+    train: Samples
+    test: Samples | None
 
 
 class ArrayImages:
@@ -50,5 +54,5 @@ class ArrayImages:
         self._scale = np.float32(1) / np.asarray(deviation, np.float32)
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`Images`."""
+        """See :class:`Samples`."""
         return (self._pixels[indices].astype(np.float32) - self._mean) * self._scale
