@@ -18,6 +18,7 @@ _KERAS = ("keras", "Keras 3: pip install keras")
 _HOROVOD = "Horovod 0.28.1; scripts/horovod_wheel.py in the sources of hvd_compress builds it"
 
 _NEEDS = {
+    "hvd_compress.distributed": (_TORCH,),
     "hvd_compress.ddp": (_TORCH,),
     "hvd_compress.lightning": (_TORCH, ("lightning", "Lightning: pip install lightning")),
     "hvd_compress.torch": (

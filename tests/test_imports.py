@@ -73,6 +73,15 @@ ALLOWED = {
         "hvd_compress.tensorflow",
         "hvd_compress.keras",
     },
+    "distributed": {
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.torch_common",
+        "hvd_compress.distributed",
+    },
     "ddp": {
         "torch",
         "hvd_compress.needs",
@@ -82,6 +91,7 @@ ALLOWED = {
         "hvd_compress.perfmodel",
         "hvd_compress.planner",
         "hvd_compress.torch_common",
+        "hvd_compress.distributed",
         "hvd_compress.ddp",
     },
     "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
@@ -152,8 +162,9 @@ def test_importing_brings_no_framework(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-def test_ddp_needs_no_horovod() -> None:
-    code = "import sys, hvd_compress.ddp; print('horovod' in sys.modules)"
+@pytest.mark.parametrize("frontend", ("distributed", "ddp"))
+def test_frontends_that_need_no_horovod(frontend: str) -> None:
+    code = f"import sys, hvd_compress.{frontend}; print('horovod' in sys.modules)"
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     )

@@ -40,6 +40,7 @@ def _import(module: str, site: Path) -> str:
     (
         ("torch", (), "PyTorch: pip install torch"),
         ("torch", ("torch",), "Horovod 0.28.1"),
+        ("distributed", (), "PyTorch: pip install torch"),
         ("ddp", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),

@@ -10,7 +10,7 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.registry import OFF
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.ddp.step import Step
+from hvd_compress.distributed.step import Step
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.torch_common.auto import Planning
 from hvd_compress.torch_common.comm import Collective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,8 +202,9 @@ class Compressor(GradientCoder, HorovodCompressor):
             hvd.size(), hvd.local_size(), equal_hosts()
         )
 
-    def _configuration(self) -> dict[str, Any]:
-        configuration = {**super()._configuration(), "owner_step": describe(self._owner_step)}
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        configuration = super()._configuration(slots)
+        configuration["owner_step"] = describe(self._owner_step)
         if self._hosts_in_use() is not None:
             ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
             configuration["hosts"] = hosts.describe(*ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from hvd_compress.planner.plans import Plan
 from hvd_compress.planner.probing import Prober
 from hvd_compress.torch_common.coder import GradientCoder
 from hvd_compress.torch_common.comm import Collective
+from hvd_compress.torch_common.slots import Slot
 
 
 class Planning(GradientCoder, ABC):
@@ -99,8 +100,8 @@ class Planning(GradientCoder, ABC):
         self._begin_anew()
         super().load_resized(states)
 
-    def _configuration(self) -> dict[str, Any]:
-        return {**super()._configuration(), "allowed": self._allowed}
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        return {**super()._configuration(slots), "allowed": self._allowed}
 
     def _begin_anew(self, state: dict[str, Any] | None = None) -> None:
         device = self._planned[0].parameter.device

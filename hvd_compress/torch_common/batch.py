@@ -85,7 +85,7 @@ class Batch:
         self._changes = [Changes() for _ in gradients]
         self._owned: list[Pair | None] = []
         self._take_over()
-        self.flats = [gradient.reshape(-1) for gradient in gradients]
+        self.flats = [gradient.contiguous().view(-1) for gradient in gradients]
         self.steps = [slot.step for slot in plan.slots]
         for slot in plan.slots:
             slot.step += 1

@@ -69,7 +69,9 @@ class GradientCoder:
         self._kernels = Executors(self._threads, chained=chained)
         self._grad_scaler = grad_scaler
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
-        self._router.check_patterns([slot.name for slot in self._slots])
+        names = [slot.name for slot in self._slots]
+        if names:  # Tensors may come later, by names that are not known yet.
+            self._router.check_patterns(names)
         self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
@@ -224,9 +226,10 @@ class GradientCoder:
         stages = {scope for exchange in used for scope in EXCHANGES[exchange].stages}
         return self._group.hosts if stages & {"local", "cross"} else None
 
-    def _configuration(self) -> dict[str, Any]:
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        """What ranks compare: the settings, and what the next payloads of all or some slots depend on."""
         tensors = {}
-        for slot in self._slots:
+        for slot in self._slots if slots is None else slots:
             dtype = str(slot.parameter.dtype).removeprefix("torch.")
             tensors[slot.name] = f"{dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
         return {

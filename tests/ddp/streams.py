@@ -20,11 +20,11 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvd_compress.ddp.bucket import Bucket
-from hvd_compress.ddp.collectives import Collectives
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.ddp.device_collectives import InStream
-from hvd_compress.ddp.step import Step
+from hvd_compress.distributed.bucket import Bucket
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.device_collectives import InStream
+from hvd_compress.distributed.step import Step
 from hvd_compress.torch_common import batch, executors, slots
 from hvd_compress.torch_common.comm import Collective
 from tests.cuda.executors import Checked
@@ -56,7 +56,7 @@ class _Memory:
 
 
 class Streams(TorchDispatchMode):
-    """The streams of one device; implements :class:`hvd_compress.ddp.streams.Beside`.
+    """The streams of one device; implements :class:`hvd_compress.distributed.streams.Beside`.
 
     Args:
         kernels: the emulated ones, whose calls are noted, too.
@@ -262,7 +262,7 @@ class Streams(TorchDispatchMode):
 
 
 class Nowhere:
-    """No streams: implements :class:`hvd_compress.ddp.streams.Beside` where the host does everything."""
+    """No streams: implements :class:`hvd_compress.distributed.streams.Beside` by the host alone."""
 
     def entered(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
-from hvd_compress.ddp import compressor as frontend
-from hvd_compress.ddp.collectives import Collectives
-from hvd_compress.ddp.device_collectives import InStream, ThroughHost, collectives_of
+from hvd_compress.distributed import coder
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.device_collectives import InStream, ThroughHost, collectives_of
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective
 from tests.contract import residuals, results
@@ -52,7 +52,7 @@ def on_a_device() -> Iterator[Streams]:
         def traced(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
             return Traced(group, device, streams)
 
-        with mock.patch.object(frontend, "collectives_of", traced):
+        with mock.patch.object(coder, "collectives_of", traced):
             yield streams
 
 
@@ -63,7 +63,7 @@ def through_the_host() -> Iterator[None]:
     def staged(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
         return ThroughHost(group, device, Nowhere())
 
-    with deferred_kernels(), mock.patch.object(frontend, "collectives_of", staged):
+    with deferred_kernels(), mock.patch.object(coder, "collectives_of", staged):
         yield
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
-from hvd_compress.ddp import collectives
+from hvd_compress.distributed import collectives
 from hvd_compress.torch_common.comm import Collective
 from tests.ddp.probes import Probe, distributed, exchange
 from tests.ranks import on_ranks

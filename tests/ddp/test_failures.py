@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
-from hvd_compress.ddp.collectives import Collectives
+from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective

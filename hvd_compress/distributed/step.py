@@ -1,4 +1,4 @@
-"""The buckets of one backward pass: sent from hooks, decoded as they come back."""
+"""The buckets of one step: sent as they are handed over, decoded as they come back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.ddp.agreement import Agreement
-from hvd_compress.ddp.bucket import Bucket, Part
-from hvd_compress.ddp.collectives import Collectives
-from hvd_compress.ddp.launcher import Launcher
+from hvd_compress.distributed.agreement import Agreement
+from hvd_compress.distributed.bucket import Bucket
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.launcher import Launcher
 from hvd_compress.torch_common.batch import judge
 
 
 class Step:
     """Sends buckets and finishes them; nothing waits while gradients are still being computed.
 
-    Buckets are decoded as they come. But one non-finite gradient makes the whole step worthless, so that no
-    residual may count it as sent, and this is known with the last bucket only. Residuals are settled before
-    the last bucket's future is completed, and so before the next step.
+    A step is what is dropped as a whole: a backward pass, or one call of ``all_reduce``. Buckets are
+    decoded as they come. But one non-finite gradient makes the whole step worthless, so that no residual
+    may count it as sent, and this is known with the last bucket only. Residuals are settled before the last
+    bucket's future is completed, and so before the next step.
 
     On a CUDA device all of this is put behind the buckets' collectives in a stream, when the last one is
     added at the latest, and futures are complete for the host before anything has been done.
@@ -30,7 +31,7 @@ class Step:
         agreement: a comparison under way, or None; until it is settled, everything is held back, because
             ranks that differ would mix up each other's messages.
         prepare: called once they agree, by every rank, before anything is sent; may wait for the others.
-        settle: called once with all parts and whether the step is dropped, when all are back.
+        settled: called once with all buckets, when all are back and their residuals are settled.
 
     Attributes:
         last_index: of the latest bucket.
@@ -42,13 +43,13 @@ class Step:
         launcher: Launcher,
         agreement: Agreement | None,
         prepare: Callable[[], None],
-        settle: Callable[[Sequence[Part], bool | torch.Tensor], None],
+        settled: Callable[[Sequence[Bucket]], None],
     ) -> None:
         self._collectives = collectives
         self._launcher = launcher
         self._agreement = agreement
         self._prepare = prepare
-        self._settle = settle
+        self._settled = settled
         self._buckets: list[Bucket] = []
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
@@ -113,7 +114,7 @@ class Step:
 
     @torch.no_grad()
     def _finish(self, bucket: Bucket) -> None:
-        bucket.write(1 / self._collectives.size)
+        bucket.write()
         self._count_off()
         self._resolve(bucket)
 
@@ -123,8 +124,10 @@ class Step:
             self._outstanding -= 1
             over = self._outstanding == 0
         if over:
-            parts = [part for bucket in self._buckets for part in bucket.parts]
-            self._settle(parts, judge([part.content for part in parts]))
+            dropped = judge([part.content for bucket in self._buckets for part in bucket.parts])
+            for bucket in self._buckets:
+                bucket.settle(dropped)
+            self._settled(self._buckets)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -133,10 +136,4 @@ class Step:
             self._resolve(bucket, self._error)
 
     def _resolve(self, bucket: Bucket, error: Exception | None = None) -> None:
-        with self._lock:
-            if bucket.future.done():
-                return
-            if error is None:
-                bucket.future.set_result(bucket.buffer)
-            else:
-                bucket.future.set_exception(error)  # type: ignore[arg-type]
+        bucket.resolve(error)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 
-from hvd_compress.ddp.leaving import hold
+from hvd_compress.distributed.leaving import hold
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch_common.comm import Collective
 
@@ -25,7 +25,7 @@ class Collectives:
     """Asynchronous collectives among the ranks of a process group.
 
     They have no names: all ranks have to start them in the same order. These are for tensors in the memory
-    of the CPU; :mod:`hvd_compress.ddp.device_collectives` has those for others.
+    of the CPU; :mod:`hvd_compress.distributed.device_collectives` has those for others.
 
     Args:
         group: as DDP's; None is the default group.

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 
-from hvd_compress.ddp.collectives import Collectives, Over
-from hvd_compress.ddp.streams import Beside, SideStream
+from hvd_compress.distributed.collectives import Collectives, Over
+from hvd_compress.distributed.streams import Beside, SideStream
 from hvd_compress.torch_common.comm import Collective
 
 
@@ -19,7 +19,7 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
     """Collectives of a process group for tensors on a device.
 
     Raises:
-        ExchangeError: as for :class:`~hvd_compress.ddp.collectives.Collectives`.
+        ExchangeError: as for :class:`~hvd_compress.distributed.collectives.Collectives`.
         ValueError: the group has no backend for tensors there.
     """
     collectives = Collectives(group)

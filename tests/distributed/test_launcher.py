@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_compress.ddp.launcher import Line
+from hvd_compress.distributed.launcher import Line
 
 
 def test_tickets_are_served_in_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from hvd_compress.ddp.collectives import Collectives, Over
+from hvd_compress.distributed.collectives import Collectives, Over
 from hvd_compress.exchange.registry import Group, Scope
 from hvd_compress.torch_common.drivers import Pending
 

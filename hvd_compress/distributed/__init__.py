@@ -1,0 +1,30 @@
+"""A compressed ``all_reduce`` of any tensors among the ranks of a ``torch.distributed`` process group.
+
+``hvdc.all_reduce(tensor, compressor)``, where ``torch.distributed.all_reduce(tensor)`` stood. The other
+frontends without Horovod are written on what is in this package.
+"""
+
+from hvd_compress.needs import need
+
+need(__name__)
+
+from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.frontends import compressors
+from hvd_compress.distributed.all_reduce import all_reduce
+from hvd_compress.distributed.compressor import Compressor
+from hvd_compress.distributed.work import Work
+from hvd_compress.exchange.errors import ExchangeError
+
+# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
+_made = compressors(__name__, Compressor)
+globals().update(_made)
+
+__all__ = [
+    "Compressor",
+    "ErrorFeedback",
+    "ExchangeError",
+    "PayloadError",
+    "Work",
+    "all_reduce",
+    *_made,
+]

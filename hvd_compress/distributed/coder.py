@@ -1,0 +1,219 @@
+"""What the compressors that send by torch.distributed have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.base import check_choice
+from hvd_compress.distributed.agreement import Agreement
+from hvd_compress.distributed.bucket import Bucket, Part
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.device_collectives import collectives_of
+from hvd_compress.distributed.environment import ranks_of_a_host, read_environment
+from hvd_compress.distributed.launcher import Launcher
+from hvd_compress.distributed.step import Step
+from hvd_compress.exchange import agreement, hosts
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.registry import EXCHANGES, Group
+from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.exchange.routing import Route
+from hvd_compress.torch_common.changes import Changes
+from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.uncompressed import Uncompressed
+
+
+class GroupCoder(GradientCoder):
+    """A :class:`GradientCoder` among the ranks of a process group: the base of the frontends' compressors.
+
+    A frontend hands over tensors by :meth:`_pack`, in buckets, and buckets to a step, which :meth:`_begin`
+    makes.
+
+    Args:
+        slots: as for :class:`GradientCoder`, and so are ``codec``, ``feedback`` and ``options``.
+        exchange: how payloads travel.
+        process_group: the ranks; None is the default group.
+    """
+
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        codec: Codec,
+        feedback: ErrorFeedback,
+        *,
+        exchange: str = EXCHANGE_NAMES[0],
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice("Compressor", "exchange", exchange, tuple(EXCHANGES))
+        super().__init__(slots, codec, feedback, exchange=exchange, chained=True, **options)
+        self._process_group = process_group
+        self._bound = False
+        self._step: Step | None = None
+        self._agreed = False
+
+    def _bind(self) -> None:
+        if self._bound:
+            return
+        self._connect(_device_of(self._slots))
+        self._join_group()
+        self._choose_routes(list(self._slots))
+        self._bound = True
+
+    def _connect(self, device: torch.device) -> None:
+        """Says where tensors are encoded, and starts collectives from there."""
+        self._device = device
+        self._collectives = collectives_of(self._process_group, device)
+
+    def _join_group(self) -> None:
+        ranks = Collectives(self._process_group)
+        local = ranks_of_a_host(required=self._exchange == "hierarchical")
+        self._join(Group(ranks.rank, ranks.size, Hosts(ranks.size, local)))
+        self._made_launcher: Launcher | None = None
+
+    @property
+    def _launcher(self) -> Launcher:
+        if self._made_launcher is None:
+            self._made_launcher = self._make_launcher()
+        return self._made_launcher
+
+    def _make_launcher(self) -> Launcher:
+        return Launcher(self._collectives, self._group)
+
+    def _busy(self) -> bool:
+        return self._step is not None
+
+    def _forget_agreement(self) -> None:
+        self._agreed = False
+
+    def _check_route(self, slot: Slot, route: Route) -> None:
+        device = slot.parameter.device
+        if device != self._device:
+            where = "the CPU" if self._device.type == "cpu" else f"{self._device}, as another's"
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
+                f"it by name to send it uncompressed"
+            )
+        if route.exchange == "hierarchical" and self._size != dist.get_world_size():
+            raise ValueError(
+                f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group of "
+                f"{self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+            )
+        super()._check_route(slot, route)
+
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        configuration = super()._configuration(slots)
+        if self._hosts_in_use() is not None:
+            local_rank, local, host = read_environment()
+            configuration["hosts"] = hosts.describe(self._rank, self._size, local_rank, local, host)
+        return configuration
+
+    def _begin(self) -> Step:
+        self._kernels.check()  # What a device has met in an earlier step.
+        self._collectives.begin_step()
+        self._encoder.begin_step()
+        asked = None
+        if not self._agreed:
+            line = agreement.serialize(self._configuration())
+            asked = Agreement(self._collectives, line)
+        return Step(self._collectives, self._launcher, asked, self._prepare, self._count)
+
+    def _prepare(self) -> None:
+        for exchange in sorted({s.route.exchange for s in self._slots if not s.route.uncompressed}):
+            self._launcher.prepare(EXCHANGES[exchange].stages)
+
+    def _pack(
+        self,
+        bucket: Bucket,
+        tensors: Iterable[tuple[Slot, torch.Tensor, torch.Tensor]],
+        *,
+        buffer: torch.Tensor | None = None,
+    ) -> None:
+        """Encodes a bucket's tensors, and puts what it sends into its parts.
+
+        Args:
+            bucket: without parts.
+            tensors: each one's slot; its view in the slot's shape; and its memory in any shape, where an
+                uncompressed one is added up.
+            buffer: memory that holds exactly these tensors, one behind the other, if there is any.
+        """
+        encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
+        uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
+        for slot, tensor, row in tensors:
+            self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+            warming_up = slot.exchanges < self._warmup_steps
+            slot.exchanges += 1
+            if not tensor.numel():
+                continue
+            if warming_up or slot.route.uncompressed:
+                self._release(bucket.changes, slot, tensor)
+                dtype = self._sent_dtype(slot, tensor, warming_up)
+                uncompressed.setdefault(dtype, []).append(row)
+            else:
+                self._check_device(slot, tensor)
+                key = slot.route.exchange, tensor.dtype
+                encoded.setdefault(key, []).append((slot, tensor))
+        for pairs in encoded.values():
+            bucket.parts.append(self._encode(pairs))
+        # Of averages, each rank adds its share: in half precision, a sum might overflow.
+        divisor = 1 if bucket.scale == 1 else self._size
+        for dtype, rows in uncompressed.items():
+            bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))
+
+    def _uses(self, slot: Slot) -> bool:
+        """Whether this rank has a gradient of its own; what it sends for the others is zeros."""
+        return True
+
+    def _release(self, changes: Changes, slot: Slot, tensor: torch.Tensor) -> None:
+        # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
+        if self._uses(slot):
+            scale = self._encoder.loss_scale
+            changes.release(slot, tensor, scale)
+            changes.release_owned(slot, tensor, scale)
+
+    def _encode(self, pairs: Sequence[tuple[Slot, torch.Tensor]]) -> Part:
+        slots = [slot for slot, _ in pairs]
+        used = [self._uses(slot) for slot in slots]
+        tensors = [tensor for _, tensor in pairs]
+        batch, exchanging = self._batches.make(slots, tensors, used)
+        pending = Pending("", 0, exchanging, batch.note)
+        batch.count_encoding(self.counters)
+        return Part(batch, pending, EXCHANGES[batch.plan.exchange].stages)
+
+    def _as_it_is(
+        self,
+        rows: list[torch.Tensor],
+        dtype: torch.dtype,
+        buffer: torch.Tensor | None,
+        divisor: int,
+    ) -> Part:
+        whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
+        content = Uncompressed(rows, dtype, buffer=buffer if whole else None, divisor=divisor)
+        exchanging = content.exchange(self._batches.comm)
+        return Part(content, Pending("", 0, exchanging, content.note), ("all",))
+
+    def _count(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            for part in bucket.parts:
+                part.content.count(self.counters)
+
+    def _check_device(self, slot: Slot, tensor: torch.Tensor) -> None:
+        if tensor.device != self._device:
+            raise ExchangeError(
+                f"{slot.name}: expected a gradient on {self._device}, as when the compressor was made, got "
+                f"one on {tensor.device}: make the compressor after the model has been moved; "
+                f"load_state_dict() takes residuals along"
+            )
+
+
+def _device_of(slots: Iterable[Slot]) -> torch.device:
+    """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
+    devices = (slot.parameter.device for slot in slots)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

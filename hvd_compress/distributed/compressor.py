@@ -1,0 +1,402 @@
+"""The state of :func:`hvd_compress.distributed.all_reduce`: codec, exchange, and what was not sent."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.distributed.agreement import Comparison
+from hvd_compress.distributed.bucket import Bucket
+from hvd_compress.distributed.coder import GroupCoder
+from hvd_compress.distributed.collectives import Over
+from hvd_compress.distributed.launcher import Launcher, Line
+from hvd_compress.distributed.step import Step
+from hvd_compress.distributed.work import Work
+from hvd_compress.exchange import agreement
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.registry import EXCHANGES
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
+from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.slots import Slot
+
+
+class Compressor(GroupCoder):
+    """Has tensors added up or averaged encoded: the state of :func:`hvd_compress.distributed.all_reduce`.
+
+    Holds a residual for each key that ``all_reduce`` is called with. The tensors of a key have one shape
+    and one dtype. The first call joins the ranks; every call compares what the ranks are about to send.
+    Subclasses choose the codec; these arguments are common to all of them.
+
+    Args:
+        codec: what tensors are encoded with.
+        feedback: coefficients of error feedback.
+        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
+            ``"hierarchical"`` or ``"integer_sum"``.
+        threshold: tensors with fewer elements are added up as they are, in one allreduce a call.
+        exclude: patterns (``fnmatch``) of keys whose tensors are sent as they are.
+        layers: other codecs by a pattern of keys: a codec, a scheme's name or None for uncompressed.
+        warmup_steps: calls at the start, of each key, that go uncompressed.
+        seed: of the stochastic codecs' noise, the same on every rank.
+        process_group: the ranks; None is the ``group`` of the first call.
+        grad_scaler: the ``torch.amp.GradScaler`` whose loss scale is a factor in the tensors, so that
+            residuals follow when it changes the scale.
+        threads: kernel threads; None is ``torch.get_num_threads()``.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        *,
+        exchange: str = EXCHANGE_NAMES[0],
+        threshold: int = DEFAULT_THRESHOLD,
+        exclude: Sequence[str] = (),
+        layers: Mapping[str, Codec | str | None] | None = None,
+        warmup_steps: int = 0,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        grad_scaler: Any | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._by_key: dict[str, Slot] = {}
+        super().__init__(
+            self._by_key.values(),
+            codec,
+            feedback,
+            exchange=exchange,
+            threshold=threshold,
+            exclude=exclude,
+            layers=layers,
+            warmup_steps=warmup_steps,
+            seed=seed,
+            grad_scaler=grad_scaler,
+            threads=threads,
+            process_group=process_group,
+        )
+        self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
+        self._routed: set[str] = set()
+        self._comparisons: Line | None = None
+        self._calls = 0
+        self._prepared: set[str] = set()
+        self._under_way: list[Bucket] = []
+
+    @torch.no_grad()
+    def reduce(
+        self,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
+        key: str | Sequence[str],
+        op: Any,
+        group: dist.ProcessGroup | None = None,
+    ) -> Work:
+        """Starts :func:`hvd_compress.distributed.all_reduce`; arguments and errors are the same."""
+        self._take(group)
+        self._bind()
+        if self._comparisons is None:
+            one = tensor if isinstance(tensor, torch.Tensor) else next(iter(tensor), None)
+            self._connect(one.device if isinstance(one, torch.Tensor) else torch.device("cpu"))
+            self._comparisons = Line(self._collectives)
+        known = set(self._by_key)
+        try:
+            tensors, keys = _pairs(tensor, key)
+            scale = self._scale(op)
+            slots = self._slots_for(tensors, keys)
+            settings = self._configuration(slots)
+            settings |= {"order of tensors": keys, "op": str(op)}
+            bucket = Bucket(tensors, self._device, scale)
+            self._kernels.check()  # What a device has met in an earlier call.
+            self._collectives.begin_step()
+            self._encoder.begin_step()
+            self._pack(bucket, zip(slots, tensors, tensors, strict=True))
+        except Exception as error:
+            for new in self._by_key.keys() - known:
+                del self._by_key[new]
+            self._tell(error)
+            raise
+        exchanges = {slot.route.exchange for slot in slots if not slot.route.uncompressed}
+        self._send(bucket, exchanges, settings)
+        for slot in slots:
+            slot.pending = True
+        self._under_way.append(bucket)
+        self.counters.steps += 1
+        return Work(bucket, lambda: self._end(bucket, slots))
+
+    def set_codec(
+        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
+    ) -> None:
+        """Changes the codec between two calls, on every rank alike.
+
+        A residual that the new codec does not carry on is added to the next tensor: nothing is lost.
+
+        Args:
+            codec: the new codec.
+            feedback: its error feedback; None is that of its paper.
+            layers: pattern of the keys that it is for, those of later calls included; thresholds and
+                exclusions stay in force.
+
+        Raises:
+            ExchangeError: tensors are on their way, or there was no call yet.
+            ValueError: no key matches.
+        """
+        if self._comparisons is None:
+            raise ExchangeError("set_codec: expected a call of all_reduce before, got none")
+        super().set_codec(codec, feedback, layers)
+        feedback = scheme_of(codec).feedback if feedback is None else feedback
+        route = Route(codec, feedback, self._exchange)
+        self._routers.insert(0, (layers, self._router.with_route(route)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, noise positions and owned parts, by key; every rank saves its own.
+
+        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+
+        Raises:
+            ExchangeError: tensors are on their way.
+        """
+        self._expect_idle("state_dict")
+        return {**super().state_dict(), "keys": self._kinds()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
+
+        Raises:
+            ValueError: another rank, number of ranks or seed, or other tensors; nothing is changed then.
+            ExchangeError: tensors are on their way, or there is no process group.
+        """
+        self._expect_idle("load_state_dict")
+        with self._keys_of("load_state_dict", [state]):
+            super().load_state_dict(state)
+
+    def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
+        self._expect_idle("load_resized")
+        states = list(states)
+        with self._keys_of("load_resized", states):
+            super().load_resized(states)
+
+    def _bind(self) -> None:
+        if not self._bound:
+            self._join_group()
+            self._bound = True
+
+    def _make_launcher(self) -> Launcher:
+        # The other group has the line of the comparisons.
+        return Launcher(self._collectives.among(range(self._size)), self._group)
+
+    def _busy(self) -> bool:
+        return bool(self._under_way)
+
+    def _expect_idle(self, who: str) -> None:
+        if self._busy():
+            raise ExchangeError(f"{who}: expected no tensor on its way; call it after wait()")
+
+    def _forget_agreement(self) -> None:
+        return  # Every call compares.
+
+    def _take(self, group: dist.ProcessGroup | None) -> None:
+        if group is None or group is (self._process_group or dist.group.WORLD):
+            return
+        if self._bound or self._process_group is not None:
+            raise ValueError(
+                "all_reduce.group: expected the process group of the compressor, got another one: make a "
+                "compressor for each group"
+            )
+        self._process_group = group
+
+    def _scale(self, op: Any) -> float:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"all_reduce.op: expected ReduceOp.AVG or ReduceOp.SUM, got {op}")
+        return 1 / self._size if op == dist.ReduceOp.AVG else 1.0
+
+    def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
+        """The record of each tensor; new keys get one."""
+        for key, tensor in zip(keys, tensors, strict=True):
+            _check_tensor(key, tensor)
+            if tensor.device != self._device:
+                raise ValueError(
+                    f"{key}: expected a tensor on {self._device}, as that of the first call, got one on "
+                    f"{tensor.device}: make a compressor for each device"
+                )
+            slot = self._by_key.get(key)
+            if slot is None:
+                slot = self._by_key[key] = Slot(key, len(self._by_key), _like(tensor))
+            kept, got = _kind(slot.parameter), _kind(tensor)
+            if got != kept:
+                raise ValueError(
+                    f"{key}: expected a tensor of {kept['dtype']}, shape {kept['shape']}, as in earlier "
+                    f"calls with that key, got {got['dtype']}, shape {got['shape']}: give other tensors "
+                    f"another key="
+                )
+            if slot.pending:
+                raise ExchangeError(
+                    f"{key}: expected no tensor of that key on its way, got a second one: call wait() on "
+                    f"what the last all_reduce returned"
+                )
+        places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+        if len(set(places)) != len(places):
+            raise ValueError("all_reduce: expected each tensor once, got two in the same memory")
+        for key, tensor in zip(keys, tensors, strict=True):
+            if key not in self._routed:
+                slot = self._by_key[key]
+                slot.parameter = _like(tensor)  # That of a state that was loaded is somewhere else.
+                self._choose_routes([slot], self._router_of(key))
+        self._routed.update(keys)
+        return [self._by_key[key] for key in keys]
+
+    def _router_of(self, key: str) -> Router:
+        return next(
+            (one for layers, one in self._routers if fnmatchcase(key, layers)), self._router
+        )
+
+    def _tell(self, problem: Exception) -> None:
+        """Has the other ranks, which may have had none, raise an error, too."""
+        with contextlib.suppress(ExchangeError):
+            self._compare({"error": f"{type(problem).__name__}: {problem}"})
+
+    def _send(self, bucket: Bucket, exchanges: set[str], settings: dict[str, Any]) -> None:
+        if self._made_launcher is not None and exchanges <= self._prepared:
+            self._compare(settings, lambda error: self._go(bucket, error))
+            return
+        self._compare(settings)
+        for other in self._under_way:
+            with contextlib.suppress(Exception):
+                other.future.wait()
+        for exchange in sorted(exchanges - self._prepared):
+            self._launcher.prepare(EXCHANGES[exchange].stages)
+        self._prepared |= exchanges
+        self._go(bucket, None)
+
+    def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:
+        """Compares what the ranks are about to do, without waiting where ``over`` is told the answer."""
+        assert self._comparisons is not None
+        # A compressor that was made anew on some ranks only would have no process groups yet.
+        content = agreement.serialize({**settings, "calls before": self._calls})
+        self._calls += 1
+        if over is not None:
+            Comparison(self._comparisons, content, over)
+            return
+        told, answers = threading.Event(), []
+
+        def answer(error: Exception | None) -> None:
+            answers.append(error)
+            told.set()
+
+        Comparison(self._comparisons, content, answer)
+        told.wait()
+        if answers[0] is not None:
+            raise answers[0]
+
+    def _go(self, bucket: Bucket, error: Exception | None) -> None:
+        """Sends what is packed; called by a process group's thread, or the caller's."""
+        try:
+            if error is not None:
+                raise error
+            step = Step(self._collectives, self._launcher, None, lambda: None, lambda buckets: None)
+            step.add(bucket)
+            step.close()
+        except Exception as problem:
+            bucket.resolve(problem)
+
+    def _end(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
+        # Not by the process group's thread: whether a key may be used again must not depend on time.
+        self._under_way.remove(bucket)
+        for slot in slots:
+            slot.pending = False
+        self._count([bucket])
+
+    def _kinds(self) -> dict[str, dict[str, Any]]:
+        return {key: _kind(slot.parameter) for key, slot in self._by_key.items()}
+
+    @contextlib.contextmanager
+    def _keys_of(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """Makes records for the keys of states, which are gone again where loading these fails."""
+        kinds = [state.get("keys") for state in states]
+        if not kinds or not isinstance(kinds[0], dict) or any(one != kinds[0] for one in kinds):
+            raise ValueError(
+                f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
+                f"got others"
+            )
+        before = self._kinds()
+        if before and list(before.items()) != list(kinds[0].items()):
+            raise ValueError(
+                f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
+                f"got others: load a state before the first call"
+            )
+        try:
+            for key, kind in kinds[0].items():
+                if key not in before:
+                    like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(
+                        kind["shape"]
+                    )
+                    slot = self._by_key[key] = Slot(key, len(self._by_key), like)
+                    slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
+            yield
+        except Exception:
+            for key in self._by_key.keys() - before.keys():
+                del self._by_key[key]
+            raise
+
+
+def _pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
+    """The tensors, and their keys."""
+    if isinstance(tensor, torch.Tensor):
+        tensors, keys = [tensor], [key]
+    elif isinstance(tensor, Sequence) and not isinstance(tensor, str) and tensor:
+        tensors = list(tensor)
+        keys = [f"{key}.{i}" for i in range(len(tensors))] if isinstance(key, str) else list(key)
+    else:
+        got = (
+            "an empty one" if isinstance(tensor, Sequence) and not tensor else type(tensor).__name__
+        )
+        raise TypeError(f"all_reduce.tensor: expected a tensor or a list of tensors, got {got}")
+    if not all(isinstance(one, str) for one in keys) or len(keys) != len(tensors):
+        raise TypeError(f"all_reduce.key: expected a string, or one for each tensor, got {key!r}")
+    twice = sorted({one for one in keys if keys.count(one) > 1})
+    if twice:
+        raise ValueError(f"all_reduce.key: expected distinct keys, got twice: {', '.join(twice)}")
+    return tensors, keys
+
+
+def _check_tensor(key: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{key}: expected a tensor, got {type(tensor).__name__}")
+    if hasattr(tensor, "to_local"):
+        raise TypeError(
+            f"{key}: expected a tensor of this rank's own, got a {type(tensor).__name__}: hand over its "
+            f"to_local()"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{key}: expected a dense tensor, got layout {tensor.layout}: use to_dense()"
+        )
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"{key}: expected floating-point numbers, got {_dtype(tensor)}: use "
+            f"torch.distributed.all_reduce for it"
+        )
+    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"{key}: expected a place in memory for each element, got an expanded tensor: use contiguous()"
+        )
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the same dtype, shape and device, with memory for one element."""
+    return tensor.detach().new_empty(()).expand(tensor.shape)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _kind(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}

@@ -1,0 +1,44 @@
+"""A call that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_compress.distributed.bucket import Bucket
+
+
+class Work:
+    """What ``all_reduce(..., async_op=True)`` returns; as ``torch.distributed.Work``.
+
+    Args:
+        bucket: the call's tensors.
+        over: called once, when they have been waited for.
+    """
+
+    def __init__(self, bucket: Bucket, over: Callable[[], None]) -> None:
+        self._bucket = bucket
+        self._over: Callable[[], None] | None = over
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        return self._bucket.future.done()
+
+    def wait(self) -> bool:
+        """Waits until the tensors hold the results; has to be called before their next ``all_reduce``.
+
+        On a CUDA device, the current stream waits, and the host does not.
+
+        Returns:
+            True.
+
+        Raises:
+            ExchangeError: the ranks' calls differ; or another rank has failed.
+            PayloadError: a payload was altered on its way.
+        """
+        try:
+            self._bucket.future.wait()
+        finally:
+            over, self._over = self._over, None
+            if over is not None:
+                over()
+        return True

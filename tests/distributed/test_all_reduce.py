@@ -1,0 +1,375 @@
+"""What only ``all_reduce`` has: any tensors, keys, calls under way, and calls that differ between ranks."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.torch_common.batch import Batch
+from hvd_compress.torch_common.comm import Collective
+from tests.contract.cases import ROWS, SHAPES, USUAL
+from tests.ranks import on_ranks
+from tests.torch_models import Simulation, assert_same_bits, targets
+
+
+def _compressor(exchange: str, **options: Any) -> hvdc.Compressor:
+    return hvdc.Compressor(*USUAL[exchange], exchange=exchange, **{"threshold": 0, **options})
+
+
+def _reduce(
+    compressor: hvdc.Compressor, tensors: dict[str, torch.Tensor], **options: Any
+) -> dict[str, torch.Tensor]:
+    got = {name: tensor.clone() for name, tensor in tensors.items()}
+    hvdc.all_reduce(list(got.values()), compressor, key=list(got), **options)
+    return got
+
+
+@on_ranks(4, launcher="torchrun")
+def test_every_codec_on_four_ranks() -> None:
+    """Of the contract, which has up to three, and four on two hosts."""
+    for exchange in ("allgather", "two_shot", "integer_sum"):
+        for codec, feedback in ROWS[exchange]:
+            compressor = hvdc.Compressor(codec, feedback, exchange=exchange, threshold=0, seed=5)
+            simulation = Simulation(exchange, codec, feedback, SHAPES, 4, seed=5)
+            for step in range(3):
+                everybodys = [targets(SHAPES, rank, step) for rank in range(4)]
+                got = _reduce(compressor, everybodys[dist.get_rank()])
+                assert_same_bits(got, simulation.average(everybodys))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_calls_that_overlap() -> None:
+    """Each key's residual is its own, whatever is waited for first."""
+    for exchange in ("allgather", "two_shot", "integer_sum"):
+        compressor = _compressor(exchange)
+        simulation = Simulation(exchange, *USUAL[exchange], SHAPES, 2)
+        for step in range(5):
+            everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
+            mine = targets(SHAPES, dist.get_rank(), step)
+            works = [
+                hvdc.all_reduce(tensor, compressor, key=name, async_op=True)
+                for name, tensor in mine.items()
+            ]
+            for work in works if step % 2 else works[::-1]:
+                assert work is not None and work.wait() and work.is_completed()
+                assert work.wait()
+            assert_same_bits(mine, simulation.average(everybodys))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_tensors_in_any_order_of_memory_and_of_several_dtypes() -> None:
+    shapes = {"turned": (70, 40), "strided": (50, 30), "half": (3000,), "brain": (2000,)}
+    dtypes = {"half": torch.float16, "brain": torch.bfloat16}
+    compressor = hvdc.OneBit()
+    simulation = Simulation("allgather", OneBit(), ErrorFeedback(), shapes, 2)
+    for step in range(3):
+        everybodys = [
+            {name: one.to(dtypes.get(name)) for name, one in targets(shapes, rank, step).items()}
+            for rank in range(2)
+        ]
+        mine = everybodys[dist.get_rank()]
+        turned = torch.empty(40, 70).t()
+        strided = torch.zeros(50, 60)[:, ::2]
+        given = {
+            "turned": turned.copy_(mine["turned"]),
+            "strided": strided.copy_(mine["strided"]),
+            "half": mine["half"].clone(),
+            "brain": mine["brain"].clone(),
+        }
+        hvdc.all_reduce(list(given.values()), compressor, key=list(given))
+        assert not turned.is_contiguous() and not strided.is_contiguous()
+        expected = simulation.average(everybodys)
+        assert_same_bits(given, {n: e.to(dtypes.get(n)) for n, e in expected.items()})
+
+
+@on_ranks(2, launcher="torchrun")
+def test_small_tensors_and_sums_go_as_they_are() -> None:
+    compressor = hvdc.OneBit(exclude=["left.*"], layers={"eight": Int8()})
+    rank = dist.get_rank()
+    for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, 2)):
+        for dtype in (torch.float32, torch.float64):
+            small = torch.tensor([1.0, 2.0, 4.0], dtype=dtype) * (rank + 1)
+            hvdc.all_reduce(small, compressor, op=op, key=f"small {dtype}")
+            assert small.dtype == dtype and small.tolist() == [
+                3 / divisor,
+                6 / divisor,
+                12 / divisor,
+            ]
+        left = [torch.full((5000,), float(rank + 1)), torch.full((3, 1000), 2.0)]
+        hvdc.all_reduce(left, compressor, op=op, key="left")
+        assert left[0].eq(3 / divisor).all() and left[1].eq(4 / divisor).all()
+    hvdc.all_reduce(torch.ones(4000), compressor, key="eight")
+    empty = torch.zeros(0, 7)
+    hvdc.all_reduce(empty, compressor, key="empty")
+    routes = compressor.routes()
+    assert {name for name, route in routes.items() if not route.uncompressed} == {"eight"}
+    assert routes["eight"].codec == Int8()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_infinity_is_seen_on_every_rank_and_leaves_no_trace() -> None:
+    """Of the tensors of that call; others' residuals move on."""
+    compressor = hvdc.OneBit(threshold=0)
+    rank = dist.get_rank()
+    for step in range(2):
+        _reduce(compressor, targets(SHAPES, rank, step))
+    before = _residuals(compressor)
+    bad = targets(SHAPES, rank, 2)
+    if rank == 1:
+        bad["a"].view(-1)[17] = math.inf
+    other = torch.randn(3000)
+    work = hvdc.all_reduce(other, compressor, key="other", async_op=True)
+    got = _reduce(compressor, bad)
+    assert work is not None and work.wait()
+    assert not torch.isfinite(got["a"].view(-1)[17])
+    after = _residuals(compressor)
+    assert after.pop("other").any()
+    assert_same_bits(after, before)
+
+
+def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
+    tensors = compressor.state_dict()["tensors"]
+    return {name: one["residual"].clone() for name, one in tensors.items()}
+
+
+@on_ranks(2, launcher="torchrun")
+def test_another_number_of_ranks() -> None:
+    """By the rule of all frontends: what was not sent keeps its part in the average."""
+    rank, shape = dist.get_rank(), {"a": (3000,)}
+    for exchange in ("allgather", "two_shot"):
+        compressor = _compressor(exchange)
+        for step in range(2):
+            _reduce(compressor, targets(shape, rank, step))
+        states: list[Any] = [None, None]
+        dist.all_gather_object(states, compressor.state_dict())
+        alone = _compressor(exchange, process_group=_alone())
+        alone.load_resized(states)
+        unsent = sum(state["tensors"]["a"]["residual"] for state in states) / 2
+        for state in states:
+            if (owned := state["tensors"]["a"]["owned"]) is not None:
+                unsent[owned["begin"] : owned["end"]] += owned["residual"]
+        kept = alone.state_dict()["tensors"]["a"]
+        total = kept["residual"] + (kept["owned"]["residual"] if kept["owned"] else 0)
+        torch.testing.assert_close(total, unsent)
+        assert alone.state_dict()["keys"] == {"a": {"dtype": "float32", "shape": [3000]}}
+        got = _reduce(alone, targets(shape, rank, 2))
+        assert torch.isfinite(got["a"]).all()
+
+
+def _alone() -> Any:
+    return [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_state_is_loaded_before_the_first_call_and_not_where_it_does_not_fit() -> None:
+    rank = dist.get_rank()
+    compressor = hvdc.OneBit(threshold=0)
+    for step in range(2):
+        _reduce(compressor, targets(SHAPES, rank, step))
+    file = io.BytesIO()
+    torch.save(compressor.state_dict(), file)
+    state = torch.load(io.BytesIO(file.getvalue()))
+    other = hvdc.OneBit(threshold=0)
+    with pytest.raises(ValueError, match=f"expected rank {rank}, got {1 - rank}"):
+        other.load_state_dict({**state, "rank": 1 - rank})
+    assert not other.routes()
+    with pytest.raises(ValueError, match="expected states of a compressor of hvd_compr"):
+        other.load_state_dict({key: state[key] for key in state if key != "keys"})
+    other.load_state_dict(state)
+    assert_same_bits(_residuals(other), _residuals(compressor))
+    assert other.routes() == compressor.routes()
+    gradients = targets(SHAPES, rank, 2)
+    assert_same_bits(_reduce(other, gradients), _reduce(compressor, gradients))
+    third = hvdc.OneBit(threshold=0)
+    _reduce(third, {"b": targets(SHAPES, rank, 0)["b"]})
+    with pytest.raises(ValueError, match="load a state before the first call"):
+        third.load_state_dict(state)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_codec_changes_for_later_keys_too() -> None:
+    compressor = hvdc.OneBit(threshold=0)
+    with pytest.raises(hvdc.ExchangeError, match="expected a call of all_reduce before"):
+        compressor.set_codec(Int8())
+    hvdc.all_reduce(torch.randn(3000), compressor, key="first")
+    compressor.set_codec(Int8())
+    hvdc.all_reduce(torch.randn(3000), compressor, key="second")
+    assert {route.codec for route in compressor.routes().values()} == {Int8()}
+    with pytest.raises(ValueError, match="expected a pattern that matches"):
+        compressor.set_codec(Int8(), layers="third")
+
+
+@on_ranks(2, launcher="torchrun")
+def test_what_is_wrong_on_every_rank() -> None:
+    """Each raises its own error, and all can go on."""
+    compressor = hvdc.OneBit(threshold=100)
+    good = torch.randn(3000)
+    hvdc.all_reduce(good, compressor, key="good")
+    expanded, twice = torch.randn(1, 300).expand(10, 300), torch.randn(3000)
+    wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ("text", {}, TypeError, "expected a tensor or a list of tensors, got str"),
+        ([], {}, TypeError, "expected a tensor or a list of tensors, got an empty one"),
+        ([good, 3], {}, TypeError, "tensor.1: expected a tensor, got int"),
+        (torch.ones(300, dtype=torch.int64), {}, TypeError, "floating-point numbers, got int64"),
+        (torch.ones(300, dtype=torch.complex64), {}, TypeError, "numbers, got complex64"),
+        (torch.ones(300).double(), {}, TypeError, "expected dtype float32, .*, got float64"),
+        (torch.eye(30).to_sparse(), {}, TypeError, "expected a dense tensor, got layout torch.spa"),
+        (expanded, {}, ValueError, r"an expanded tensor: use contiguous\(\)"),
+        ([twice, twice], {}, ValueError, "expected each tensor once"),
+        ([good, twice], {"key": ["a", "a"]}, ValueError, "expected distinct keys, got twice: a"),
+        ([good, twice], {"key": ["a"]}, TypeError, "expected a string, or one for each tensor"),
+        (good, {"key": 3}, TypeError, "expected a string, or one for each tensor, got 3"),
+        (good, {"op": dist.ReduceOp.MAX}, ValueError, "expected ReduceOp.AVG or ReduceOp.SUM"),
+        (torch.randn(30, 100), {"key": "good"}, ValueError, r"good: .*\[3000\], .* another key="),
+        (good.half(), {"key": "good"}, ValueError, r"of float32, .* got float16"),
+    ]
+    for tensor, options, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            hvdc.all_reduce(tensor, compressor, **options)
+    with pytest.raises(TypeError, match=r"write all_reduce\(tensor, OneBit\(\)\)"):
+        hvdc.all_reduce(good, hvdc.OneBit)  # type: ignore[arg-type]
+    assert list(compressor.routes()) == ["good"]
+    work = hvdc.all_reduce(good, compressor, key="good", async_op=True)
+    assert work is not None
+    for call in (
+        lambda: hvdc.all_reduce(good.clone(), compressor, key="good"),
+        compressor.state_dict,
+        lambda: compressor.load_state_dict({}),
+        lambda: compressor.set_codec(Int8()),
+    ):
+        with pytest.raises(hvdc.ExchangeError, match="on its way"):
+            call()
+    work.wait()
+    hvdc.all_reduce(good, compressor, key="good")
+    with pytest.raises(ValueError, match="expected the process group of the compressor, got anoth"):
+        hvdc.all_reduce(good, compressor, key="good", group=dist.new_group([0, 1]))
+
+
+@on_ranks(3, launcher="torchrun")
+def test_calls_that_differ() -> None:
+    """An error on every rank that says who does what; before the first message, and in later calls."""
+    odd = dist.get_rank() == 2
+    one = {"key": "t"}
+    cases: list[tuple[Any, dict[str, Any], Any, dict[str, Any], str]] = [
+        (
+            [3000],
+            one,
+            [40, 70],
+            one,
+            r"of t: float32 \[3000\] .* on rank 0, 1.*\[40, 70\] .* rank 2",
+        ),
+        ([3000], one, [3000], {"key": "u"}, "of t: .* on rank 0, 1, absent on rank 2"),
+        ([3000], one, [3000], {**one, "op": dist.ReduceOp.SUM}, "AVG.* on rank 0, 1.*SUM.* rank 2"),
+        ([3000], one, ["list"], one, r"of t.0: .*absent on rank 0, 1.* on rank 2"),
+        (
+            [3000],
+            one,
+            ["integers"],
+            one,
+            "error: absent on rank 0, 1, TypeError: t: expected float",
+        ),
+    ]
+    for shape, options, odd_shape, odd_options, message in cases:
+        for overlap in (False, True):
+            compressor = hvdc.OneBit()
+            if overlap:
+                hvdc.all_reduce(torch.randn(3000), compressor, key="before")
+            kind: tuple[type[Exception], str] = (hvdc.ExchangeError, f"(?s){message}")
+            if odd and odd_shape == ["integers"]:
+                kind = TypeError, "floating-point numbers"
+            tensor, chosen = _make(odd_shape if odd else shape), odd_options if odd else options
+            with pytest.raises(kind[0], match=kind[1]):
+                work = hvdc.all_reduce(tensor, compressor, async_op=overlap, **chosen)
+                if work is not None:
+                    work.wait()
+            dist.barrier()  # All of them are still there.
+
+
+def _make(what: Any) -> Any:
+    if what == ["list"]:
+        return [torch.randn(3000)]
+    return torch.ones(3000, dtype=torch.int32) if what == ["integers"] else torch.randn(what)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_compressor_that_one_rank_has_made_anew() -> None:
+    compressor = hvdc.FP16(threshold=0)
+    hvdc.all_reduce(torch.randn(3000), compressor)
+    if dist.get_rank() == 1:
+        compressor = hvdc.FP16(threshold=0)
+    with pytest.raises(hvdc.ExchangeError, match="calls before: 1 on rank 0, 0 on rank 1"):
+        hvdc.all_reduce(torch.randn(3000), compressor)
+    dist.barrier()
+
+
+@on_ranks(3, launcher="torchrun")
+def test_a_rank_outside_of_the_group() -> None:
+    group = dist.new_group([0, 2])
+    tensor = torch.full((3000,), float(dist.get_rank()))
+    if dist.get_rank() == 1:
+        with pytest.raises(hvdc.ExchangeError, match="expected a process group with this rank in"):
+            hvdc.all_reduce(tensor, hvdc.OneBit(), group=group)
+    else:
+        hvdc.all_reduce(tensor, hvdc.OneBit(), group=group)
+        assert tensor.eq(1.0).all()
+    dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_rank_that_fails_while_others_send() -> None:
+    for exchange in ("two_shot", "integer_sum"):
+        compressor = _compressor(exchange)
+        _reduce(compressor, targets(SHAPES, dist.get_rank(), 0))
+        error: tuple[type[Exception], str] = (
+            hvdc.ExchangeError,
+            "expected .* own errors? .*says? why",
+        )
+        guard = Batch.guard
+        if dist.get_rank() == 1:
+            error = ArithmeticError, "on purpose"
+        with (
+            mock.patch.object(Batch, "guard", _fail if dist.get_rank() == 1 else guard),
+            pytest.raises(error[0], match=error[1]),
+        ):
+            _reduce(compressor, targets(SHAPES, dist.get_rank(), 1))
+        dist.barrier()
+
+
+def _fail(batch: Batch, work: Any, size: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    batch.error = ArithmeticError("on purpose")
+    return torch.zeros(size, dtype=dtype)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_altered_payload() -> None:
+    compressor = hvdc.OneBit(threshold=0)
+    _reduce(compressor, targets(SHAPES, dist.get_rank(), 0))
+    start = Collectives.start
+
+    def altered(self: Collectives, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        if dist.get_rank() == 1:
+            collective.message[40] ^= 16
+        return start(self, collective)
+
+    Collectives.start = altered  # type: ignore[method-assign]
+    try:
+        with pytest.raises(hvdc.PayloadError, match="a: rank 1's payload: expected checksum"):
+            _reduce(compressor, targets(SHAPES, dist.get_rank(), 1))
+    finally:
+        Collectives.start = start  # type: ignore[method-assign]
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(
+        hvdc.ExchangeError, match=r"torch.distributed.init_process_group\(\) before"
+    ):
+        hvdc.all_reduce(torch.ones(3000), hvdc.OneBit())
