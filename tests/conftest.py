@@ -27,6 +27,7 @@ MARKERS = {
     "torch/test_parity.py": ("ddp",),
     "distributed": ("ddp",),
     "ddp": ("ddp",),
+    "local": ("ddp",),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "lab": ("lab",),

@@ -94,6 +94,14 @@ ALLOWED = {
         "hvd_compress.distributed",
         "hvd_compress.ddp",
     },
+    "local": {
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.exchange",
+        "hvd_compress.distributed",
+        "hvd_compress.local",
+    },
     "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
 }
 """Beside the standard library."""

@@ -91,6 +91,11 @@ class Compressor(GroupCoder):
         self._prepared: set[str] = set()
         self._under_way: list[Bucket] = []
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks, as they were given; None is the default group."""
+        return self._process_group
+
     @torch.no_grad()
     def reduce(
         self,

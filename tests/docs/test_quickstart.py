@@ -22,6 +22,7 @@ SCRIPTS = {
     "docs/examples/tensorflow_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
     "docs/examples/ddp_quickstart.py": TORCHRUN,
     "docs/examples/distributed_quickstart.py": TORCHRUN,
+    "docs/examples/diloco_quickstart.py": TORCHRUN,
     "docs/examples/lightning_quickstart.py": TORCHRUN,
     "docs/examples/accelerate_quickstart.py": TORCHRUN,
     "docs/examples/trainer_quickstart.py": TORCHRUN,
