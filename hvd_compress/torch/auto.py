@@ -69,11 +69,18 @@ class Auto(Planning, Compressor):
         return sent
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Horovod's exit; after the last gradient of a step the planner measures and decides."""
+        """Horovod's exit; after the last gradient of a step the planner measures and decides.
+
+        A step in which some rank has called ``hvd.join()`` is none of the planner's: that rank could not
+        count it.
+        """
         gradient = super().decompress(tensor, ctx)
         self._under_way -= 1
         if not self._under_way:
-            self._step_ended()
+            if self._step.complete:
+                self._step_ended()
+            else:
+                self._mark = None
         return gradient
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
@@ -81,6 +88,6 @@ class Auto(Planning, Compressor):
         if not self._collectives.done(handle, _TIMEOUT):
             raise ExchangeError(
                 f"expected all {self._size} ranks to measure after the same step, got some that never do: "
-                f"ranks have made different numbers of steps; make a new Auto after hvd.join()"
+                f"ranks have made different numbers of steps, or one has ended"
             )
         return self._collectives.wait(handle)

@@ -116,6 +116,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
         self._changes = Changes()
         self._exchanging = False
+        self._exchanged: list[Slot] = []
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
         self._token = torch.tensor(token.make(ranks.rank))
         self._tokens = self._token.repeat(len(list(slots)), 1)
@@ -146,7 +147,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         counters, size = self.counters, self._collectives.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         warming_up = slot.exchanges < self._warmup_steps
-        slot.exchanges += 1
+        self._exchanged.append(slot)
         encoded = not (warming_up or slot.route.uncompressed)
         if encoded:
             slot.pending = True
@@ -168,6 +169,7 @@ class Compressor(GradientCoder, HorovodCompressor):
             self._step.settle(ctx.slot.name)
             self.counters.steps += 1
             self._exchanging = False
+            self._move_on()
             if not self._step.busy:
                 self._end(False)
         if not ctx.encoded:
@@ -215,6 +217,16 @@ class Compressor(GradientCoder, HorovodCompressor):
         self._tokens.copy_(self._token)
         self._step.begin()
         self._exchanging = True
+
+    def _move_on(self) -> None:
+        """Counts the step's exchanges, if all ranks took part in it.
+
+        A rank that has called ``hvd.join()`` counts nothing, and must not be behind the others afterwards.
+        """
+        if self._step.complete:
+            for slot in self._exchanged:
+                slot.exchanges += 1
+        self._exchanged.clear()
 
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
