@@ -55,12 +55,9 @@ class Auto(Planning, Compressor):
         exchanges: Sequence[str] = EXCHANGES,
         **options: Any,
     ) -> None:
-        routes = allowed(codecs, exchanges)
+        self._candidates = allowed(codecs, exchanges)
         super().__init__(named_parameters, NoCompression(), OFF, **options)
-        self._under_way = 0
-        # A process set's ranks may be anywhere, so each counts as a host of its own.
-        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
-        self._plan_among([r for r in routes if r.uncompressed or self._usable(r.exchange)], local)
+        self._take_routes_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: starts the exchange of one gradient."""
@@ -82,6 +79,13 @@ class Auto(Planning, Compressor):
             else:
                 self._mark = None
         return gradient
+
+    def _take_routes_again(self) -> None:
+        self._under_way = 0
+        # A process set's ranks may be anywhere, so each counts as a host of its own.
+        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
+        usable = [r for r in self._candidates if r.uncompressed or self._usable(r.exchange)]
+        self._plan_among(usable, local)
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
         handle = self._collectives.start(collective, name)
