@@ -47,10 +47,6 @@ _MATTERS = 0.03
 """Part of a step that another plan has to be better for a change of the links to matter."""
 
 
-class _RankMissing(Exception):
-    """A rank has left the training, as by ``hvd.join()``, so that nothing can be agreed."""
-
-
 class Planner:
     """Decides how each gradient travels, the same on every rank.
 
@@ -61,7 +57,7 @@ class Planner:
     Args:
         tensors: the gradients of a step.
         rank, size, local: this rank, how many ranks there are, and how many on each host.
-        sum_over_ranks: a collective; a rank that has left the training adds zeros.
+        sum_over_ranks: a collective of all ranks.
         prober: measures on this rank.
 
     Attributes:
@@ -113,21 +109,18 @@ class Planner:
         if self.step < self._due:
             return False
         before, self._due = self.plan, self.step + 1
-        try:
-            slowest = self._share_step()
-            if self.settled:
-                self._look(slowest)
-            elif self.trials is None:
-                bursts = self._probe(_ENOUGH * slowest)
-                self.trials = Trials(self.candidates, sum(burst[-1] for burst in bursts))
-                self.plan, self.reason = self.trials.plan, "is tried for a few steps"
-            else:
-                self.trials.record(slowest)
-                self.plan = self.trials.plan
-                if self.trials.done:
-                    self._settle("its steps were the fastest, or as fast as any")
-        except _RankMissing:
-            self._due = self.step + (_SHORTEST if self.settled else 1)
+        slowest = self._share_step()
+        if self.settled:
+            self._look(slowest)
+        elif self.trials is None:
+            bursts = self._probe(_ENOUGH * slowest)
+            self.trials = Trials(self.candidates, sum(burst[-1] for burst in bursts))
+            self.plan, self.reason = self.trials.plan, "is tried for a few steps"
+        else:
+            self.trials.record(slowest)
+            self.plan = self.trials.plan
+            if self.trials.done:
+                self._settle("its steps were the fastest, or as fast as any")
         return self.plan != before
 
     def predict(self) -> Plan:
@@ -232,12 +225,9 @@ class Planner:
         return max(row[0] for row in rows)
 
     def _share(self, numbers: Sequence[float], what: str) -> list[Sequence[float]]:
-        """All ranks' numbers, a row each, by a sum, to which a rank that has left adds zeros."""
-        width = len(numbers) + 1
+        """All ranks' numbers, a row each, by a sum."""
+        width = len(numbers)
         table = [0.0] * (width * self._size)
-        table[width * self._rank : width * (self._rank + 1)] = [*numbers, 1.0]
+        table[width * self._rank : width * (self._rank + 1)] = numbers
         table = list(self._sum(table, f"planner {what}"))
-        rows = [table[width * rank : width * (rank + 1)] for rank in range(self._size)]
-        if not all(row[-1] == 1 for row in rows):
-            raise _RankMissing
-        return [row[:-1] for row in rows]
+        return [table[width * rank : width * (rank + 1)] for rank in range(self._size)]

@@ -12,6 +12,7 @@ from hvd_compress.codecs.frontends import compressors
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
+from hvd_compress.tensorflow.joining import join
 
 # OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
 _made = compressors(
@@ -19,4 +20,4 @@ _made = compressors(
 )
 globals().update(_made)
 
-__all__ = ["Auto", "Compressor", "ErrorFeedback", "ExchangeError", *_made]
+__all__ = ["Auto", "Compressor", "ErrorFeedback", "ExchangeError", "join", *_made]

@@ -13,6 +13,7 @@ from hvd_compress.codecs.int8 import Kind
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
+from hvd_compress.tensorflow.joining import join
 
 __all__ = [
     "BF16",
@@ -28,6 +29,7 @@ __all__ = [
     "NoCompression",
     "OneBit",
     "Ternary",
+    "join",
 ]
 
 class Compression(ByName[Compressor]): ...

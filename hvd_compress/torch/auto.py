@@ -55,12 +55,9 @@ class Auto(Planning, Compressor):
         exchanges: Sequence[str] = EXCHANGES,
         **options: Any,
     ) -> None:
-        routes = allowed(codecs, exchanges)
+        self._candidates = allowed(codecs, exchanges)
         super().__init__(named_parameters, NoCompression(), OFF, **options)
-        self._under_way = 0
-        # A process set's ranks may be anywhere, so each counts as a host of its own.
-        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
-        self._plan_among([r for r in routes if r.uncompressed or self._usable(r.exchange)], local)
+        self._take_routes_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: starts the exchange of one gradient."""
@@ -69,18 +66,32 @@ class Auto(Planning, Compressor):
         return sent
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Horovod's exit; after the last gradient of a step the planner measures and decides."""
+        """Horovod's exit; after the last gradient of a step the planner measures and decides.
+
+        A step in which some rank has called ``hvd.join()`` is none of the planner's: that rank could not
+        count it.
+        """
         gradient = super().decompress(tensor, ctx)
         self._under_way -= 1
         if not self._under_way:
-            self._step_ended()
+            if self._step.complete:
+                self._step_ended()
+            else:
+                self._mark = None
         return gradient
+
+    def _take_routes_again(self) -> None:
+        self._under_way = 0
+        # A process set's ranks may be anywhere, so each counts as a host of its own.
+        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
+        usable = [r for r in self._candidates if r.uncompressed or self._usable(r.exchange)]
+        self._plan_among(usable, local)
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
         handle = self._collectives.start(collective, name)
         if not self._collectives.done(handle, _TIMEOUT):
             raise ExchangeError(
                 f"expected all {self._size} ranks to measure after the same step, got some that never do: "
-                f"ranks have made different numbers of steps; make a new Auto after hvd.join()"
+                f"ranks have made different numbers of steps, or one has ended"
             )
         return self._collectives.wait(handle)

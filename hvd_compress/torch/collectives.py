@@ -96,8 +96,13 @@ class Collectives:
                 "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
                 "hvd.add_process_set() first"
             )
-        self.rank: int = self._process_set.rank() if self._process_set.included() else -1
-        self.size: int = self._process_set.size()
+        self.rank, self.size = self.place
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This rank's number among the ranks, or -1 if it is none, and how many there are, as of now."""
+        chosen = self._process_set
+        return (chosen.rank() if chosen.included() else -1), chosen.size()
 
     @property
     def everywhere(self) -> bool:

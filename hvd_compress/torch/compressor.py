@@ -94,9 +94,9 @@ class Compressor(GradientCoder, HorovodCompressor):
         _check_owner_step(owner_step, exchange, warmup_steps)
         slots = Slots(named_parameters)
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
-        first = next(iter(slots)).name
-        self._collectives = Collectives(process_set, f"{name}.{first}")
-        ranks = self._collectives
+        self._prefix = f"{name}.{next(iter(slots)).name}"
+        self._process_set = process_set
+        self._owner_step = owner_step
         super().__init__(
             slots,
             codec,
@@ -110,17 +110,31 @@ class Compressor(GradientCoder, HorovodCompressor):
             grad_scaler=grad_scaler,
             threads=threads,
         )
-        hosts_of_job = Hosts(hvd.size(), hvd.local_size())
-        self._join(Group(ranks.rank, ranks.size, hosts_of_job), owner_step)
-        self._owner_step = owner_step
-        self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
-        self._changes = Changes()
-        self._exchanging = False
-        # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
-        self._token = torch.tensor(token.make(ranks.rank))
-        self._tokens = self._token.repeat(len(list(slots)), 1)
-        self._token_rows = list(self._tokens)
+        self._take_place()
         self._choose_routes(list(self._slots))
+
+    def rebind(self) -> None:
+        """Takes this rank's place anew, after Horovod was initialized again.
+
+        Elastic Horovod does that when ranks come or go. All ranks that go on have to call this, as by
+        ``state.register_reset_callbacks([compressor.rebind])``.
+
+        A step under way is forgotten. Residuals stay, and keep their part in the ranks' average; what this
+        rank has not sent of parts that it owned goes with its next gradients. A new rank has to load the
+        others' positions in the noise: the next step compares them.
+
+        Raises:
+            ValueError: gradients cannot travel among the ranks that there are now.
+            ExchangeError: Horovod is not initialized, or the process set is not registered any more.
+        """
+        size = self._size
+        self._take_place()
+        for slot in self._slots:
+            slot.pending = False
+            for holder in (slot, slot.owned):
+                if holder is not None and holder.residual is not None:
+                    holder.residual.mul_(self._size / size)
+        self._take_routes_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: takes one gradient.
@@ -136,7 +150,7 @@ class Compressor(GradientCoder, HorovodCompressor):
 
     def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         slot = self._slots.owner(tensor)
-        if slot.pending:
+        if slot.pending or slot in self._exchanged:
             raise ExchangeError(
                 f"{slot.name}: expected its last gradient to be decompressed first, got another one; call "
                 f"optimizer.step() or optimizer.synchronize() after each backward pass"
@@ -146,7 +160,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         counters, size = self.counters, self._collectives.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         warming_up = slot.exchanges < self._warmup_steps
-        slot.exchanges += 1
+        self._exchanged[slot] = None
         encoded = not (warming_up or slot.route.uncompressed)
         if encoded:
             slot.pending = True
@@ -168,6 +182,7 @@ class Compressor(GradientCoder, HorovodCompressor):
             self._step.settle(ctx.slot.name)
             self.counters.steps += 1
             self._exchanging = False
+            self._move_on()
             if not self._step.busy:
                 self._end(False)
         if not ctx.encoded:
@@ -178,8 +193,27 @@ class Compressor(GradientCoder, HorovodCompressor):
         ctx.slot.pending = False
         return ctx.gradient
 
+    def _take_place(self) -> None:
+        ranks = self._collectives = Collectives(self._process_set, self._prefix)
+        self._join(_group_of(ranks), self._owner_step)
+        self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
+        self._changes = Changes()
+        self._exchanging = False
+        self._exchanged: dict[Slot, None] = {}
+        # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
+        self._token = torch.tensor(token.make(ranks.rank))
+        self._tokens = self._token.repeat(len(list(self._slots)), 1)
+        self._token_rows = list(self._tokens)
+
+    def _take_routes_again(self) -> None:
+        routes = [(slot, slot.route) for slot in self._slots]
+        for slot, route in routes:
+            if not route.uncompressed:
+                self._check_route(slot, route)
+        self._set_routes(routes)
+
     def _busy(self) -> bool:
-        return self._step.busy or any(slot.pending for slot in self._slots)
+        return self._exchanging or self._step.busy or any(slot.pending for slot in self._slots)
 
     def _forget_agreement(self) -> None:
         self._step.forget_agreement()
@@ -211,11 +245,29 @@ class Compressor(GradientCoder, HorovodCompressor):
         return configuration
 
     def _begin(self) -> None:
+        found = _group_of(self._collectives)
+        if found != self._group:
+            raise ExchangeError(
+                f"expected {_describe(self._group)}, as when this compressor took its place, got "
+                f"{_describe(found)}: Horovod has been initialized again; call compressor.rebind() "
+                f"after each hvd.init(), in elastic training by "
+                f"state.register_reset_callbacks([compressor.rebind])"
+            )
         self._kernels.check()
         self._encoder.begin_step()
         self._tokens.copy_(self._token)
         self._step.begin()
         self._exchanging = True
+
+    def _move_on(self) -> None:
+        """Counts the step's exchanges, if all ranks took part in it.
+
+        A rank that has called ``hvd.join()`` counts nothing, and must not be behind the others afterwards.
+        """
+        if self._step.complete:
+            for slot in self._exchanged:
+                slot.exchanges += 1
+        self._exchanged.clear()
 
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
@@ -229,6 +281,16 @@ class Compressor(GradientCoder, HorovodCompressor):
         self._changes.release_owned(slot, gradient, scale)
         sent = gradient.to(self._sent_dtype(slot, gradient, warming_up))
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
+
+
+def _group_of(ranks: Collectives) -> Group:
+    """This rank's place, as Horovod has it now."""
+    return Group(*ranks.place, Hosts(hvd.size(), hvd.local_size()))
+
+
+def _describe(group: Group) -> str:
+    assert group.hosts is not None
+    return f"rank {group.rank} of {group.size} with {group.hosts.local} on this host"
 
 
 def _check_owner_step(owner_step: OwnerStep | None, exchange: str, warmup_steps: int) -> None:

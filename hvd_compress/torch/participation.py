@@ -15,17 +15,20 @@ from hvd_compress.torch.collectives import Collectives, Handle
 class Participation:
     """The participation check of every step, and the comparison of settings in the first one.
 
+    The check also tells whether some rank has yet to compare its settings with the others', as one that has
+    taken the place of another: then all of them do.
+
     An all_gather among ranks of which one has joined would bring Horovod down, so that messages are held
     back until the participation check has come back: a sum of a few bytes, started by the step's first
     gradient.
 
     Args:
         collectives: the ranks.
-        configuration: called before the first step, and until the ranks agree; compared between them.
+        configuration: called in a step in which ranks compare what it returns.
         prepare: called once they agree, by every rank; may wait for the others.
 
     Attributes:
-        agreed: whether the ranks' settings are known to be the same.
+        agreed: whether the ranks' settings are known to be the same, as far as this one knows.
         tokens: the sum of the tokens of the ranks that take part; None before it is known.
     """
 
@@ -38,7 +41,6 @@ class Participation:
         self._collectives = collectives
         self._configuration = configuration
         self._prepare = prepare
-        self._settings = b""
         self._comparing: Handle | None = None
         self.agreed = False
         self._checking: Handle | None = None
@@ -55,10 +57,8 @@ class Participation:
 
     def begin(self) -> None:
         """Starts a step's check, before anything is sent or encoded."""
-        if not self.agreed:
-            self._settings = agreement.serialize(self._configuration())
         self.tokens = None
-        values = torch.tensor(token.make(self._collectives.rank))
+        values = torch.tensor([*token.make(self._collectives.rank), float(not self.agreed)])
         self._checking = self._collectives.all_reduce(values, "participation")
 
     def known(self, timeout: float) -> bool:
@@ -73,14 +73,17 @@ class Participation:
         if self._checking is not None:
             if not self._collectives.done(self._checking, timeout):
                 return False
-            self.tokens = self._collectives.wait(self._checking).tolist()
+            *self.tokens, to_compare = self._collectives.wait(self._checking).tolist()
             self._checking = None
+            if to_compare:
+                self.agreed = False
         # An all_gather, like those that follow: a rank that has joined could take no part in it.
         return self.agreed or not self.complete or self._agree(timeout)
 
     def _agree(self, timeout: float) -> bool:
         if self._comparing is None:
-            message = torch.frombuffer(bytearray(self._settings), dtype=torch.uint8)
+            settings = agreement.serialize(self._configuration())
+            message = torch.frombuffer(bytearray(settings), dtype=torch.uint8)
             self._comparing = self._collectives.all_gather(message, "configuration")
         if not self._collectives.done(self._comparing, timeout):
             return False
@@ -91,5 +94,5 @@ class Participation:
             self._collectives.barrier()
             raise
         self._prepare()
-        self.agreed = True
+        self.agreed, self._comparing = True, None
         return True

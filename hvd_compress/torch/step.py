@@ -73,6 +73,11 @@ class Step:
         """Whether gradients are on their way."""
         return self._encoded
 
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks take part in the step; known after :meth:`settle`."""
+        return self._participation.complete
+
     def forget_agreement(self) -> None:
         """Has the ranks compare their settings again in the next step."""
         self._participation.forget()

@@ -35,8 +35,8 @@ OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
 class Batch:
     """The gradients of one bucket in one step: what an exchange encodes, sends and loads.
 
-    Encoding moves noise positions on, and writes the next residuals; :meth:`settle` says whether these
-    count. A rank whose work fails sends zeros, so that no other rank waits for it in vain: :attr:`error`
+    Encoding writes the next residuals; :meth:`settle` says whether these count, and moves noise positions
+    on. A rank whose work fails sends zeros, so that no other rank waits for it in vain: :attr:`error`
     keeps what went wrong, and :meth:`write` raises it.
 
     Args:
@@ -87,8 +87,6 @@ class Batch:
         self._take_over()
         self.flats = [gradient.contiguous().view(-1) for gradient in gradients]
         self.steps = [slot.step for slot in plan.slots]
-        for slot in plan.slots:
-            slot.step += 1
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
         self._sent = Counters()
@@ -261,13 +259,14 @@ class Batch:
             dropped: whether the step does not count; or a word on the device that is not 0 if so.
         """
         self._kernels.order(self.flats[0])
+        for slot in self.plan.slots:
+            slot.step += 1
         for used, changes in zip(self._used, self._changes, strict=True):
             changes.settle(dropped if used else True)
 
     def withdraw(self) -> None:
         """Called in place of :meth:`settle` where nothing was sent: the gradients go uncompressed."""
-        for slot, changes in zip(self.plan.slots, self._changes, strict=True):
-            slot.step -= 1
+        for changes in self._changes:
             changes.withdraw()
 
     def take_up(self) -> list[Pair | None]:

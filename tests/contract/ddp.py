@@ -40,6 +40,9 @@ class DDP(TorchFrontend):
     errors = hvdc.ExchangeError
     outsiders = False
     zeros_after_join = True
+    cannot = {  # noqa: RUF012
+        "a_rank_that_joins_in_the_warm_up": "a rank that has joined counts its steps as the others do",
+    }
     sends_unused = False
     with_unused = {"find_unused_parameters": True}  # noqa: RUF012
     one_bucket = {"bucket_cap_mb": 25}  # noqa: RUF012

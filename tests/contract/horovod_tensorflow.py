@@ -72,7 +72,7 @@ class _Job(Job):
     @contextmanager
     def joining(self) -> Iterator[None]:
         yield
-        hvd.join()
+        hvdc.join()
 
 
 class HorovodTensorFlow(Frontend):
@@ -83,9 +83,6 @@ class HorovodTensorFlow(Frontend):
     environment = OF_HOROVOD
     errors = tf.errors.OpError
     refusal = Exception  # AutoGraph raises one of its own.
-    # In the same process, Horovod 0.28.1's second join() does not wait for the others.
-    alone = frozenset({"a_rank_that_joins", "a_rank_that_joins_at_once"})
-    leavers = (0,)
     single = False  # Horovod's tape leaves it alone, elastic or not.
     meets = True  # A rank that makes another one is in tests/tensorflow/test_hierarchical.py.
     exact = False

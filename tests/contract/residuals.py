@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -152,46 +153,71 @@ def _unsent(beside: Beside, exchange: str) -> dict[str, np.ndarray]:
 
 
 def a_rank_that_joins(frontend: Frontend, exchange: str) -> None:
-    """The others go on; afterwards, all go on together from where they were.
+    """In every epoch another one; the others go on, and afterwards all do together from where they were.
 
     Under Horovod, the others' steps go uncompressed, and what was not sent waits. Under DDP, a rank that
     has joined sends zeros and what is left of its residual.
     """
-    for leaver in frontend.leavers:
-        _joins(frontend, exchange, leaver, steps=2)
+    beside = Beside(frontend, exchange)
+    for epoch, leaver in enumerate(frontend.leavers):
+        _epoch(beside, leaver, first=4 * epoch, until=4 * epoch + 2)
+    beside.steps(8, 9)
 
 
 def a_rank_that_joins_at_once(frontend: Frontend, exchange: str) -> None:
     """Before the ranks have agreed on anything."""
-    _joins(frontend, exchange, leaver=1, steps=0)
-
-
-def _joins(frontend: Frontend, exchange: str, leaver: int, steps: int) -> None:
     beside = Beside(frontend, exchange)
+    _epoch(beside, leaver=1, first=0, until=0)
+    beside.steps(4, 5)
 
-    def silent(everybodys: list[dict[str, np.ndarray]], leaver: int = leaver) -> None:
-        for gradient in everybodys[leaver].values():
-            gradient[...] = 0
 
+def a_rank_that_joins_in_the_warm_up(frontend: Frontend, exchange: str) -> None:
+    """Steps that some ranks make alone do not count, so that all begin to encode in the same step."""
+    beside = Beside(frontend, exchange, warmup_steps=3)
+    _uncompressed(beside, 0)
     with beside.job.joining():
-        for step in range(steps if frontend.rank == leaver else steps + 2):
-            if step < steps:
+        for step in range(1, 1 if frontend.rank == 1 else 5):
+            _uncompressed(beside, step, leaver=1)
+    _uncompressed(beside, 5)
+    _uncompressed(beside, 6)
+    beside.steps(7, 8)
+
+
+def _epoch(beside: Beside, leaver: int, first: int, until: int) -> None:
+    """Steps ``first`` to ``first + 3``, which one rank makes until ``until`` only."""
+    frontend = beside.frontend
+    last = first + 4
+    with beside.job.joining():
+        for step in range(first, until if frontend.rank == leaver else last):
+            if step == until:
+                sent = beside.job.counters.message_bytes
+            if step < until:
                 beside.step(step)
             elif frontend.zeros_after_join:
-                beside.step(step, change=silent)
+                beside.step(step, change=lambda everybodys: _silence(everybodys, leaver))
             else:
-                everybodys = beside.everybodys(step)
-                got = beside.job.step(everybodys[frontend.rank])
-                silent(everybodys)
-                for name in SHAPES:
-                    mean = np.mean([one[name] for one in everybodys], axis=0)
-                    np.testing.assert_allclose(got[name], mean, rtol=1e-6, atol=2e-5)
-        sent = beside.job.counters.message_bytes
+                _uncompressed(beside, step, leaver)
+        if frontend.rank != leaver and not frontend.zeros_after_join:
+            steps = last - until
+            plain = sum(math.prod(shape) for shape in beside.shapes.values())
+            tokens = frontend.token_bytes * len(beside.shapes)
+            assert beside.job.counters.message_bytes - sent == steps * (4 * plain + tokens)
     if frontend.zeros_after_join and frontend.rank == leaver:
-        for step in (steps, steps + 1):
-            beside.leave_out(step, silent)
-    assert frontend.zeros_after_join or beside.job.counters.message_bytes == sent
-    if frontend.exact:
-        beside.steps(4, 5)
-    else:
-        beside.assert_nearly_kept(steps)
+        for step in range(until, last):
+            beside.leave_out(step, lambda everybodys: _silence(everybodys, leaver))
+
+
+def _uncompressed(beside: Beside, step: int, leaver: int | None = None) -> None:
+    """A step whose results are the ranks' average, without those of one that has joined."""
+    everybodys = beside.everybodys(step)
+    got = beside.job.step(everybodys[beside.frontend.rank])
+    if leaver is not None:
+        _silence(everybodys, leaver)
+    for name in beside.shapes:
+        mean = np.mean([one[name] for one in everybodys], axis=0)
+        np.testing.assert_allclose(got[name], mean, rtol=1e-6, atol=2e-5)
+
+
+def _silence(everybodys: list[dict[str, np.ndarray]], leaver: int) -> None:
+    for gradient in everybodys[leaver].values():
+        gradient[...] = 0

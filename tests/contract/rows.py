@@ -59,6 +59,7 @@ PROPERTIES = (
     Property(residuals.a_change_of_exchange_loses_no_mass, ("hierarchical", "integer_sum")),
     Property(residuals.a_rank_that_joins, flat=(THREE,)),
     Property(residuals.a_rank_that_joins_at_once, ("allgather",)),
+    Property(residuals.a_rank_that_joins_in_the_warm_up),
     Property(counters.counters_follow_the_formulas, flat=(THREE,)),
     Property(results.each_tensor_its_own_route),
     Property(errors.what_it_cannot_carry),

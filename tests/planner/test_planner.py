@@ -34,7 +34,6 @@ class Job:
         self.shared: list[list[str]] = []
         """What ranks share at the end of each step."""
         self.plans: list[object] = []
-        self.everybody = True
         self._slower = iter(())
 
     @property
@@ -54,7 +53,7 @@ class Job:
     def add(self, numbers: list[float], what: str) -> list[float]:
         self.shared[-1].append(what)
         row = numbers[: len(numbers) // RANKS]
-        return row * (RANKS - 1) + (row if self.everybody else [0.0] * len(row))
+        return row * RANKS
 
     def measure(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
         truth, worse = self.truth, next(self._slower, 1.0)
@@ -195,21 +194,6 @@ def test_a_network_that_never_rests_is_not_measured_all_the_time():
 def test_the_same_measurements_make_the_same_plans():
     one, other = Job(3e9), Job(3e9)
     assert one.run(500).plans == other.run(500).plans
-
-
-def test_a_step_without_some_ranks_postpones_what_was_due():
-    job = Job(1e8).run(3)
-    job.everybody = False
-    job.run(2)
-    assert job.planner.measured is None and not job.planner.settled
-    job.everybody = True
-    job.run(60)
-    assert job.planner.settled
-    job.run(job.planner._due - job.planner.step - 1)
-    job.everybody = False
-    job.run(1)
-    assert job.shared[-1] == ["planner step"], "no look"
-    assert job.planner._due - job.planner.step >= 31
 
 
 def test_a_saved_plan_goes_on_and_is_watched():

@@ -295,7 +295,7 @@ def test_arguments() -> None:
     assert "there is one rank" in compressor.explain()
 
 
-@on_ranks(2, launcher="tensorflow", alone=True)  # Horovod 0.28.1's second join() does not wait.
+@on_ranks(2, launcher="tensorflow")
 def test_a_rank_that_joins() -> None:
     """The other goes on uncompressed; what has not been sent waits."""
     with deciding(lambda routes: [by("onebit")(routes)] * len(SHAPES)):
@@ -311,5 +311,5 @@ def test_a_rank_that_joins() -> None:
             got = course.exchange(gradients)
             for one, gradient in zip(got, gradients, strict=True):
                 np.testing.assert_allclose(one, gradient / 2, atol=1e-5)
-    hvd.join()
+    hvdc.join()
     assert compressor.residual_norm() == left

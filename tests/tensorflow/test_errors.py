@@ -171,6 +171,3 @@ def test_ranks_that_trace_something_else_later() -> None:
     step(2)
     with pytest.raises(tf.errors.OpError, match=r"gradient.2: absent on rank 0, float32 \[3000\]"):
         step(2 + hvd.rank())
-
-
-# In a job of its own: in the same process, Horovod 0.28.1's second join() does not wait for the others.

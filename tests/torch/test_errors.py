@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import Int8, OneBit
 from tests.ranks import on_ranks
-from tests.torch.probes import distributed, exchange, watch
+from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange, watch
 from tests.torch_models import Probe, assert_same_bits, targets, two_valued
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
@@ -68,6 +69,52 @@ def test_a_rank_that_forgot_its_state() -> None:
     optimizer._compression = resumed
     with pytest.raises(hvdc.ExchangeError, match=r"step 2 on rank 0, .*step 0 on rank 1"):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 2))
+
+
+@on_ranks(2, alone=True)
+def test_a_rank_that_was_replaced_without_its_state() -> None:
+    """The others have long agreed; the new one asks them to compare."""
+    model = Probe(SHAPES)
+    optimizer = distributed(model, hvdc.OneBit(model, threshold=0))
+    for step in range(2):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    if hvd.rank() == 1:
+        optimizer._compression = hvdc.OneBit(model, threshold=0)
+    with pytest.raises(hvdc.ExchangeError, match=r"step 2 on rank 0, .*step 0 on rank 1"):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 2))
+
+
+@on_ranks(3, alone=True)
+def test_horovod_initialized_again_with_fewer_ranks() -> None:
+    """An error as long as the compressor does not know; then it goes on, with its part in the average."""
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model, threshold=100)
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    unsent = compressor.residual_norm()
+    rank = hvd.rank()
+    hvd.barrier()
+    hvd.shutdown()
+    if rank == 2:
+        return
+    os.environ.update(HOROVOD_SIZE="2", HOROVOD_LOCAL_SIZE="2")
+    hvd.init()
+    before = compressor.counters.message_bytes
+    with pytest.raises(
+        hvdc.ExchangeError,
+        match=rf"expected rank {rank} of 3 with 3 on this host.*got rank {rank} of 2 .*rebind\(\)",
+    ):
+        exchange(model, optimizer, targets(SHAPES, rank, 1))
+    assert compressor.counters.message_bytes == before
+    optimizer.load_state_dict(optimizer.state_dict())  # Horovod's own way to forget a step.
+    compressor.rebind()
+    assert math.isclose(compressor.residual_norm(), unsent * 2 / 3, rel_tol=1e-6)
+    compressor.reset_counters()
+    for step in range(1, 3):
+        exchange(model, optimizer, targets(SHAPES, rank, step))
+    assert_identical_on_all_ranks(model)
+    assert compressor.counters.message_bytes < 0.1 * compressor.counters.uncompressed_bytes
+    hvd.barrier()
 
 
 def _refuses_operation(operation: object) -> None:

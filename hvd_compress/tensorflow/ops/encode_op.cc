@@ -69,9 +69,10 @@ class EncodeOp : public AsyncOpKernel {
  private:
   absl::Status Make(OpKernelContext* context, Ledger* ledger, Bucket* bucket) const {
     bucket->LayOut();
-    bool encoded = context->input(1).scalar<bool>()();
+    const bool everybody = context->input(1).scalar<bool>()();
+    bool encoded = everybody;
     for (Member& member : bucket->members) {
-      member.step = Count(member.exchanges.get()) - warmup_;
+      member.step = Exchanges(member.exchanges.get(), /*counts=*/everybody) - warmup_;
       encoded = encoded && member.step >= 0;
     }
     Tensor *message, *sizes, *flag;
@@ -104,10 +105,12 @@ class EncodeOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  // How often a gradient has been exchanged before; counts one more.
-  static int64_t Count(Var* exchanges) {
+  // How often a gradient has been exchanged before; counts one more if all ranks take part: one
+  // that has joined counts nothing, and must not be behind the others afterwards.
+  static int64_t Exchanges(Var* exchanges, bool counts) {
     mutex_lock lock(*exchanges->mu());
     const int64_t before = exchanges->tensor()->scalar<int64_t>()();
+    if (!counts) return before;
     Tensor after(DT_INT64, TensorShape({}));  // a reader may still hold the old one
     after.scalar<int64_t>()() = before + 1;
     *exchanges->tensor() = after;
