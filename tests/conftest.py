@@ -27,6 +27,7 @@ MARKERS = {
     "torch/test_parity.py": ("ddp",),
     "distributed": ("ddp",),
     "ddp": ("ddp",),
+    "fsdp": ("ddp",),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "lab": ("lab",),

@@ -42,6 +42,7 @@ def _import(module: str, site: Path) -> str:
         ("torch", ("torch",), "Horovod 0.28.1"),
         ("distributed", (), "PyTorch: pip install torch"),
         ("ddp", (), "PyTorch: pip install torch"),
+        ("fsdp", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),
         ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),
