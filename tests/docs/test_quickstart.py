@@ -68,8 +68,8 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
         "on the wire",
     ]
     plain, handed, wire = (int(size) for _, size in sizes)
-    # Two ranks, or replicas: what an allgather and an allreduce send is just the message. The biases, which are
-    # not compressed, are 3% of this small model.
+    # Two ranks, or replicas: what an allgather and an allreduce send is just the message. The biases, which
+    # are not compressed, are 3% of this small model.
     assert handed == wire < plain / 15, printed
     assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
 
