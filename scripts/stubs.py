@@ -23,7 +23,7 @@ from hvd_compress.codecs import SCHEMES, ErrorFeedback, Scheme
 from hvd_compress.codecs.docstrings import compose, entries_of, summary_of
 from hvd_compress.codecs.frontends import signature_of, title_of
 
-FRONTENDS = ("torch", "distributed", "ddp", "tensorflow")
+FRONTENDS = ("torch", "distributed", "ddp", "fsdp", "tensorflow")
 """Those that call ``compressors``."""
 
 PACKAGE = Path(__file__).parent.parent / "hvd_compress"

@@ -28,6 +28,7 @@ MARKERS = {
     "distributed": ("ddp",),
     "ddp": ("ddp",),
     "local": ("ddp",),
+    "fsdp": ("ddp",),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "lab": ("lab",),

@@ -102,6 +102,15 @@ ALLOWED = {
         "hvd_compress.distributed",
         "hvd_compress.local",
     },
+    "fsdp": {
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.exchange",
+        "hvd_compress.torch_common",
+        "hvd_compress.distributed",
+        "hvd_compress.fsdp",
+    },
     "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
 }
 """Beside the standard library."""
@@ -170,7 +179,7 @@ def test_importing_brings_no_framework(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("frontend", ("distributed", "ddp"))
+@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp"))
 def test_frontends_that_need_no_horovod(frontend: str) -> None:
     code = f"import sys, hvd_compress.{frontend}; print('horovod' in sys.modules)"
     printed = subprocess.run(

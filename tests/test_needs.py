@@ -43,6 +43,7 @@ def _import(module: str, site: Path) -> str:
         ("distributed", (), "PyTorch: pip install torch"),
         ("ddp", (), "PyTorch: pip install torch"),
         ("local", (), "PyTorch: pip install torch"),
+        ("fsdp", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),
         ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),

@@ -62,7 +62,7 @@ class GroupCoder(GradientCoder):
     def _bind(self) -> None:
         if self._bound:
             return
-        self._connect(_device_of(self._slots))
+        self._connect(device_of(self._slots))
         self._join_group()
         self._choose_routes(list(self._slots))
         self._bound = True
@@ -123,7 +123,13 @@ class GroupCoder(GradientCoder):
         if not self._agreed:
             line = agreement.serialize(self._configuration())
             asked = Agreement(self._collectives, line)
-        return Step(self._collectives, self._launcher, asked, self._prepare, self._count)
+        return Step(
+            self._collectives, self._launcher, asked, self._prepare, self._count, self._anywhere
+        )
+
+    def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
+        """Whether a step is dropped, where ranks outside of the group have a say; see :class:`Step`."""
+        return dropped
 
     def _prepare(self) -> None:
         for exchange in sorted({s.route.exchange for s in self._slots if not s.route.uncompressed}):
@@ -213,7 +219,7 @@ class GroupCoder(GradientCoder):
             )
 
 
-def _device_of(slots: Iterable[Slot]) -> torch.device:
+def device_of(slots: Iterable[Slot]) -> torch.device:
     """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
     devices = (slot.parameter.device for slot in slots)
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

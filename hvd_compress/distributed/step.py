@@ -32,6 +32,8 @@ class Step:
             ranks that differ would mix up each other's messages.
         prepare: called once they agree, by every rank, before anything is sent; may wait for the others.
         settled: called once with all buckets, when all are back and their residuals are settled.
+        anywhere: says whether the step is dropped on any rank that has to drop it together with this one,
+            from whether the exchanges of this one say so.
 
     Attributes:
         last_index: of the latest bucket.
@@ -44,12 +46,14 @@ class Step:
         agreement: Agreement | None,
         prepare: Callable[[], None],
         settled: Callable[[Sequence[Bucket]], None],
+        anywhere: Callable[[bool | torch.Tensor], bool | torch.Tensor] = lambda dropped: dropped,
     ) -> None:
         self._collectives = collectives
         self._launcher = launcher
         self._agreement = agreement
         self._prepare = prepare
         self._settled = settled
+        self._anywhere = anywhere
         self._buckets: list[Bucket] = []
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
@@ -124,7 +128,8 @@ class Step:
             self._outstanding -= 1
             over = self._outstanding == 0
         if over:
-            dropped = judge([part.content for bucket in self._buckets for part in bucket.parts])
+            contents = [part.content for bucket in self._buckets for part in bucket.parts]
+            dropped = self._anywhere(judge(contents))
             for bucket in self._buckets:
                 bucket.settle(dropped)
             self._settled(self._buckets)

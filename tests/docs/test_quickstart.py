@@ -13,7 +13,8 @@ import pytest
 from hvd_compress.codecs import SCHEMES
 
 ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=2")
+FOUR = (*TORCHRUN[:-1], "--nproc-per-node=4")
 SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
     # The same without the import of TensorFlow, for which the stock one takes longer than the ranks.
@@ -23,6 +24,7 @@ SCRIPTS = {
     "docs/examples/ddp_quickstart.py": TORCHRUN,
     "docs/examples/distributed_quickstart.py": TORCHRUN,
     "docs/examples/diloco_quickstart.py": TORCHRUN,
+    "docs/examples/fsdp_quickstart.py": FOUR,
     "docs/examples/lightning_quickstart.py": TORCHRUN,
     "docs/examples/accelerate_quickstart.py": TORCHRUN,
     "docs/examples/trainer_quickstart.py": TORCHRUN,
@@ -63,12 +65,12 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
     sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
     assert [what for what, _ in sizes] == [
         "without compression",
-        "handed to gloo" if SCRIPTS[script] is TORCHRUN else "handed to Horovod",
+        "handed to gloo" if "torch.distributed.run" in launcher else "handed to Horovod",
         "on the wire",
     ]
     plain, handed, wire = (int(size) for _, size in sizes)
-    # Two ranks: what an allgather and an allreduce send is just the message. The biases, which are
-    # not compressed, are 3% of this small model.
+    # Two ranks, or replicas: what an allgather and an allreduce send is just the message. The biases, which
+    # are not compressed, are 3% of this small model.
     assert handed == wire < plain / 15, printed
     assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
 

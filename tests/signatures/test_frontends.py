@@ -18,7 +18,7 @@ from hvd_compress.codecs.frontends import title_of
 from scripts import stubs
 from tests.frameworks import without_keras, without_tensorflow
 
-FRONTENDS = ("torch", "distributed", "ddp", "tensorflow", "keras")
+FRONTENDS = ("torch", "distributed", "ddp", "fsdp", "tensorflow", "keras")
 
 
 @pytest.fixture(params=FRONTENDS)

@@ -1,0 +1,28 @@
+"""Compressors for models that PyTorch's FSDP2 shards within a host and replicates between hosts (HSDP).
+
+``hvdc.OneBit(model, mesh=mesh)`` takes the place of FSDP2's own all-reduce between the replicas. Needs no
+Horovod.
+"""
+
+from hvd_compress.needs import need
+
+need(__name__)
+
+from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.frontends import compressors
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.fsdp.compressor import Compressor
+from hvd_compress.fsdp.stateful import RankStates
+
+# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
+_made = compressors(__name__, Compressor)
+globals().update(_made)
+
+__all__ = [
+    "Compressor",
+    "ErrorFeedback",
+    "ExchangeError",
+    "PayloadError",
+    "RankStates",
+    *_made,
+]

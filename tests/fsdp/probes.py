@@ -1,0 +1,159 @@
+"""FSDP2 models whose gradients are known, and the reference of every shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import hvd_compress.fsdp as hvdc
+from hvd_compress.codecs import Codec, ErrorFeedback
+from tests.torch_models import Probe, Shapes, Simulation, assert_same_bits, targets
+
+SHAPES = {"first.a": (40, 170), "first.b": (3001,), "second.c": (8, 3, 5, 5), "second.tiny": (3,)}
+"""Uneven shards, with padding, and one that a rank has nothing of."""
+
+
+class Net(torch.nn.Module):
+    """Two modules, of which the second one runs on what the first one gives."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        for name in ("first", "second"):
+            own = {n.split(".")[1]: s for n, s in shapes.items() if n.startswith(name)}
+            setattr(self, name, Probe(own, dtype))
+
+    def forward(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros(())
+        for name in ("first", "second"):
+            own = {n.split(".")[1]: g for n, g in gradients.items() if n.startswith(name)}
+            if own:
+                total = total + getattr(self, name)(own)
+        return total
+
+
+def mesh_of(replicas: int) -> DeviceMesh:
+    """All ranks, as replicas of shards."""
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard(net: torch.nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
+    """Each module by itself, and then the whole."""
+    for module in net.children():
+        fully_shard(module, mesh=mesh["shard"], **options)
+    return fully_shard(net, mesh=mesh["shard"], **options)
+
+
+def make(
+    mesh: DeviceMesh,
+    codec: Codec,
+    feedback: ErrorFeedback,
+    *,
+    shapes: Shapes = SHAPES,
+    sharding: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, hvdc.Compressor]:
+    """A model and its compressor, which encodes everything unless the options say otherwise."""
+    net = shard(Net(shapes), mesh, **(sharding or {}))
+    return net, hvdc.Compressor(net, codec, feedback, mesh=mesh, **{"threshold": 0, **options})
+
+
+def backward(net: Any, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One backward pass; returns this rank's shards of the gradients that it leaves."""
+    net.zero_grad()
+    net(gradients).backward()
+    return gradients_of(net)
+
+
+def gradients_of(net: Any) -> dict[str, torch.Tensor]:
+    """This rank's shards."""
+    named = net.named_parameters()
+    return {n: p.grad.to_local().clone() for n, p in named if p.grad is not None}
+
+
+class Beside:
+    """The reference of this rank's shards.
+
+    Args:
+        mesh: of the model.
+        exchange: as the compressor's, and so are ``codec``, ``feedback`` and ``seed``.
+        shapes: of the whole parameters.
+        dtype: that gradients are reduced in.
+        dimension: that parameters are cut along.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        exchange: str,
+        codec: Codec,
+        feedback: ErrorFeedback,
+        *,
+        shapes: Shapes = SHAPES,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        dimension: int = 0,
+    ) -> None:
+        self._ranks, (self._replicas, self._shards) = mesh.mesh.tolist(), tuple(mesh.mesh.shape)
+        self._own = mesh.get_local_rank("shard")
+        self._replica = mesh.get_local_rank("replicate")
+        self._shapes, self._dtype, self._dimension = shapes, dtype, dimension
+        local = {name: tuple(self._cut(torch.empty(s)).shape) for name, s in shapes.items()}
+        self.simulation = Simulation(exchange, codec, feedback, local, self._replicas, seed=seed)
+        self._local = local
+
+    def step(
+        self, step: int, change: Callable[[int, dict[str, torch.Tensor]], None] = lambda *_: None
+    ) -> dict[str, torch.Tensor]:
+        """What this rank's shards of the gradients of ``targets`` must become.
+
+        Args:
+            step: which gradients.
+            change: alters a rank's gradients in place.
+        """
+        replicas = []
+        for ranks in self._ranks:
+            everybodys = [targets(self._shapes, rank, step) for rank in ranks]
+            for rank, one in zip(ranks, everybodys, strict=True):
+                change(rank, one)
+            replicas.append(
+                {name: self._mean([one[name] for one in everybodys]) for name in self._shapes}
+            )
+        expected = self.simulation.average(replicas)
+        return {name: one.to(self._dtype).float() for name, one in expected.items()}
+
+    def assert_kept(self, compressor: hvdc.Compressor) -> None:
+        """The residuals are the reference's, bit for bit."""
+        tensors = compressor.state_dict()["tensors"]
+        expected = self.simulation.residuals[self._replica]
+        kept = {n: t["residual"] for n, t in tensors.items() if t["residual"] is not None}
+        filled = {n for n, one in expected.items() if one.size}
+        assert kept.keys() == filled
+        assert_same_bits(kept, {n: torch.from_numpy(expected[n]) for n in filled})
+
+    def _mean(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        total = parts[0].to(self._dtype)
+        for part in parts[1:]:
+            total = total + part.to(self._dtype)
+        return self._cut(total / len(parts))
+
+    def _cut(self, whole: torch.Tensor) -> torch.Tensor:
+        parts = torch.chunk(whole, self._shards, self._dimension)
+        if self._own < len(parts):
+            return parts[self._own].contiguous()
+        return whole.new_empty((0, *whole.shape[1:]))
+
+
+def assert_replicas_are_alike(mesh: DeviceMesh, net: Any) -> None:
+    """Every replica holds the same numbers in this rank's shards."""
+    group = mesh.get_group("replicate")
+    for parameter in net.parameters():
+        own = parameter.to_local().detach()
+        everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everywhere, own.contiguous(), group=group)
+        assert all(torch.equal(everywhere[0], other) for other in everywhere)
