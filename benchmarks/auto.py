@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -228,9 +227,7 @@ def main(command_line: list[str] | None = None) -> int:
     assert isinstance(compressor, hvdc.Auto)
     record = {
         "schema": SCHEMA,
-        "hosts": os.environ.get("LAB_HOSTS"),
-        "link": os.environ.get("LAB_RATE"),
-        "patient": "LAB_PATIENT" in os.environ,
+        **machine.network(),
         "ranks": trainer.size,
         "configuration": dataclasses.asdict(settings),
         "pace": args.pace,

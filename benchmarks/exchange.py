@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -180,8 +179,7 @@ def _write(path: Path, args: argparse.Namespace, rows: list[dict[str, Any]]) -> 
         "schema": SCHEMA,
         "ranks": hvd.size(),
         "ranks_per_host": hvd.local_size(),
-        "link": os.environ.get("LAB_RATE"),
-        "patient": "LAB_PATIENT" in os.environ,
+        **machine.network(),
         "dtype": "float32",
         "threads": args.threads,
         "repeats": args.repeats,

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -234,9 +233,7 @@ def main(command_line: list[str] | None = None) -> int:
             "schema": SCHEMA,
             "model": args.model,
             "ranks": hvd.size(),
-            "hosts": os.environ.get("LAB_HOSTS"),
-            "link": os.environ.get("LAB_RATE"),
-            "patient": "LAB_PATIENT" in os.environ,
+            **machine.network(),
             "threads": args.threads,
             "repeats": args.repeats,
             "versions": machine.versions(),

@@ -30,6 +30,13 @@ def description() -> dict[str, str | int]:
     }
 
 
+def network() -> dict[str, str | bool | None]:
+    """The hosts and links of the lab that this process is a rank of; None where there is no lab."""
+    names = {"hosts": "LAB_HOSTS", "link": "LAB_RATE", "rtt": "LAB_RTT", "loss": "LAB_LOSS"}
+    found = {what: os.environ.get(name) for what, name in names.items()}
+    return {**found, "patient": "LAB_PATIENT" in os.environ}
+
+
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []

@@ -1,6 +1,6 @@
 """Runs a Horovod job on hosts of its own with a real network between them.
 
-``python -m benchmarks.lab --hosts 4 --rate 1gbit -- COMMAND...``
+``python -m benchmarks.lab --hosts 4 --rate 100mbit --rtt 40ms --loss 0.1% -- COMMAND...``
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Callable
 
 from benchmarks.command_line import Parser, positive
-from benchmarks.lab import patience, rate
+from benchmarks.lab import distance, link, patience, rate
 from benchmarks.lab.errors import LabError
 from benchmarks.lab.isolation import run_isolated
+from benchmarks.lab.link import Link
 from benchmarks.lab.network import FOLDER, MOST_HOSTS, build
+from benchmarks.lab.self_check import check
 
-_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "mount": "mount", "unshare": "util-linux"}
+_PROGRAMS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "bridge": "iproute2",
+    "mount": "mount",
+    "unshare": "util-linux",
+}
 
 
 def main(command_line: list[str] | None = None) -> int:
@@ -34,9 +43,14 @@ def _inside(args: argparse.Namespace) -> int:
     # Horovod's runner is imported here: nothing may start a thread before the lab forks.
     from benchmarks.lab.job import Job, run
 
-    hosts = build(args.hosts, args.rate)
+    promised = Link(args.rate, args.rtt, args.loss)
+    hosts = build(args.hosts, promised)
+    relay = None
+    if promised.is_distant:
+        relay = distance.build(hosts, promised)
+        check(hosts, promised)
     preload = patience.build(FOLDER) if args.patient else None
-    return run(Job(args.command, args.slots, args.rate, args.grace, preload), hosts)
+    return run(Job(args.command, args.slots, promised, args.grace, preload, relay), hosts)
 
 
 def _check(patient: bool) -> None:
@@ -65,21 +79,33 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--hosts", type=_hosts, default=2, metavar="N", help="default: 2")
     add("--slots", type=positive, default=1, metavar="N", help="ranks a host; default: 1")
-    add("--rate", type=_rate, default="none", metavar="RATE",
+    add("--rate", type=_reader(rate.parse), default="none", metavar="RATE",
         help="of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
+    add("--rtt", type=_reader(link.parse_rtt), default="none", metavar="TIME",
+        help="round trip between any two hosts: 40ms, 0.1s, ... or none (the default)")  # fmt: skip
+    add("--loss", type=_reader(link.parse_loss), default="none", metavar="PERCENT",
+        help="packets lost each way between any two hosts: 0.1%%, ... or none (the default)")  # fmt: skip
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
         help="how long ranks may go on after another one failed; default: 5")  # fmt: skip
     add("--patient", action="store_true",
         help="ranks that wait for Horovod sleep instead of spin: for more ranks than cores")  # fmt: skip
     add("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
-    return parser.parse_args(command_line)
+    args = parser.parse_args(command_line)
+    if args.hosts < 2 and Link(args.rate, args.rtt, args.loss).is_distant:
+        parser.error("--rtt, --loss: expected two hosts or more, got --hosts 1")
+    return args
 
 
-def _rate(text: str) -> rate.Rate:
-    try:
-        return rate.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _reader(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """A type of arguments that ``parse`` reads, with its message where it refuses."""
+
+    def read(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
 
 
 def _hosts(text: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from benchmarks.lab import rate
+from benchmarks.lab import link, rate
 from benchmarks.lab.errors import LabError
 from benchmarks.lab.isolation import enter_first_network
 from benchmarks.lab.network import hosts, limit
@@ -24,7 +24,7 @@ def main(command_line: list[str] | None = None) -> int:
         if "LAB_HOSTS" not in os.environ:
             raise LabError("expected to be started by a rank of python -m benchmarks.lab")
         enter_first_network()
-        limit(hosts(int(os.environ["LAB_HOSTS"])), wanted)
+        limit(hosts(int(os.environ["LAB_HOSTS"])), link.from_environment(wanted))
     except (LabError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

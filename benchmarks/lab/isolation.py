@@ -15,7 +15,10 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 from benchmarks.lab.errors import LabError
 
@@ -77,9 +80,23 @@ def enter_first_network() -> None:
     Raises:
         LabError: it is not in a lab.
     """
-    with open("/proc/1/ns/net") as network:
-        if _libc.setns(network.fileno(), _CLONE_NEWNET):
-            raise LabError(f"expected to be in a lab, got: {os.strerror(ctypes.get_errno())}")
+    with open("/proc/1/ns/net") as first:
+        _enter(first)
+
+
+@contextmanager
+def network(path: Path) -> Iterator[None]:
+    """Puts the calling thread into a network, and back; sockets stay in the network they were made in.
+
+    Raises:
+        LabError: it is not in a lab.
+    """
+    with open("/proc/thread-self/ns/net") as home, open(path) as there:
+        _enter(there)
+        try:
+            yield
+        finally:
+            _enter(home)
 
 
 def command(*words: str) -> str:
@@ -94,6 +111,11 @@ def command(*words: str) -> str:
             f"expected `{' '.join(words)}` to succeed, got status {done.returncode}: {done.stderr.strip()}"
         )
     return done.stdout
+
+
+def _enter(network: IO[str]) -> None:
+    if _libc.setns(network.fileno(), _CLONE_NEWNET):
+        raise LabError(f"expected to be in a lab, got: {os.strerror(ctypes.get_errno())}")
 
 
 def _unshare(flags: int) -> None:

@@ -17,8 +17,8 @@ from horovod.runner import gloo_run
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
+from benchmarks.lab.link import Link
 from benchmarks.lab.network import INTERFACE, Host, switch_address
-from benchmarks.lab.rate import Rate
 from benchmarks.lab.streams import Prefixed
 
 KILL_AFTER = 3.0
@@ -41,16 +41,19 @@ class Job:
     Attributes:
         command: each rank's program and arguments.
         slots: ranks a host.
-        rate: of the links; ranks find it in ``LAB_RATE``, and the hosts' number in ``LAB_HOSTS``.
+        link: what ranks find in ``LAB_RATE``, ``LAB_RTT`` and ``LAB_LOSS``; the hosts' number is in
+            ``LAB_HOSTS``.
         grace: seconds that ranks go on after another one failed, to fail by themselves and say why.
         preload: a library that ranks are started with.
+        relay: a process that the network needs; the job fails if it ends.
     """
 
     command: list[str]
     slots: int
-    rate: Rate
+    link: Link
     grace: float
     preload: Path | None = None
+    relay: subprocess.Popen[str] | None = None
 
 
 def run(job: Job, hosts: list[Host]) -> int:
@@ -68,6 +71,8 @@ def run(job: Job, hosts: list[Host]) -> int:
     rendezvous.init(plan)
     with selectors.DefaultSelector() as selector:
         supervisor = _Supervisor(selector, job.grace)
+        if job.relay is not None:
+            supervisor.depend_on(job.relay)
         for slot in plan:
             environment = _environment(slot, port, job, hosts)
             supervisor.start(slot.rank, slot.hostname, job.command, environment)
@@ -89,7 +94,7 @@ def _environment(slot: Any, port: int, job: Job, hosts: list[Host]) -> dict[str,
         "MASTER_PORT": _MASTER_PORT,
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
-    lab: dict[str, object] = {"LAB_HOSTS": len(hosts), "LAB_RATE": job.rate.text}
+    lab: dict[str, object] = {"LAB_HOSTS": len(hosts), **job.link.environment()}
     if job.preload is not None:
         already = filter(None, [os.environ.get("LD_PRELOAD")])
         lab.update(LAB_PATIENT=1, LD_PRELOAD=":".join([str(job.preload), *already]))
@@ -128,6 +133,20 @@ class _Supervisor:
         self._running[rank] = process
         ended = os.pidfd_open(process.pid)
         self._selector.register(ended, selectors.EVENT_READ, lambda: self._ended(rank, host, ended))
+
+    def depend_on(self, relay: subprocess.Popen[str]) -> None:
+        """Fails when the relay ends, since packets then go nowhere."""
+
+        def ended() -> None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+            assert relay.stdout
+            status, said = relay.wait(), relay.stdout.read().strip()
+            if self._status is None:
+                self._fail(1, 0.0, f"the relay between the hosts ended with status {status} {said}")
+
+        pidfd = os.pidfd_open(relay.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, ended)
 
     def wait(self) -> int:
         """Returns when all ranks have ended; see :func:`run`."""

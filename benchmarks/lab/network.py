@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.lab.isolation import command
-from benchmarks.lab.rate import Rate
+from benchmarks.lab.link import Link
 
 INTERFACE = "eth0"
 """What a host calls its only interface."""
@@ -21,12 +21,13 @@ MOST_HOSTS = 1000
 """A bridge takes 1,023 ports."""
 
 _SUBNET = ipaddress.ip_network("198.18.0.0/15")
-_SWITCH = "switch"
+SWITCH = "switch"
+"""What the lab calls its bridge."""
+
 FOLDER = Path("/run/netns")
 """Where ``ip netns`` keeps names; in a lab, a memory file system that nobody else sees."""
 
 _HOSTS_FILE = Path("/etc/hosts")
-_QUEUE = "50ms"
 _SETTINGS = "/proc/sys/net/ipv4"
 
 
@@ -52,7 +53,7 @@ def hosts(count: int) -> list[Host]:
     return [Host(f"host{number}", str(_SUBNET[number + 1])) for number in range(count)]
 
 
-def build(count: int, rate: Rate) -> list[Host]:
+def build(count: int, link: Link) -> list[Host]:
     """Makes ``count`` hosts; the calling process must be in namespaces of its own.
 
     Raises:
@@ -61,37 +62,51 @@ def build(count: int, rate: Rate) -> list[Host]:
     made = hosts(count)
     _name_hosts(made)
     command("ip", "link", "set", "lo", "up")
-    command("ip", "link", "add", _SWITCH, "type", "bridge")
-    command("ip", "address", "add", _with_prefix(switch_address()), "dev", _SWITCH)
-    command("ip", "link", "set", _SWITCH, "up")
+    command("ip", "link", "add", SWITCH, "type", "bridge")
+    command("ip", "address", "add", _with_prefix(switch_address()), "dev", SWITCH)
+    command("ip", "link", "set", SWITCH, "up")
     for host in made:
         command("ip", "netns", "add", host.name)
         peer = ("peer", "name", INTERFACE, "netns", host.name)
         command("ip", "link", "add", host.name, "type", "veth", *peer)
-        command("ip", "link", "set", host.name, "master", _SWITCH, "up")
+        command("ip", "link", "set", host.name, "master", SWITCH, "up")
         command("ip", "-n", host.name, "link", "set", "lo", "up")
         there = ("dev", INTERFACE)
         command("ip", "-n", host.name, "address", "add", _with_prefix(host.address), *there)
         command("ip", "-n", host.name, "link", "set", INTERFACE, "up")
         choose = f"echo {_congestion_control()} > {_SETTINGS}/tcp_congestion_control"
         command("ip", "netns", "exec", host.name, "sh", "-c", choose)
-    limit(made, rate)
+    limit(made, link)
     return made
 
 
-def limit(on: list[Host], rate: Rate) -> None:
-    """Gives both ends of every cable that rate, in place of the one they had.
+def limit(on: list[Host], link: Link) -> None:
+    """Gives both ends of every cable the link's rate, in place of the one they had, and TCP the memory
+    to use it over the link's distance.
 
     Raises:
         LabError: ``tc`` failed; where it knows no ``tbf``, the kernel was built without it.
     """
+    rate, queue = link.rate, f"{round(1e6 * link.queue_seconds)}us"
     for where, device in _ends(on):
         if rate.bits is None:
             if "tbf" in command("tc", *where, "qdisc", "show", "dev", device):
                 command("tc", *where, "qdisc", "del", "dev", device, "root")
             continue
-        bucket = ("tbf", "rate", f"{rate.bits}bit", "burst", f"{rate.burst}b", "latency", _QUEUE)
+        bucket = ("tbf", "rate", f"{rate.bits}bit", "burst", f"{rate.burst}b", "latency", queue)
         command("tc", *where, "qdisc", "replace", "dev", device, "root", *bucket)
+    if link.is_distant:
+        for host in on:
+            _give_buffers(host, link.socket_buffer)
+
+
+def _give_buffers(host: Host, size: int) -> None:
+    """The most that TCP may take for a connection, at least what the host has; it takes what it needs."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        setting = f"{_SETTINGS}/{name}"
+        larger = f'[ "$most" -ge {size} ] || echo "$least $usual {size}" > {setting}'
+        grow = f"read least usual most < {setting}; {larger}"
+        command("ip", "netns", "exec", host.name, "sh", "-c", grow)
 
 
 def _congestion_control() -> str:

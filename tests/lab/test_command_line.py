@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from benchmarks.lab import __main__ as lab
-from benchmarks.lab import change_rate, rate
+from benchmarks.lab import change_rate, link, rate
 from benchmarks.lab.streams import Prefixed
 
 
@@ -34,6 +34,39 @@ def test_wrong_rates(text):
         rate.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("40ms", 0.04), ("0.1S", 0.1), ("1ms", 0.001), ("2s", 2), ("none", 0)]
+)
+def test_round_trips(text, seconds):
+    assert link.parse_rtt(text).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "40", "-40ms", "40us", "0ms", "0.9ms", "3s", "1e1ms"])
+def test_wrong_round_trips(text):
+    with pytest.raises(ValueError, match=r"expected a round trip such as 40ms, 0\.1s or none"):
+        link.parse_rtt(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.1%", 0.001), ("50%", 0.5), ("0%", 0), ("none", 0)])
+def test_losses(text, share):
+    assert link.parse_loss(text).share == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "0.1", "-1%", "50.1%", "100%", "1 %", "1e-3%"])
+def test_wrong_losses(text):
+    with pytest.raises(ValueError, match=r"expected a share of packets such as 0\.1% or none"):
+        link.parse_loss(text)
+
+
+def test_queues_and_buffers_grow_with_the_distance():
+    near = link.Link(rate.parse("100mbit"), link.parse_rtt("40ms"))
+    far = link.Link(rate.parse("100mbit"), link.parse_rtt("200ms"))
+    assert near.queue_seconds == 0.05 and far.queue_seconds == 0.2
+    assert near.window == 1_125_000 and far.window == 5_000_000
+    assert far.socket_buffer > 2 * far.window
+    assert near.is_distant and not link.Link(rate.parse("100mbit")).is_distant
+
+
 def test_a_bucket_holds_two_milliseconds_or_one_segment():
     assert rate.parse("10gbit").burst == 2_500_000
     assert rate.parse("1gbit").burst == 250_000
@@ -48,6 +81,11 @@ def test_a_bucket_holds_two_milliseconds_or_one_segment():
         (["--hosts", "1001", "--", "true"], "expected at most 1000 hosts"),
         (["--slots", "-1", "--", "true"], "expected a positive integer"),
         (["--rate", "fast", "--", "true"], "expected a rate such as 1gbit, 200mbit or none"),
+        (["--rtt", "far", "--", "true"], "expected a round trip such as 40ms, 0.1s or none"),
+        (["--rtt", "3s", "--", "true"], "between 1ms and 2s, got '3s'"),
+        (["--loss", "0.1", "--", "true"], "expected a share of packets such as 0.1% or none"),
+        (["--loss", "60%", "--", "true"], "at most 50%, got '60%'"),
+        (["--hosts", "1", "--rtt", "1ms", "--", "true"], "expected two hosts or more"),
         (["--grace", "-2", "--", "true"], "expected seconds, 0 or more, got '-2'"),
         (["--grace", "nan", "--", "true"], "expected seconds, 0 or more"),
         (["--hosts", "2"], "required: COMMAND"),
