@@ -108,8 +108,7 @@ class GradientCoder:
             ExchangeError: gradients are still on their way.
         """
         self._bind()
-        if self._busy():
-            raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
+        self._expect_idle("set_codec")
         feedback = scheme_of(codec).feedback if feedback is None else feedback
         route = Route(codec, feedback, self._exchange)
         found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
@@ -177,6 +176,14 @@ class GradientCoder:
             None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
         )
         return None if owners is None else Owned(*owners.owned(slot.index, slot.count))
+
+    def _expect_idle(self, what: str) -> None:
+        """Raises ``ExchangeError`` while gradients are on their way."""
+        if self._busy():
+            raise ExchangeError(
+                f"{what}: expected no gradient on its way, got one between backward() and step(): "
+                f"residuals and positions belong to a whole step; call it after step()"
+            )
 
     def _busy(self) -> bool:
         """Whether gradients are on their way."""
