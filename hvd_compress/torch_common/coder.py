@@ -140,8 +140,12 @@ class GradientCoder:
         """This rank's residuals, noise positions and owned parts; every rank saves its own.
 
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+
+        Raises:
+            ExchangeError: gradients are on their way: call it after ``step()``.
         """
         self._bind()
+        self._expect_idle("state_dict")
         self._kernels.settle()
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
@@ -150,8 +154,10 @@ class GradientCoder:
 
         Raises:
             ValueError: another rank, number of ranks, seed or model; nothing is changed then.
+            ExchangeError: gradients are on their way; nothing is changed then.
         """
         self._bind()
+        self._expect_idle("load_state_dict")
         restore(self._slots, state, self._rank, self._size, self._seed)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
@@ -165,8 +171,10 @@ class GradientCoder:
 
         Raises:
             ValueError: not one state of each rank, another seed or model; nothing is changed then.
+            ExchangeError: gradients are on their way; nothing is changed then.
         """
         self._bind()
+        self._expect_idle("load_resized")
         state = resize(self._slots, states, self._rank, self._size, self._owned_by)
         restore(self._slots, state, self._rank, self._size, self._seed)
 
