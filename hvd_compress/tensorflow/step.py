@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -43,6 +44,7 @@ class Step:
         self._ledger = ledger
         self._collectives = collectives
         self._configuration = configuration
+        self._rank_of_job = hvd.rank()
 
     def begin(self, graph: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Traces a step's beginning.
@@ -53,8 +55,9 @@ class Step:
         Returns:
             The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
         """
-        begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
         ranks = self._collectives
+        with tf.control_dependencies([self._same_place()]):
+            begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
         present = ranks.all_reduce(
             tf.concat([begun * tf.constant(token.make(ranks.rank)), standing], 0), "participation"
         )
@@ -71,6 +74,20 @@ class Step:
     def forget_agreement(self) -> None:
         """Has the ranks compare their settings in the next step."""
         self._ops.hvdc_agree(self._ledger, agreed=False)
+
+    def _same_place(self) -> tf.Operation:
+        """Fails where Horovod has been initialized again since, and this rank has another place.
+
+        Graphs hold the old one: ranks' numbers, and who owns which part.
+        """
+        ranks = self._collectives
+        return tf.debugging.assert_equal(
+            tf.stack([hvd.rank_op(), hvd.size_op(ranks.process_set.process_set_id)]),
+            tf.constant([self._rank_of_job, ranks.size]),
+            f"expected rank {self._rank_of_job} of {ranks.size}, as when this compressor was made, got "
+            f"another place: Horovod has been initialized again; make a compressor, and the functions that "
+            f"use it, after each hvd.init(), as in a reset callback of elastic Horovod",
+        )
 
     def _settle(self) -> tf.Tensor:
         # In Python, because the comparison is the one that every frontend uses. It rarely runs.

@@ -110,13 +110,15 @@ class Compressor(GradientCoder, HorovodCompressor):
             grad_scaler=grad_scaler,
             threads=threads,
         )
+        self._exchanging = False
         self._take_place()
         self._choose_routes(list(self._slots))
 
     def rebind(self) -> None:
         """Takes this rank's place anew, after Horovod was initialized again.
 
-        Elastic Horovod does that when ranks come or go. All ranks that go on have to call this, as by
+        Elastic Horovod does that when ranks come or go, and :class:`hvd_compress.torch.elastic.TorchState`
+        calls this by itself. With another state, it is a reset callback of all ranks:
         ``state.register_reset_callbacks([compressor.rebind])``.
 
         A step under way is forgotten. Residuals stay, and keep their part in the ranks' average; what this
@@ -249,9 +251,9 @@ class Compressor(GradientCoder, HorovodCompressor):
         if found != self._group:
             raise ExchangeError(
                 f"expected {_describe(self._group)}, as when this compressor took its place, got "
-                f"{_describe(found)}: Horovod has been initialized again; call compressor.rebind() "
-                f"after each hvd.init(), in elastic training by "
-                f"state.register_reset_callbacks([compressor.rebind])"
+                f"{_describe(found)}: Horovod has been initialized again; for elastic training use "
+                f"hvd_compress.torch.elastic.TorchState, which keeps what the compressor has, or at least "
+                f"call compressor.rebind() after each hvd.init()"
             )
         self._kernels.check()
         self._encoder.begin_step()

@@ -97,6 +97,7 @@ class Planning(GradientCoder, ABC):
     def load_resized(self, states: Any) -> None:
         """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
         self._bind()
+        self._expect_idle("load_resized")
         self._begin_anew()
         super().load_resized(states)
 

@@ -110,8 +110,7 @@ class GradientCoder:
             ExchangeError: gradients are still on their way.
         """
         self._bind()
-        if self._busy():
-            raise ExchangeError("set_codec: expected no gradient on its way; call it after step()")
+        self._expect_idle("set_codec")
         feedback = scheme_of(codec).feedback if feedback is None else feedback
         route = Route(codec, feedback, self._exchange)
         found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
@@ -143,8 +142,12 @@ class GradientCoder:
         """This rank's residuals, noise positions and owned parts; every rank saves its own.
 
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+
+        Raises:
+            ExchangeError: gradients are on their way: call it after ``step()``.
         """
         self._bind()
+        self._expect_idle("state_dict")
         self._kernels.settle()
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
@@ -153,8 +156,10 @@ class GradientCoder:
 
         Raises:
             ValueError: another rank, number of ranks, seed or model; nothing is changed then.
+            ExchangeError: gradients are on their way; nothing is changed then.
         """
         self._bind()
+        self._expect_idle("load_state_dict")
         restore(self._slots, state, self._rank, self._size, self._seed)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
@@ -168,8 +173,10 @@ class GradientCoder:
 
         Raises:
             ValueError: not one state of each rank, another seed or model; nothing is changed then.
+            ExchangeError: gradients are on their way; nothing is changed then.
         """
         self._bind()
+        self._expect_idle("load_resized")
         state = resize(self._slots, states, self._rank, self._size, self._owned_by)
         restore(self._slots, state, self._rank, self._size, self._seed)
 
@@ -179,6 +186,14 @@ class GradientCoder:
             None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
         )
         return None if owners is None else Owned(*owners.owned(slot.index, slot.count))
+
+    def _expect_idle(self, what: str) -> None:
+        """Raises ``ExchangeError`` while gradients are on their way."""
+        if self._busy():
+            raise ExchangeError(
+                f"{what}: expected no gradient on its way, got one between backward() and step(): "
+                f"residuals and positions belong to a whole step; call it after step()"
+            )
 
     def _busy(self) -> bool:
         """Whether gradients are on their way."""

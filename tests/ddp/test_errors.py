@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 from collections.abc import Callable
@@ -95,12 +96,19 @@ def test_a_backward_pass_that_breaks_off() -> None:
     )
     for _ in range(2):
         ddp(torch.ones(3, 50)).sum().backward()
+    saved = copy.deepcopy(compressor.state_dict())
     first, second = ddp.module
     ddp.module.forward = lambda x: second(_Broken.apply(first(x)))
     with pytest.raises(ArithmeticError, match="broken"):
         ddp(torch.ones(3, 50)).sum().backward()
-    with pytest.raises(hvdc.ExchangeError, match="expected no gradient on its way"):
-        compressor.set_codec(Int8())
+    for call in (
+        lambda: compressor.set_codec(Int8()),
+        compressor.state_dict,
+        lambda: compressor.load_state_dict(saved),
+        lambda: compressor.load_resized([saved, {**saved, "rank": 1}]),
+    ):
+        with pytest.raises(hvdc.ExchangeError, match="expected no gradient on its way"):
+            call()
     model = ddp.module
     del model.forward, ddp
     gc.collect()  # The old DDP's hooks go with it.

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from tests.again import initialize_again
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
     SHAPES,
@@ -171,3 +172,28 @@ def test_ranks_that_trace_something_else_later() -> None:
     step(2)
     with pytest.raises(tf.errors.OpError, match=r"gradient.2: absent on rank 0, float32 \[3000\]"):
         step(2 + hvd.rank())
+
+
+@on_ranks(3, launcher="tensorflow", alone=True)
+def test_horovod_initialized_again_with_fewer_ranks() -> None:
+    """Graphs hold a rank's place: an error says so, and a new compressor goes on."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    rank = hvd.rank()
+    if not initialize_again(hvd, 2):
+        return
+    before = compressor.counters.message_bytes
+    with pytest.raises(
+        tf.errors.OpError, match=rf"expected rank {rank} of 3, .*has been initialized again"
+    ):
+        exchange(targets(rank, 1))
+    assert compressor.counters.message_bytes == before
+    new = hvdc.OneBit(threshold=THRESHOLD)
+    exchange = exchange_with(new, graph=True)
+    for step in range(1, 3):
+        sums = [float(np.sum(gradient)) for gradient in exchange(targets(rank, step))]
+        everybodys = hvd.allgather(tf.constant([sums]), name=f"sums of step {step}").numpy()
+        assert np.array_equal(everybodys[0], everybodys[1])
+    assert new.counters.message_bytes < 0.1 * new.counters.uncompressed_bytes
+    hvd.allreduce(tf.zeros(1), name="barrier at the end")

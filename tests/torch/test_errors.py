@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import Int8, OneBit
+from tests.again import initialize_again
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange, watch
 from tests.torch_models import Probe, assert_same_bits, targets, two_valued
@@ -93,12 +93,8 @@ def test_horovod_initialized_again_with_fewer_ranks() -> None:
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
     unsent = compressor.residual_norm()
     rank = hvd.rank()
-    hvd.barrier()
-    hvd.shutdown()
-    if rank == 2:
+    if not initialize_again(hvd, 2):
         return
-    os.environ.update(HOROVOD_SIZE="2", HOROVOD_LOCAL_SIZE="2")
-    hvd.init()
     before = compressor.counters.message_bytes
     with pytest.raises(
         hvdc.ExchangeError,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 
+import horovod.torch as hvd
 import pytest
 import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import Int8, NoCompression, OneBit
 from tests.ranks import on_ranks
-from tests.torch_models import Probe
+from tests.torch.probes import distributed, exchange
+from tests.torch_models import Probe, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
@@ -24,6 +26,29 @@ def test_changing_the_codec_of_some_layers() -> None:
     assert codecs == {"a": Int8(), "b": OneBit(), "small": NoCompression()}
     with pytest.raises(ValueError, match="expected a pattern that matches"):
         compressor.set_codec(Int8(), layers="c")
+
+
+@on_ranks(2)
+def test_a_state_is_that_of_a_whole_step() -> None:
+    """Between backward and step, residuals belong to no step yet."""
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model, threshold=100)
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    saved = copy.deepcopy(compressor.state_dict())
+    model(targets(SHAPES, hvd.rank(), 1)).backward()
+    for what, call in {
+        "state_dict": compressor.state_dict,
+        "load_state_dict": lambda: compressor.load_state_dict(saved),
+        "load_resized": lambda: compressor.load_resized([saved, {**saved, "rank": 1}]),
+        "set_codec": lambda: compressor.set_codec(Int8()),
+    }.items():
+        with pytest.raises(hvdc.ExchangeError, match=rf"{what}: .* call it after step\(\)"):
+            call()
+    optimizer.step()
+    assert compressor.state_dict()["tensors"]["a"]["step"] == 2
+    compressor.load_state_dict(saved)
+    assert compressor.state_dict()["tensors"]["a"]["step"] == 1
 
 
 @on_ranks(1)

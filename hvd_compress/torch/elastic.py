@@ -1,0 +1,115 @@
+"""Elastic Horovod with compressed gradients: what a rank has not sent is part of the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.common.exceptions import HostsUpdatedInterrupt
+from horovod.torch import elastic
+
+from hvd_compress.torch.commits import Commits
+from hvd_compress.torch.compressor import Compressor
+
+
+class TorchState(elastic.TorchState):
+    """``hvd.elastic.TorchState`` of an optimizer that compresses.
+
+    Commits hold residuals and positions in the noise in memory, and :meth:`restore` brings them back. After
+    a reset, compressors take their places among the new ranks (:meth:`Compressor.rebind`), and :meth:`sync`
+    settles what each rank begins with:
+
+    * A rank that stays keeps its residual, with its part in the ranks' average: ``K' / K`` times as large
+      with ``K'`` ranks after ``K`` (:mod:`hvd_compress.exchange.resize`).
+    * A new rank begins with zeros, and with the positions of the others.
+    * What lost ranks had not sent, as of the last commit, is shared out evenly among all ranks if it is
+      known. It is known where ranks were told to leave, and with ``share_residuals``. Else it is missing: a
+      warning of the logger ``hvd_compress.torch.elastic`` names the lost ranks, and the norm of what is
+      missing.
+
+    Args:
+        model: as for ``hvd.elastic.TorchState``.
+        optimizer: the same; its compression, if it is one of this package's compressors, is part of the
+            state.
+        share_residuals: whether each commit adds up what all ranks have not sent, in an all_reduce of the
+            model's size in float32.
+        kwargs: as for ``hvd.elastic.TorchState``; optimizers are looked at as ``optimizer`` is, and
+            compressors may be given by themselves.
+
+    Raises:
+        ValueError: no compressor; or one with a process set, or with an owner step, whose state would be
+            lost with its owner.
+    """
+
+    def __init__(
+        self,
+        model: Any | None = None,
+        optimizer: Any | None = None,
+        *,
+        share_residuals: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        values = [optimizer, *kwargs.values()]
+        asked = [getattr(value, "_compression", value) for value in values]
+        compressors = dict.fromkeys(one for one in asked if isinstance(one, Compressor))
+        if not compressors:
+            raise ValueError(
+                "TorchState: expected an optimizer whose compression is a compressor of "
+                "hvd_compress.torch, or a compressor by keyword, got none; without compression, use "
+                "hvd.elastic.TorchState"
+            )
+        self._share_residuals = share_residuals
+        self._commits = [Commits(compressor) for compressor in compressors]
+        rest = {}
+        for name, value in kwargs.items():
+            if isinstance(value, Compressor):
+                setattr(self, name, value)
+            else:
+                rest[name] = value
+        super().__init__(model=model, optimizer=optimizer, **rest)
+
+    def save(self) -> None:
+        """Keeps the state in memory, on this rank alone: :meth:`commit` is what ranks do together."""
+        for commits in self._commits:
+            commits.keep(commits.take())
+        super().save()
+
+    def commit(self) -> None:
+        """Keeps the state in memory, and looks whether hosts have come or gone; on all ranks together.
+
+        Raises:
+            HostsUpdatedInterrupt: they have; for ``hvd.elastic.run``.
+            ExchangeError: gradients are on their way: call it after ``step()``.
+        """
+        taken = [commits.take_together(self._share_residuals) for commits in self._commits]
+        super().save()
+        for commits, commit in zip(self._commits, taken, strict=True):
+            commits.keep(commit)
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """As of ``hvd.elastic.State``; ranks that leave hand over what they have not sent."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            # All ranks come here, those that leave as well.
+            for commits in self._commits:
+                commits.hand_over()
+            raise HostsUpdatedInterrupt(skip_sync=False) from None
+
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        for commits in self._commits:
+            commits.restore()
+        super().restore()
+
+    def reset(self) -> None:
+        """Called by ``hvd.elastic.run`` when Horovod has been initialized again."""
+        super().reset()
+        for commits in self._commits:
+            commits.compressor.rebind()
+
+    def sync(self) -> None:
+        """Has all ranks begin with the same model, and settles who begins with which residuals."""
+        super().sync()
+        for commits in self._commits:
+            commits.settle()

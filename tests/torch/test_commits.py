@@ -1,0 +1,181 @@
+"""What elastic states keep of a compressor, and settle when ranks have gone or come."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress.torch.elastic import TorchState
+from tests.again import initialize_again
+from tests.ranks import on_ranks
+from tests.torch.probes import (
+    assert_identical_on_all_ranks,
+    distributed,
+    exchange,
+    process_set,
+)
+from tests.torch_models import Probe, targets
+
+SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
+
+
+class _Training:
+    """A model, its compressor and its elastic state.
+
+    Args:
+        called: what its collectives are called by.
+        share: of the state.
+        options: of the compressor.
+    """
+
+    def __init__(self, called: str = "training", share: bool = False, **options: Any) -> None:
+        self.model = Probe(SHAPES)
+        self.compressor = hvdc.OneBit(self.model, threshold=100, name=called, **options)
+        self.optimizer = distributed(self.model, self.compressor)
+        self.state = TorchState(self.model, self.optimizer, share_residuals=share, step=0)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            exchange(self.model, self.optimizer, targets(SHAPES, hvd.rank(), self.state.step))
+            self.state.step += 1
+
+    def unsent(self) -> torch.Tensor:
+        """What this rank would still add to the average of all ranks' gradients."""
+        sums = []
+        for slot in self.compressor._slots:
+            total = torch.zeros(slot.count)
+            if slot.residual is not None:
+                total += slot.residual
+            if slot.owned is not None and slot.owned.residual is not None:
+                total[slot.owned.begin : slot.owned.end] += slot.owned.weight * slot.owned.residual
+            sums.append(total)
+        return torch.cat(sums) / hvd.size()
+
+
+def _everybodys(unsent: torch.Tensor, name: str) -> torch.Tensor:
+    return hvd.allgather(unsent[None], name=name)
+
+
+@on_ranks(3, alone=True)
+def test_a_rank_that_is_lost() -> None:
+    """What it had not sent is shared out, or missing with a warning; those that stay keep theirs."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("hvd_compress.torch.elastic")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    trainings = {}
+    for chosen, share in (("allgather", True), ("two_shot", True), ("allgather", False)):
+        called = f"{chosen} {share}"
+        trainings[called] = _Training(called, share, exchange=chosen)
+    before = {}
+    for called, training in trainings.items():
+        training.run(3)
+        before[called] = _everybodys(training.unsent(), called)
+        training.state.commit()
+        training.run(2)  # As if the rank were lost then.
+    rank = hvd.rank()
+    for training in trainings.values():
+        training.state.restore()
+    if not initialize_again(hvd, 2):
+        return
+    for called, training in trainings.items():
+        said.clear()
+        training.state.on_reset()
+        training.state.sync()
+        assert training.state.step == 3
+        after = _everybodys(training.unsent(), called).sum(0)
+        kept = before[called] if "True" in called else before[called][:2]
+        torch.testing.assert_close(after, kept.sum(0), rtol=1e-5, atol=1e-5)
+        how = "INFO .* is shared out" if "True" in called else "WARNING .* is missing"
+        assert len(said) == (1 if rank == 0 else 0)
+        for line in said:
+            found = re.search(rf"{how}", line) and re.search(
+                r"ranks \[2\] of 3 .* norm ([\d.]+)", line
+            )
+            norm = 3 * float(before[called][2].norm())
+            assert found and float(found[1]) == pytest.approx(norm, rel=1e-4), line
+        training.compressor.reset_counters()
+        training.run(3)
+        assert_identical_on_all_ranks(training.model)
+        counters = training.compressor.counters
+        assert counters.message_bytes < 0.1 * counters.uncompressed_bytes
+    hvd.barrier()
+
+
+@on_ranks(2)
+def test_a_rank_that_is_replaced() -> None:
+    """The new one has the others' positions, and its share of what was lost."""
+    for share in (True, False):
+        training = _Training(f"replaced {share}", share)
+        training.run(3)
+        before = _everybodys(training.unsent(), "before")
+        training.state.commit()
+        if hvd.rank() == 1:
+            training = _Training(f"replaced {share}", share)
+        else:
+            training.state.on_reset()
+        training.state.sync()
+        assert training.state.step == 3
+        assert {s.step for s in training.compressor._slots if s.count > 100} == {3}
+        after = _everybodys(training.unsent(), "after")
+        lost = before[1] if share else torch.zeros_like(before[1])
+        torch.testing.assert_close(after[0], before[0] + lost / 2, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(after[1], lost / 2, rtol=1e-5, atol=1e-5)
+        training.run(2)
+        assert_identical_on_all_ranks(training.model)
+
+
+@on_ranks(2)
+def test_restoring_goes_on_from_the_last_commit_bit_for_bit() -> None:
+    training = _Training("restored", exchange="two_shot")
+    training.run(2)
+    training.state.commit()
+    training.run(3)
+    first = [p.detach().clone() for p in training.model.parameters()]
+    training.state.restore()
+    assert training.state.step == 2
+    training.run(3)
+    assert all(map(torch.equal, first, training.model.parameters()))
+
+
+@on_ranks(2)
+def test_the_beginning_is_a_commit_as_well() -> None:
+    training = _Training("begun")
+    training.run(2)
+    training.state.restore()
+    assert training.compressor.residual_norm() == 0
+    assert {slot.step for slot in training.compressor._slots} == {0}
+
+
+@on_ranks(2, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_a_process_set_does_not_outlive_a_reset() -> None:
+    model, chosen = Probe(SHAPES), process_set(0)
+    compressor = hvdc.OneBit(model, process_set=chosen, name="of some ranks")
+    with pytest.raises(ValueError, match="expected a compressor with process_set=None"):
+        TorchState(model, compressor=compressor)
+    hvd.barrier()
+
+
+@on_ranks(2)
+def test_what_cannot_be_committed() -> None:
+    model = Probe(SHAPES)
+    with pytest.raises(ValueError, match="got none; without compression, use"):
+        TorchState(model, distributed(model, hvd.Compression.none))
+    stepped = hvdc.OneBit(model, exchange="two_shot", owner_step=hvdc.AdaGrad(), name="stepped")
+    with pytest.raises(ValueError, match="expected a compressor without owner_step"):
+        TorchState(model, compressor=stepped)
+    training = _Training("busy")
+    training.model(targets(SHAPES, hvd.rank(), 0)).backward()
+    for call in (training.state.commit, training.state.save):
+        with pytest.raises(hvdc.ExchangeError, match="commit: expected no gradient on its way"):
+            call()
+    training.optimizer.step()
+    training.state.commit()
