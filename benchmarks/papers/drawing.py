@@ -16,7 +16,7 @@ def figure(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Itera
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    style = {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
     size = options.pop("size", (3.4 * columns, 2.6 * rows))
     with plt.rc_context(style):
         drawn, axes = plt.subplots(

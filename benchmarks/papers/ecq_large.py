@@ -79,7 +79,7 @@ def cases(full: bool) -> list[Settings]:
     if full:
         return [Settings(method, seed) for seed in range(5) for method in METHODS]
     return [
-        Settings(method, seed, 1250, 3125, 500, batch=128)
+        Settings(method, seed, 1250, 3125, 400, batch=128, rate=0.01)
         for seed in range(3)
         for method in METHODS
     ]

@@ -35,6 +35,10 @@ class Claim:
     measured: str
     holds: bool
 
+    def __post_init__(self) -> None:
+        # NumPy's booleans are no JSON.
+        object.__setattr__(self, "holds", bool(self.holds))
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -33,7 +33,7 @@ def image_of(name: str) -> tuple[int, int, int]:
     return MODELS[name].image if name in MODELS else MODELS["lenet"].image
 
 
-def sigmoid(inputs: int, width: int = 256, hidden: int = 3) -> nn.Module:
+def sigmoid(inputs: int, width: int = 128, hidden: int = 3) -> nn.Module:
     """Fully connected, with sigmoids, as 1-bit SGD's networks (section 5: seven layers of 2,048)."""
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(hidden):

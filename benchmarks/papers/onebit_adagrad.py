@@ -53,13 +53,13 @@ class Settings:
 
     place: str
     seed: int
-    steps: int = 300
+    steps: int = 200
     rate: float = 0.002
 
 
 def cases(full: bool) -> list[Settings]:
     """``full`` is longer."""
-    steps, seeds = (2000, 10) if full else (300, 3)
+    steps, seeds = (2000, 10) if full else (200, 3)
     return [Settings(place, seed, steps) for seed in range(seeds) for place in PUBLISHED]
 
 

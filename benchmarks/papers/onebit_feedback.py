@@ -33,7 +33,7 @@ def cases(full: bool) -> list[Recipe]:
 
     The paper's start is 24 of 309 hours in seven passes: of its 2,163 hours, about one in 90.
     """
-    steps = 2000 if full else 300
+    steps = 2000 if full else 200
     texts = [NONE, *GROUPS, *map(without_feedback, GROUPS), f"onebit:{SENT}"]
     return [
         Recipe("sigmoid", text, seed, steps, lr=0.05, cold_start=steps // 90)

@@ -124,16 +124,18 @@ class Run:
         self._data = images(self.image)
         self.compression = Compression.parse(recipe.compression)
         self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
-        self.simulation = self.compression.codec and Simulation(
-            self.compression.exchange,
-            self.compression.codec,
-            self.compression.feedback,
-            self.shapes,
-            recipe.workers,
-            seed=recipe.seed,
-            owner_step=owner_step,
-            arithmetic=Native(),
-        )
+        self._simulation: Simulation | None = None
+        if self.compression.codec is not None:
+            self._simulation = Simulation(
+                self.compression.exchange,
+                self.compression.codec,
+                self.compression.feedback,
+                self.shapes,
+                recipe.workers,
+                seed=recipe.seed,
+                owner_step=owner_step,
+                arithmetic=Native(),
+            )
 
     def train(self, each: Callable[[int, float, Gradients], Any]) -> None:
         """Makes all steps, or stops where the loss is not finite.
@@ -176,11 +178,11 @@ class Run:
         return sum(codec.payload_bytes(shape) for shape in self.shapes.values())
 
     def _exchange(self, gradients: Gradients, step: int) -> Gradients:
-        if self.simulation is None or step < self.recipe.cold_start:
+        if self._simulation is None or step < self.recipe.cold_start:
             return {name: of_workers.mean(0) for name, of_workers in gradients.items()}
         arrays = {name: g.detach().contiguous().numpy() for name, g in gradients.items()}
         ranks = range(self.recipe.workers)
-        averaged = self.simulation.average(
+        averaged = self._simulation.average(
             [{name: array[rank] for name, array in arrays.items()} for rank in ranks]
         )
         return {name: torch.from_numpy(array) for name, array in averaged.items()}
@@ -295,11 +297,11 @@ def score(model: nn.Module, data: Data, part: str) -> tuple[float, float]:
 
 
 def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    lr, decay = recipe.lr, recipe.weight_decay
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), **options)
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay)
     momentum = {"sgd": 0.0, "momentum": 0.9}[recipe.optimizer]
-    return torch.optim.SGD(model.parameters(), momentum=momentum, **options)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 
 
 def _finite(loss: float) -> float | None:
