@@ -10,13 +10,19 @@ TEST_IMAGES = 360
 SIDE = 28
 
 
-def load() -> Data:
-    """The digits, enlarged from 8x8 to 28x28, in a split that never changes."""
+def load(side: int = SIDE, channels: int = 1) -> Data:
+    """The digits, enlarged from 8x8, in a split that never changes.
+
+    Args:
+        side: pixels of an image's height and width.
+        channels: all of them alike.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    pixels = enlarge(digits.images / 16.0, SIDE)[..., None].astype(np.float32)
+    pixels = enlarge(digits.images / 16.0, side)[..., None].astype(np.float32)
+    pixels = np.repeat(pixels, channels, axis=-1)
     train, test = train_test_split(
         np.arange(len(pixels)), test_size=TEST_IMAGES, stratify=digits.target, random_state=0
     )

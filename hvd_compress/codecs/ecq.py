@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base, packing
+from hvd_compress.codecs import base, packing, stability
 from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
@@ -105,7 +105,7 @@ class ECQ(LevelCodec):
         d = count if self.bucket == "tensor" else min(count, self.bucket)
         if self.norm == "linf":
             return (math.sqrt(1 + (d - 1) / self.levels**2) - 1) / 2
-        return min(d / self.levels**2, math.sqrt(d) / self.levels)
+        return stability.variance_factor(d, self.levels)
 
     def native(self) -> dict[str, int | float]:
         """``variant`` (the norm), ``levels``, ``grouping`` and ``group`` of the C interface."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvd_compress.codecs import stability
 from hvd_compress.codecs.base import Codec, Shape, check_number, store
 
 MIN_BETA = 1 / 16
@@ -64,9 +65,8 @@ class ErrorFeedback:
                 )
             return
         gamma = codec.variance_factor(max(1, math.prod(shape)))
-        growth = self.alpha**2 * gamma + (self.beta - self.alpha) ** 2
-        if growth >= 1:
-            bound = _largest_stable_alpha(gamma, self.beta)
+        if stability.growth(self.alpha, self.beta, gamma) >= 1:
+            bound = stability.largest_alpha(gamma, self.beta)
             raise ValueError(
                 f"ErrorFeedback: expected alpha < {bound:.4g} for {codec!r} with beta = {self.beta} "
                 f"(ECQ-SGD, lemma 2: variance factor {gamma:.4g}), got alpha = {self.alpha}; "
@@ -91,9 +91,3 @@ class ErrorFeedback:
         """
         before = ((residual + decoded) - gradient) / np.float32(self.beta)
         return np.where(np.isfinite(decoded), before, residual)
-
-
-def _largest_stable_alpha(gamma: float, beta: float) -> float:
-    # The larger root of (gamma + 1) a^2 - 2 beta a + beta^2 - 1 = 0.
-    inside = beta**2 - (gamma + 1) * (beta**2 - 1)
-    return (beta + math.sqrt(inside)) / (gamma + 1)

@@ -24,6 +24,27 @@ OwnerStep = Callable[[np.ndarray, dict[str, Any]], None]
 """Changes an average in place, shape=(n,), float32; what it has to remember is in the dictionary."""
 
 
+class Arithmetic:
+    """What simulated ranks compute with: the codecs' references.
+
+    Kernels that give the same numbers may stand in for them, where a simulation has many steps.
+    """
+
+    def through(self, codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey) -> np.ndarray:
+        """What a receiver decodes of ``x``, shape=(n,), float32."""
+        return codec.dequantize(*codec.quantize(x, shape, noise), shape)
+
+    def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.norms`."""
+        return codec.norms(x)
+
+    def to_levels(
+        self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
+    ) -> np.ndarray:
+        """See :meth:`LevelCodec.to_levels`."""
+        return codec.to_levels(x, norms, noise)
+
+
 class Simulation:
     """The compressors of all ranks in one process.
 
@@ -36,6 +57,7 @@ class Simulation:
         local: ranks of each host; only ``hierarchical`` asks.
         seed: of the noise.
         owner_step: as the compressors'; only ``two_shot`` has one.
+        arithmetic: what the ranks compute with; None is the codecs' references.
 
     Attributes:
         step: the position in the noise, which is the number of steps so far.
@@ -56,7 +78,9 @@ class Simulation:
         local: int = 1,
         seed: int = 0,
         owner_step: OwnerStep | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
+        self._arithmetic = arithmetic or Arithmetic()
         self._exchange: Callable[[str, list[np.ndarray], float], np.ndarray]
         self._exchange = getattr(self, f"_{exchange}")
         self._codec, self._feedback, self._seed = codec, feedback, seed
@@ -162,11 +186,11 @@ class Simulation:
         inputs = [self._input(g, h) for g, h in zip(gradients, kept, strict=True)]
         if not inputs[0].size:
             return inputs[0]
-        norms = np.max([codec.norms(x) for x in inputs], axis=0)
+        norms = np.max([self._arithmetic.norms(codec, x) for x in inputs], axis=0)
         self._finite &= bool(np.isfinite(norms).all())
         total = np.zeros(inputs[0].size, np.int32)
         for rank, x in enumerate(inputs):
-            levels = codec.to_levels(x, norms, self._noise(name, rank))
+            levels = self._arithmetic.to_levels(codec, x, norms, self._noise(name, rank))
             total += levels
             if feedback.enabled:
                 sent = codec.from_levels(levels, norms)
@@ -185,8 +209,7 @@ class Simulation:
         if not numbers.size:
             return numbers
         x = self._input(numbers, residual)
-        scales, codes = self._codec.quantize(x, shape, self._noise(name, stream))
-        sent = self._codec.dequantize(scales, codes, shape)
+        sent = self._arithmetic.through(self._codec, shape, x, self._noise(name, stream))
         if self._feedback.enabled:
             residual[:] = self._feedback.carry(numbers, residual, sent)
         self._finite &= bool(np.isfinite(sent).all())

@@ -1,0 +1,113 @@
+"""Runs a paper's experiment with this package's codecs, and puts the results beside the paper's.
+
+``python -m benchmarks.papers NAME --json OUT`` runs all cases and prints two tables: the results, and the
+paper's statements with what was found. ``--plot PICTURE`` draws what OUT holds, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks import machine
+from benchmarks.command_line import Parser
+from benchmarks.papers import record as records
+from benchmarks.papers.experiment import Claim, Experiment, row
+from benchmarks.papers.record import Record
+from benchmarks.papers.registry import EXPERIMENTS
+from benchmarks.tables import Table
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Runs, draws, or lists the experiments."""
+    args = _parse(command_line)
+    if args.name == "list":
+        print(
+            Table(("name", "reproduces"), [(e.name, e.paper) for e in EXPERIMENTS.values()]).text()
+        )
+        return 0
+    experiment = EXPERIMENTS[args.name]
+    try:
+        if args.plot:
+            return _draw(experiment, args.json, args.plot)
+        record = make(experiment, args.json, full=args.full, resume=args.resume)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for shown in (experiment.table(record.rows), claims_table(experiment.claims(record.rows))):
+        print(f"{shown.markdown() if args.markdown else shown.text()}\n")
+    return 0
+
+
+def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Record:
+    """Runs the cases that the file lacks, and writes each as it is done.
+
+    Raises:
+        ValueError: ``resume``, and the file holds something else.
+    """
+    record = Record(experiment.name, full, machine.versions(), machine.description())
+    if resume:
+        record = records.resumed(path, record)
+    missing = [case for case in experiment.cases(full) if not record.has(case)]
+    with tqdm(
+        total=sum(experiment.ticks(case) for case in missing),
+        mininterval=1 if sys.stderr.isatty() else 10,
+    ) as bar:
+        for case in missing:
+            bar.set_description(_describe(case), refresh=False)
+            result = experiment.run(case, lambda: bar.update() and None)
+            record.rows.append(records.as_json(row(case, result)))
+            record.write(path)
+    record.claims = [dataclasses.asdict(claim) for claim in experiment.claims(record.rows)]
+    record.write(path)
+    return record
+
+
+def claims_table(claims: list[Claim]) -> Table:
+    """The paper's statements, one a line."""
+    header = ("the paper says", "published", "measured", "holds")
+    return Table(
+        header, [(c.text, c.published, c.measured, "yes" if c.holds else "NO") for c in claims]
+    )
+
+
+def _draw(experiment: Experiment, path: Path, picture: Path) -> int:
+    if experiment.draw is None:
+        raise ValueError(f"--plot: {experiment.name} has no picture, only a table")
+    record = records.read(path)
+    if record.experiment != experiment.name:
+        raise ValueError(f"{path}: expected {experiment.name}, got {record.experiment}")
+    experiment.draw(record.rows, picture)
+    return 0
+
+
+def _describe(case: object) -> str:
+    fields = dataclasses.asdict(case)  # type: ignore[call-overload]
+    return " ".join(str(value) for value in fields.values())[:60]
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m benchmarks.papers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("name", choices=("list", *EXPERIMENTS), metavar="NAME", help="list prints all names")
+    add("--json", type=Path, metavar="OUT")
+    add("--full", action="store_true", help="the paper's size, which may take hours")
+    add("--resume", action="store_true", help="keep the cases that OUT holds already")
+    add("--plot", type=Path, metavar="PICTURE", help="draw what OUT holds, and run nothing")
+    add("--markdown", action="store_true", help="print the tables as Markdown")
+    args = parser.parse_args(command_line)
+    if args.name != "list" and args.json is None:
+        parser.error("--json: expected the file for the results")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What every experiment consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tables import Table
+
+Row = dict[str, Any]
+"""One case: its settings, by name, and what came out; all of it JSON."""
+
+Advance = Callable[[], None]
+"""Called after each tick of a case."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, and what was found here.
+
+    Attributes:
+        text: the statement, and where it stands.
+        published: the paper's numbers.
+        measured: ours.
+        holds: whether ours bear it out.
+    """
+
+    text: str
+    published: str
+    measured: str
+    holds: bool
+
+    def __post_init__(self) -> None:
+        # NumPy's booleans are no JSON.
+        object.__setattr__(self, "holds", bool(self.holds))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper.
+
+    Attributes:
+        name: what the command line calls it.
+        paper: who wrote it, the year, and the table or figure.
+        cases: all settings, a frozen dataclass each; of the paper's size where its argument is true,
+            and otherwise of a size that takes minutes.
+        ticks: how many ticks a case has, for the progress bar.
+        run: makes one case; the result is JSON.
+        table: the results for reading.
+        claims: the paper's statements beside the results.
+        draw: writes a picture of the results; None where there is none.
+    """
+
+    name: str
+    paper: str
+    cases: Callable[[bool], Sequence[Any]]
+    ticks: Callable[[Any], int]
+    run: Callable[[Any, Advance], dict[str, Any]]
+    table: Callable[[list[Row]], Table]
+    claims: Callable[[list[Row]], list[Claim]]
+    draw: Callable[[list[Row], Path], None] | None = None
+
+
+def row(settings: Any, result: dict[str, Any]) -> Row:
+    """What is written of a case."""
+    return {**dataclasses.asdict(settings), "result": result}
+
+
+def choose(rows: list[Row], **wanted: Any) -> list[Row]:
+    """The rows with those settings."""
+    return [one for one in rows if all(one[key] == value for key, value in wanted.items())]
+
+
+def values(rows: list[Row], *path: str | int) -> np.ndarray:
+    """What each row's result has at a path, as float64; None is NaN."""
+    found = []
+    for one in rows:
+        value: Any = one["result"]
+        for key in path:
+            value = value[key]
+        found.append(value)
+    return np.array(found, np.float64)
+
+
+def kinds(rows: list[Row], key: str) -> list[Any]:
+    """The different values of a setting, in the order in which they first appear."""
+    return list(dict.fromkeys(one[key] for one in rows))
+
+
+def spread(numbers: np.ndarray, pattern: str = "{:.3g}") -> str:
+    """The mean, and the sample's standard deviation where there are several."""
+    if not np.isfinite(numbers).all():
+        bad = int((~np.isfinite(numbers)).sum())
+        return f"diverges ({bad} of {numbers.size})"
+    mean = pattern.format(numbers.mean())
+    return f"{mean} ± {pattern.format(numbers.std(ddof=1))}" if numbers.size > 1 else mean

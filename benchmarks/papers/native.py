@@ -1,0 +1,66 @@
+"""The CPU kernels as the arithmetic of simulated ranks: the numbers of the references, sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.exchange.reference import Arithmetic
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_levels import CpuLevels
+
+Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
+"""Gets the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,), uint8."""
+
+_OFF = ErrorFeedback(alpha=0.0)
+_LANE = 16
+"""Bits of a lane that holds one rank's level."""
+
+
+class Native(Arithmetic):
+    """What a real exchange runs: payloads are written, checked and read.
+
+    Error feedback is left to :class:`hvd_compress.exchange.reference.Simulation`, which calls this.
+
+    Args:
+        watch: shown every payload that is written; None is nobody.
+    """
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch
+        self._kernels, self._levels = CpuKernels(threads=1), CpuLevels(threads=1)
+
+    def through(
+        self, codec: Codec, shape: tuple[int, ...], x: np.ndarray, noise: NoiseKey
+    ) -> np.ndarray:
+        payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
+        self._kernels.encode(codec, shape, x, payload[0], feedback=_OFF, residual=None, noise=noise)
+        if self._watch is not None:
+            self._watch(codec, shape, noise, payload[0])
+        decoded = np.empty(x.size, np.float32)
+        self._kernels.decode_sum(codec, shape, payload, decoded, step=noise.step)
+        return decoded
+
+    def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
+        norms = np.empty(codec.layout(x.shape).scales, np.float32)
+        self._levels.norms(codec, x.shape, x, norms, feedback=_OFF, residual=None)
+        return norms
+
+    def to_levels(
+        self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
+    ) -> np.ndarray:
+        words = np.empty(codec.level_words(x.shape, _LANE), np.int32)
+        self._levels.encode(
+            codec,
+            x.shape,
+            x,
+            norms,
+            words,
+            bits=_LANE,
+            feedback=_OFF,
+            residual=None,
+            noise=noise,
+        )
+        return codec.unpack_levels(words, x.size, _LANE)

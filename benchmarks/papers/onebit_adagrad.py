@@ -1,0 +1,172 @@
+"""1-bit SGD (Seide et al., 2014), table 3: AdaGrad before and after quantization, in kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.papers.experiment import (
+    Advance,
+    Claim,
+    Experiment,
+    Row,
+    choose,
+    kinds,
+    spread,
+    values,
+)
+from benchmarks.papers.training import NONE, Gradients, Recipe, outcome
+from benchmarks.tables import Table
+from hvd_compress.torch import AdaGrad
+
+SMOOTHED, RAW, PARTIAL, AGGREGATE = (
+    "momentum-smoothed gradient",
+    "raw gradient",
+    "partial gradients",
+    "aggregate gradient",
+)
+PUBLISHED = {
+    SMOOTHED: (16.5, 57.4),
+    RAW: (16.2, 58.2),
+    PARTIAL: (16.1, 57.4),
+    AGGREGATE: (15.8, 59.1),
+}
+"""Word error rates and frame accuracies of training in per cent."""
+_QUANTIZED = "onebit:group=column,exchange=two_shot"
+_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training.
+
+    Attributes:
+        place: where AdaGrad stands.
+        seed: as a recipe's.
+        steps: how many.
+        rate: the learning rate of AdaGrad's steps, which momentum makes ten times as long.
+    """
+
+    place: str
+    seed: int
+    steps: int = 200
+    rate: float = 0.002
+
+
+def cases(full: bool) -> list[Settings]:
+    """``full`` is longer."""
+    steps, seeds = (2000, 10) if full else (200, 3)
+    return [Settings(place, seed, steps) for seed in range(seeds) for place in PUBLISHED]
+
+
+def run(settings: Settings, advance: Advance) -> dict[str, Any]:
+    """Trains once: one worker with floating gradients, or four with 1-bit ones, quantized twice."""
+    quantized = settings.place in (PARTIAL, AGGREGATE)
+    smoothed = settings.place == SMOOTHED
+    recipe = Recipe(
+        "sigmoid",
+        _QUANTIZED if quantized else NONE,
+        settings.seed,
+        settings.steps,
+        workers=4 if quantized else 1,
+        optimizer="sgd" if smoothed else "momentum",
+        # Where momentum comes before, its sums are normalised, too.
+        lr=settings.rate / (1 - _MOMENTUM) if smoothed else settings.rate,
+    )
+    if settings.place == AGGREGATE:
+        return outcome(recipe, advance, owner_step=on_arrays(AdaGrad()))
+    return outcome(recipe, advance, prepare=Before(_MOMENTUM if smoothed else 0.0))
+
+
+class Before:
+    """AdaGrad on each worker's own gradients, after momentum where there is any.
+
+    Args:
+        momentum: of the gradients that AdaGrad gets.
+    """
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = momentum
+        self._velocity: Gradients = {}
+        self._states: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, gradients: Gradients, step: int) -> Gradients:
+        """The steps, by parameter."""
+        made = {}
+        for name, of_workers in gradients.items():
+            g = of_workers.detach().clone()
+            if self._momentum:
+                g = g.add_(self._velocity.get(name, torch.zeros_like(g)), alpha=self._momentum)
+                self._velocity[name] = g.clone()
+            AdaGrad()(g, self._states.setdefault(name, {}))
+            made[name] = g
+        return made
+
+
+def on_arrays(step: AdaGrad) -> Callable[[np.ndarray, dict[str, Any]], None]:
+    """The same for an average that is an array."""
+
+    def on_array(aggregate: np.ndarray, state: dict[str, Any]) -> None:
+        step(torch.from_numpy(aggregate), state)
+
+    return on_array
+
+
+def table(rows: list[Row]) -> Table:
+    """In the paper's order."""
+    header = (
+        "AdaGrad applied to",
+        "test accuracy %",
+        "training accuracy %",
+        "training loss",
+        "published frame accuracy %",
+    )
+    lines = []
+    for place in kinds(rows, "place"):
+        own = choose(rows, place=place)
+        lines.append(
+            (
+                place,
+                spread(100 * values(own, "test_accuracy"), "{:.1f}"),
+                spread(100 * values(own, "train_accuracy"), "{:.1f}"),
+                spread(values(own, "train_loss")),
+                f"{PUBLISHED[place][1]:g}",
+            )
+        )
+    return Table(header, lines)
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """By the training loss: training accuracies are all but 100%."""
+    losses = {
+        place: float(values(choose(rows, place=place), "train_loss").mean()) for place in PUBLISHED
+    }
+    pairs = (
+        ("AdaGrad is better before momentum than after it", RAW, SMOOTHED),
+        ("AdaGrad is better on the aggregate than on the nodes' own gradients", AGGREGATE, PARTIAL),
+        ("quantization benefits AdaGrad: better than without", AGGREGATE, RAW),
+    )
+    return [
+        Claim(
+            text,
+            f"frame accuracy {PUBLISHED[better][1]}% against {PUBLISHED[worse][1]}%",
+            f"training loss {losses[better]:.3g} against {losses[worse]:.3g}",
+            losses[better] < losses[worse],
+        )
+        for text, better, worse in pairs
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="onebit-adagrad",
+    paper="1-bit SGD (Seide et al., 2014), table 3: where AdaGrad stands, in kind",
+    cases=cases,
+    ticks=lambda settings: settings.steps,
+    run=run,
+    table=table,
+    claims=claims,
+)

@@ -1,0 +1,88 @@
+"""The JSON of an experiment, and going on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.experiment import Row
+
+SCHEMA = "hvd_compress/papers/1"
+
+
+@dataclass
+class Record:
+    """All cases of an experiment that were made so far.
+
+    Attributes:
+        experiment: its name.
+        full: whether it has the paper's size.
+        versions: of Python and the packages.
+        machine: what it ran on.
+        rows: one a case.
+        claims: the paper's statements beside the results, once all cases were made.
+    """
+
+    experiment: str
+    full: bool
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    rows: list[Row] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list)
+
+    def has(self, settings: Any) -> bool:
+        """Whether a case was made with exactly these settings."""
+        wanted = as_json(dataclasses.asdict(settings))
+        return any({**one, "result": None} == {**wanted, "result": None} for one in self.rows)
+
+    def write(self, path: Path) -> None:
+        """Replaces the file as a whole, so that whoever stops the program loses one case at most."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(path.name + ".part")
+        head = json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), "rows": []}, indent=1)
+        # A line a row: a curve would take one line a point.
+        rows = ",\n".join(f"  {json.dumps(one)}" for one in self.rows)
+        draft.write_text(head.replace('"rows": []', f'"rows": [\n{rows}\n ]', 1) + "\n")
+        os.replace(draft, path)
+
+
+def read(path: Path) -> Record:
+    """The inverse of :meth:`Record.write`.
+
+    Raises:
+        ValueError: not such a file.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        if raw.pop("schema") != SCHEMA:
+            raise ValueError("another schema")
+        return Record(**raw)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected JSON of schema {SCHEMA}: {error}") from error
+
+
+def resumed(path: Path, fresh: Record) -> Record:
+    """What the file holds, where it belongs to the same experiment; ``fresh`` where there is none.
+
+    Raises:
+        ValueError: the file has another experiment, size or version.
+    """
+    if not path.exists():
+        return fresh
+    old = read(path)
+    for what in ("experiment", "full", "versions"):
+        if getattr(old, what) != getattr(fresh, what):
+            raise ValueError(
+                f"{path}: expected {what} {getattr(fresh, what)}, got {getattr(old, what)}; "
+                f"without --resume the file is written anew"
+            )
+    return old
+
+
+def as_json(value: Any) -> Any:
+    """The value as it comes back from JSON: tuples are lists."""
+    return json.loads(json.dumps(value))

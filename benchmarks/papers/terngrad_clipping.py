@@ -1,0 +1,138 @@
+"""TernGrad (Wen et al., 2017), section 3.3 and figure 4: what clipping changes; zeros."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, spread, values
+from benchmarks.papers.native import Native
+from benchmarks.papers.training import NONE, Gradients, Recipe, Run
+from benchmarks.tables import Table
+from hvd_compress.codecs import NoiseKey, Ternary
+
+CLIP = 2.5
+_EVERY = 10
+"""Steps between the gradients that are looked at."""
+
+
+def cases(full: bool) -> list[Recipe]:
+    """LeNet on the digits, two workers."""
+    steps = 2000 if full else 100
+    return [
+        Recipe("lenet", NONE, seed, steps, workers=2, lr=0.02, decay=0.5)
+        for seed in range(10 if full else 3)
+    ]
+
+
+def change(x: np.ndarray, sent: np.ndarray) -> tuple[float, float]:
+    """By how many per cent ``sent`` is shorter than ``x``, and the angle between them in degrees."""
+    wide, cut = x.astype(np.float64), sent.astype(np.float64)
+    lengths = np.linalg.norm(wide), np.linalg.norm(cut)
+    cosine = min(1.0, float(wide @ cut / (lengths[0] * lengths[1])))
+    return float(100 * (1 - lengths[1] / lengths[0])), math.degrees(math.acos(cosine))
+
+
+def gaussian() -> tuple[float, float]:
+    """The same for normally distributed numbers, by their integrals."""
+    c, root = CLIP, math.sqrt(2 * math.pi)
+    density = math.exp(-c * c / 2) / root
+    beyond = math.erfc(c / math.sqrt(2))
+    # E[f(x)^2] and E[x f(x)], with f clipping at c: by parts.
+    square = 1 - beyond - 2 * c * density + c * c * beyond
+    product = 1 - beyond
+    return 100 * (1 - math.sqrt(square)), math.degrees(math.acos(product / math.sqrt(square)))
+
+
+def run(recipe: Recipe, advance: Advance) -> dict[str, Any]:
+    """Means over the steps, of each tensor with at least 100 elements."""
+    training, native = Run(recipe), Native()
+    found: dict[str, list[tuple[float, ...]]] = {}
+
+    def each(step: int, loss: float, gradients: Gradients) -> None:
+        if step % _EVERY == 0:
+            for number, (name, of_workers) in enumerate(gradients.items()):
+                x = np.ascontiguousarray(of_workers[0].detach().numpy().reshape(-1))
+                if x.size >= 100 and x.any():
+                    found.setdefault(name, []).append(
+                        _look(native, x, NoiseKey(tensor=number, step=step))
+                    )
+        advance()
+
+    training.train(each)
+    names = ("length_percent", "degrees", "zeros", "zeros_without_clipping")
+    return {
+        tensor: dict(zip(names, np.mean(looked, axis=0).tolist(), strict=True))
+        for tensor, looked in found.items()
+    }
+
+
+def _look(native: Native, x: np.ndarray, noise: NoiseKey) -> tuple[float, ...]:
+    clipping, plain = Ternary("tensor", CLIP), Ternary("tensor", None)
+    limit = clipping.norms(x)[0]
+    shares = [
+        float(np.mean(native.through(codec, x.shape, x, noise) == 0)) for codec in (clipping, plain)
+    ]
+    return (*change(x, np.clip(x, -limit, limit)), *shares)
+
+
+def table(rows: list[Row]) -> Table:
+    """One line a tensor."""
+    header = ("tensor", "shorter by %", "turned by degrees", "zeros %", "zeros without clipping %")
+    lines = [
+        (
+            tensor,
+            spread(values(rows, tensor, "length_percent"), "{:.1f}"),
+            spread(values(rows, tensor, "degrees"), "{:.1f}"),
+            spread(100 * values(rows, tensor, "zeros"), "{:.1f}"),
+            spread(100 * values(rows, tensor, "zeros_without_clipping"), "{:.1f}"),
+        )
+        for tensor in rows[0]["result"]
+    ]
+    length, angle = gaussian()
+    return Table(
+        header, [*lines, ("normal distribution", f"{length:.2f}", f"{angle:.2f}", "-", "-")]
+    )
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Section 3.3's ranges, and figure 4 (c)."""
+    tensors = list(rows[0]["result"])
+    lengths = [values(rows, tensor, "length_percent").mean() for tensor in tensors]
+    angles = [values(rows, tensor, "degrees").mean() for tensor in tensors]
+    largest = "fc1.weight"
+    zeros = 100 * values(rows, largest, "zeros").mean()
+    length, angle = gaussian()
+    return [
+        Claim(
+            "clipping changes the length by 1.0% to 1.5%",
+            "1.0% to 1.5%",
+            f"{min(lengths):.1f}% to {max(lengths):.1f}%; normal {length:.2f}%",
+            bool(min(lengths) >= 1.0 and max(lengths) <= 1.5),
+        ),
+        Claim(
+            "clipping changes the direction by 2 to 3 degrees",
+            "2 to 3",
+            f"{min(angles):.1f} to {max(angles):.1f}; normal {angle:.1f}",
+            bool(min(angles) >= 2 and max(angles) <= 3),
+        ),
+        Claim(
+            "a fully connected layer's gradients become zeros for 71.32% (figure 4 c)",
+            "71.3%",
+            f"{zeros:.1f}% of {largest}",
+            bool(abs(zeros - 71.32) <= 10),
+        ),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="terngrad-clipping",
+    paper="TernGrad (Wen et al., 2017), section 3.3 and figure 4 (c): clipping and zeros",
+    cases=cases,
+    ticks=lambda recipe: recipe.steps,
+    run=run,
+    table=table,
+    claims=claims,
+)

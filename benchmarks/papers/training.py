@@ -1,0 +1,308 @@
+"""Training on the digits by simulated workers, with the kernels and the exchanges of real ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import compressions
+from benchmarks.data import batches, digits
+from benchmarks.data.images import Data
+from benchmarks.papers import models
+from benchmarks.papers.experiment import Advance
+from benchmarks.papers.native import Native
+from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
+from hvd_compress.exchange.reference import OwnerStep, Simulation
+
+Gradients = dict[str, torch.Tensor]
+"""By parameter, shape=(workers, ...)."""
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    Attributes:
+        model: a name that :func:`benchmarks.papers.models.build` knows.
+        compression: ``NAME`` or ``NAME:key=value,...``: a scheme, the codec's settings, ``alpha``,
+            ``beta`` and ``exchange``. All gradients are compressed, biases too.
+        seed: of the first weights, the order of the images and the codec's noise.
+        steps: how many.
+        workers: how many share the mini-batch.
+        batch: images a step, of all workers together.
+        optimizer: ``"sgd"``, ``"momentum"`` (0.9) or ``"adam"``.
+        lr: the learning rate at the start.
+        decay: the power of a polynomial decay of the learning rate to zero; 0 keeps it.
+        weight_decay: of the optimizer.
+        averaging: decay of the exponential moving average of the weights that is tested as well; 0 is none.
+        cold_start: steps at the beginning that are not compressed.
+    """
+
+    model: str
+    compression: str
+    seed: int
+    steps: int
+    workers: int = 4
+    batch: int = 64
+    optimizer: str = "momentum"
+    lr: float = 0.01
+    decay: float = 0.0
+    weight_decay: float = 0.0
+    averaging: float = 0.0
+    cold_start: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0 (TernGrad, section 4)."""
+        return self.lr * (1 - step / self.steps) ** self.decay
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What a specification says; without a codec nothing is compressed."""
+
+    codec: Codec | None
+    feedback: ErrorFeedback
+    exchange: str
+
+    @classmethod
+    def parse(cls, text: str) -> Compression:
+        """Reads ``NAME:key=value,...``.
+
+        Raises:
+            KeyError: an unknown name.
+            TypeError: a setting that the codec does not have.
+        """
+        parsed = compressions.parse(text, {}, last_layer="")
+        options = dict(parsed.options)
+        options.pop("exclude", None)
+        scheme = SCHEMES[parsed.name]
+        feedback = ErrorFeedback(
+            options.pop("alpha", scheme.feedback.alpha), options.pop("beta", scheme.feedback.beta)
+        )
+        exchange = options.pop("exchange", "allgather")
+        codec = None if parsed.name == NONE else scheme.codec(**options)
+        return cls(codec, feedback, exchange)
+
+
+Prepare = Callable[[Gradients, int], Gradients]
+"""Changes the workers' gradients before they are encoded, given the step."""
+
+
+class Run:
+    """One training.
+
+    Args:
+        recipe: how.
+        prepare: changes gradients before they are encoded; None leaves them.
+        owner_step: of the two shots.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepare: Prepare | None = None,
+        owner_step: OwnerStep | None = None,
+    ) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(recipe.seed)
+        self.recipe = recipe
+        self.image = models.image_of(recipe.model)
+        self.model = models.build(recipe.model, self.image)
+        self.average = WeightAverage(self.model, recipe.averaging) if recipe.averaging else None
+        self._prepare = prepare
+        self._gradients = models.WorkerGradients(self.model)
+        self._optimizer = _optimizer(recipe, self.model)
+        self._data = images(self.image)
+        self.compression = Compression.parse(recipe.compression)
+        self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        self._simulation: Simulation | None = None
+        if self.compression.codec is not None:
+            self._simulation = Simulation(
+                self.compression.exchange,
+                self.compression.codec,
+                self.compression.feedback,
+                self.shapes,
+                recipe.workers,
+                seed=recipe.seed,
+                owner_step=owner_step,
+                arithmetic=Native(),
+            )
+
+    def train(self, each: Callable[[int, float, Gradients], Any]) -> None:
+        """Makes all steps, or stops where the loss is not finite.
+
+        Args:
+            each: called in each step, before the update, with its number, the loss and the workers'
+                gradients.
+        """
+        for step, (x, y) in enumerate(self._batches()):
+            self.model.train()
+            gradients, loss = self._gradients(x, y)
+            each(step, loss, gradients)
+            if not math.isfinite(loss):
+                break
+            if self._prepare is not None:
+                gradients = self._prepare(gradients, step)
+            received = self._exchange(gradients, step)
+            for name, parameter in self.model.named_parameters():
+                parameter.grad = received[name]
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.recipe.rate(step)
+            self._optimizer.step()
+            if self.average is not None:
+                self.average.update()
+
+    def score(self, part: str = "test") -> tuple[float, float]:
+        """Accuracy and mean loss on the ``"test"`` or the ``"train"`` images."""
+        return score(self.model, self._data, part)
+
+    def averaged_score(self) -> tuple[float, float]:
+        """:meth:`score` of the averaged weights on the test images."""
+        assert self.average is not None
+        return score(self.average.model(), self._data, "test")
+
+    def payload_bytes(self) -> int:
+        """Of one worker and step."""
+        codec = self.compression.codec
+        if codec is None:
+            return 4 * sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(codec.payload_bytes(shape) for shape in self.shapes.values())
+
+    def _exchange(self, gradients: Gradients, step: int) -> Gradients:
+        if self._simulation is None or step < self.recipe.cold_start:
+            return {name: of_workers.mean(0) for name, of_workers in gradients.items()}
+        arrays = {name: g.detach().contiguous().numpy() for name, g in gradients.items()}
+        ranks = range(self.recipe.workers)
+        averaged = self._simulation.average(
+            [{name: array[rank] for name, array in arrays.items()} for rank in ranks]
+        )
+        return {name: torch.from_numpy(array) for name, array in averaged.items()}
+
+    def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        train, recipe = self._data.train, self.recipe
+        epoch = step = 0
+        while True:
+            drawn = batches.epoch(len(train.labels), recipe.batch, seed=recipe.seed, epoch=epoch)
+            for rows in drawn:
+                if step == recipe.steps:
+                    return
+                x, y = tensors(self._data, "train", rows)
+                yield (
+                    x.reshape(recipe.workers, -1, *x.shape[1:]),
+                    y.reshape(recipe.workers, -1),
+                )
+                step += 1
+            epoch += 1
+
+
+class WeightAverage:
+    """The exponential moving average of a model's weights (TernGrad, section 4).
+
+    The first steps count more, as in TensorFlow, which the paper used: the decay of update ``n`` is
+    ``min(decay, (1 + n) / (10 + n))``. Else the first weights would still be a third of the average after
+    the paper's ten thousand steps of 0.9999.
+
+    Args:
+        model: whose weights are averaged.
+        decay: from 0 to 1.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay, self._updates = model, decay, 0
+        self._average = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self) -> None:
+        """Takes up the model's weights."""
+        kept = min(self._decay, (1 + self._updates) / (10 + self._updates))
+        self._updates += 1
+        for name, parameter in self._model.named_parameters():
+            self._average[name].lerp_(parameter.detach(), 1 - kept)
+
+    def model(self) -> nn.Module:
+        """A copy of the model with the averaged weights."""
+        import copy
+
+        averaged = copy.deepcopy(self._model)
+        with torch.no_grad():
+            for name, parameter in averaged.named_parameters():
+                parameter.copy_(self._average[name])
+        return averaged
+
+
+def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) -> dict[str, Any]:
+    """Trains, and says how it went.
+
+    Returns:
+        ``test_accuracy``, ``averaged_accuracy`` (None without an average), ``train_accuracy``,
+        ``train_loss`` of all training images, ``curve`` (mean losses of ``points`` parts),
+        ``diverged``, and ``payload_bytes`` of one worker and step. Where a run diverged, which is where the
+        loss is not finite or larger than at first, accuracies are None.
+    """
+    run = Run(recipe, **options)
+    losses: list[float] = []
+
+    def each(step: int, loss: float, gradients: Gradients) -> None:
+        losses.append(loss)
+        advance()
+
+    run.train(each)
+    accuracy, _ = run.score()
+    train_accuracy, train_loss = run.score("train")
+    diverged = not math.isfinite(train_loss) or train_loss > 2 * math.log(10)
+    parts = np.array_split(np.array(losses), min(points, len(losses)))
+    return {
+        "test_accuracy": None if diverged else accuracy,
+        "averaged_accuracy": run.averaged_score()[0] if run.average and not diverged else None,
+        "train_accuracy": None if diverged else train_accuracy,
+        "train_loss": None if diverged else train_loss,
+        "curve": [_finite(part.mean()) for part in parts],
+        "diverged": diverged,
+        "payload_bytes": run.payload_bytes(),
+    }
+
+
+@cache
+def images(image: tuple[int, int, int]) -> Data:
+    """The digits, in a model's size and number of channels."""
+    return digits.load(image[0], image[2])
+
+
+def tensors(data: Data, part: str, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, channels-first, and labels."""
+    chosen = data.train if part == "train" else data.test
+    assert chosen is not None
+    x = torch.from_numpy(np.ascontiguousarray(chosen.load(rows).transpose(0, 3, 1, 2)))
+    return x, torch.from_numpy(chosen.labels[rows])
+
+
+def score(model: nn.Module, data: Data, part: str) -> tuple[float, float]:
+    """Accuracy and mean loss on all images of a part."""
+    chosen = data.train if part == "train" else data.test
+    assert chosen is not None
+    x, y = tensors(data, part, np.arange(len(chosen.labels)))
+    model.eval()
+    with torch.no_grad():
+        logits = model(x)
+        loss = float(nn.functional.cross_entropy(logits, y))
+    return float((logits.argmax(1) == y).float().mean()), loss
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    lr, decay = recipe.lr, recipe.weight_decay
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay)
+    momentum = {"sgd": 0.0, "momentum": 0.9}[recipe.optimizer]
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
+
+
+def _finite(loss: float) -> float | None:
+    return float(f"{loss:.4g}") if math.isfinite(loss) else None
