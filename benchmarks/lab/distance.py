@@ -11,15 +11,13 @@ program ``relay.c`` keeps for as long; it is a port of the switch, and what come
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from benchmarks.lab.errors import LabError
-from benchmarks.lab.isolation import command
+from benchmarks.lab.isolation import command, hurry
 from benchmarks.lab.link import Link
 from benchmarks.lab.network import FOLDER, INTERFACE, SWITCH, Host
 
@@ -92,9 +90,7 @@ def _relay(link: Link, reason: str) -> subprocess.Popen[str]:
     assert relay.stdout
     if (said := relay.stdout.readline().strip()) != "ready":
         raise LabError(f"expected the relay to make the interface {_FAR}, got: {said}")
-    # A relay that waits for its turn among the ranks delays every packet. Some containers refuse.
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(relay.pid, os.SCHED_RR, os.sched_param(1))
+    hurry(relay.pid)  # Waiting for its turn among the ranks, it would delay every packet.
     # Frames that wait for the relay to run. The usual 1,000 are 12 ms of full ones at 1 Gbit/s.
     command("ip", "link", "set", _FAR, "txqueuelen", str(_QUEUED))
     command("ip", "link", "set", _FAR, "master", SWITCH, "up")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.lab.errors import LabError
-from benchmarks.lab.isolation import command, network
+from benchmarks.lab.isolation import command, network, prompt
 from benchmarks.lab.link import Link
 from benchmarks.lab.network import FOLDER, Host
 
@@ -79,6 +79,7 @@ def round_trips(one: Host, other: Host, expected: float) -> list[float]:
     """
     found: list[float] = []
     with (
+        prompt(),  # The time is the link's, not that for which this process waits for a processor.
         _opened(one, socket.SOCK_DGRAM) as near,
         _opened(other, socket.SOCK_DGRAM) as far,
     ):
