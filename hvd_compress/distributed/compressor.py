@@ -108,8 +108,9 @@ class Compressor(GroupCoder):
         self._take(group)
         self._bind()
         if self._comparisons is None:
-            one = tensor if isinstance(tensor, torch.Tensor) else next(iter(tensor), None)
-            self._connect(one.device if isinstance(one, torch.Tensor) else torch.device("cpu"))
+            several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
+            devices = (one.device for one in several if isinstance(one, torch.Tensor))
+            self._connect(next(devices, torch.device("cpu")))
             self._comparisons = Line(self._collectives)
         known = set(self._by_key)
         try:

@@ -103,7 +103,7 @@ class Compressor(GroupCoder):
         self._shards = found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
-        self._running = False
+        self._task: int | None = None  # Autograd's number of the backward pass under way.
         self._seen: set[int] = set()
         self._failure: Exception | None = None
         self._partial: dict[int, torch.Tensor] = {}
@@ -186,18 +186,20 @@ class Compressor(GroupCoder):
         rest = self._partial.pop(number, None)
         if rest is not None:
             output.add_(rest)
+        task = torch._C._current_graph_task_id()
+        if self._task not in (None, task):
+            self._break_off()  # The last backward pass has not come to its end.
         if number in self._seen:
             self._break_off()
             raise ExchangeError(
                 f"{unit.name or 'the model'}: expected its gradients once in a backward pass, got them "
-                f"again: a module that FSDP2 shards has to run once in a forward pass. Or the last one "
-                f"broke off: run this one again, for residuals are what they were before that"
+                f"again: a module that FSDP2 shards has to run once in a forward pass"
             )
         self._seen.add(number)
-        if not self._running:
+        if self._task is None:
             # Behind FSDP2's own callback, in which the hooks of the first layers may be called.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            self._running = True
+            self._task = task
             self._attempt(self._start)
         self._attempt(lambda: self._average(unit, output))
 
@@ -210,7 +212,8 @@ class Compressor(GroupCoder):
                 self._failure = error
 
     def _break_off(self) -> None:
-        self._running = False
+        """Forgets a backward pass without an end: residuals are what they were before."""
+        self._task = None
         self._step = self._failure = None
         self._seen.clear()
         self._partial.clear()
@@ -250,7 +253,7 @@ class Compressor(GroupCoder):
         """Called at the end of a backward pass, by every rank: whether the step counts."""
         step, self._step = self._step, None
         failure, self._failure = self._failure, None
-        self._running = False
+        self._task = None
         self._seen.clear()
         self.counters.steps += 1
         if failure is not None:

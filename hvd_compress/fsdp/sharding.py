@@ -87,7 +87,10 @@ def sharded(model: torch.nn.Module) -> Sharded:
         raise TypeError(f"{_EXPECTED}, got {type(model).__name__}, which has none")
     named = list(model.named_parameters())
     try:
-        return _look(modules, named)
+        found = _look(modules, named)
+        for unit in found.units:
+            _ = unit.places(), unit.accumulates, unit.module.set_reduce_scatter_unused_params
+        return found
     except AttributeError as error:
         raise NotImplementedError(
             f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.13, got that of {torch.__version__}: "

@@ -368,6 +368,16 @@ def test_an_altered_payload() -> None:
         Collectives.start = start  # type: ignore[method-assign]
 
 
+@on_ranks(2, launcher="torchrun")
+def test_a_first_call_that_is_wrong() -> None:
+    compressor = hvdc.OneBit()
+    with pytest.raises(TypeError, match="expected a tensor or a list of tensors, got int"):
+        hvdc.all_reduce(3, compressor)  # type: ignore[arg-type]
+    tensor = torch.full((3000,), float(dist.get_rank()))
+    hvdc.all_reduce(tensor, compressor)
+    assert tensor.eq(0.5).all()
+
+
 def test_without_a_process_group() -> None:
     with pytest.raises(
         hvdc.ExchangeError, match=r"torch.distributed.init_process_group\(\) before"

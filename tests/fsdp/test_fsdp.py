@@ -465,6 +465,54 @@ def test_a_rank_that_fails() -> None:
     dist.barrier()  # All of them are still there.
 
 
+class _Stumbling(torch.autograd.Function):
+    stumbles = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if _Stumbling.stumbles:
+            raise ArithmeticError("on purpose")
+        return gradient
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(_Stumbling.apply(self.first(x)))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_backward_pass_that_breaks_off() -> None:
+    """The next ones are as if it had not been; but for the noise, which 1-bit SGD has none of."""
+    mesh = mesh_of(2)
+    results = []
+    for stumbles in (False, True):
+        net = shard(_Layers(), mesh)
+        compressor = hvdc.OneBit(net, mesh=mesh, threshold=0)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for step in range(3):
+            x = torch.randn(3, 40, generator=generator)
+            if stumbles and step == 1:
+                _Stumbling.stumbles = True
+                with pytest.raises(ArithmeticError, match="on purpose"):
+                    net(x).sum().backward()
+                _Stumbling.stumbles = False
+                net.reset_iter_state()
+            net.zero_grad()
+            net(x).sum().backward()
+        assert compressor.counters.steps == 3
+        results.append(gradients_of(net))
+    assert_same_bits(*results)
+
+
 class _Twice(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
