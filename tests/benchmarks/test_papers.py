@@ -19,6 +19,7 @@ from benchmarks.papers import (
     ecq_linear,
     ecq_real,
     int8_errors,
+    int8_layers,
     linear,
     models,
     onebit_adagrad,
@@ -165,6 +166,17 @@ def test_errors_of_8_bit_types(kind: Any) -> None:
         down = distance[np.arange(x.size), np.maximum(below, 0)]
         one_sided = np.where(below % 2 == parity, down, error)
         assert found[name]["squared"] == pytest.approx(np.square(one_sided).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", int8_errors.KINDS)
+def test_errors_of_layers(kind: Any) -> None:
+    x = normal((500,), scale=0.1).astype(np.float64)
+    table = np.arange(128) / 127 if kind == "linear" else magnitudes(kind).astype(np.float64)
+    table = table * (np.abs(x).max() if kind in ("linear", "dynamic") else 10)
+    relative = np.abs(np.abs(x)[:, None] - table).min(1) / np.abs(x)
+    tensor = torch.cat([torch.from_numpy(x), torch.tensor([0.0, 1e-9])]).float()
+    found = int8_layers.relative_error(Int8(kind, "tensor"), tensor)
+    assert found == pytest.approx(100 * relative.mean(), rel=1e-4)
 
 
 def test_regression_without_compression_is_plain_sgd() -> None:
@@ -348,3 +360,25 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         __main__.main(["ecq-linear"])
     assert "--json: expected the file" in capsys.readouterr().err
+
+
+def test_a_hook_clips_a_gradient_before_it_is_handed_over() -> None:
+    """The recipe of docs/papers.md: hooks of parameters run before those of accumulated gradients."""
+    torch.manual_seed(0)
+    model, seen = nn.Linear(1000, 3), {}
+    plain = nn.Linear(1000, 3)
+    plain.load_state_dict(model.state_dict())
+    for parameter in model.parameters():
+        parameter.register_hook(
+            lambda g: g.clamp(-2.5 * g.std(correction=0), 2.5 * g.std(correction=0))
+        )
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: seen.__setitem__(id(p), p.grad.clone())
+        )
+    x = torch.from_numpy(normal((2000,))).reshape(2, 1000) ** 3
+    for one in (model, plain):
+        one(x).square().sum().backward()
+    raw = plain.weight.grad
+    expected = terngrad_sharing.clipped({"w": raw[None]})["w"][0]
+    assert not torch.equal(expected, raw)
+    torch.testing.assert_close(seen[id(model.weight)], expected, rtol=1e-5, atol=1e-7)
