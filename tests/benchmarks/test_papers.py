@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import benchmarks
 from benchmarks.data import batches
 from benchmarks.papers import (
     __main__,
@@ -37,6 +38,7 @@ from hvd_compress.codecs.int8 import magnitudes
 from hvd_compress.exchange.reference import Simulation
 from tests.codecs.cases import normal
 
+RECORDS = Path(benchmarks.__file__).parent / "records"
 SMALL = {"steps": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
 
 
@@ -86,6 +88,21 @@ def test_the_papers_size_is_larger(name: str) -> None:
     assert len(set(full)) == len(full) and len(set(default)) == len(default)
     ticks = EXPERIMENTS[name].ticks
     assert sum(map(ticks, full)) >= sum(map(ticks, default))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_committed_record_is_of_these_cases_and_claims(name: str) -> None:
+    """What docs/papers.md shows: a change of an experiment asks for a new record."""
+    made = record.read(RECORDS / f"papers-{name}.json")
+    experiment = EXPERIMENTS[name]
+    cases = experiment.cases(False)
+    assert len(made.rows) == len(cases) and all(made.has(case) for case in cases)
+    claims = [dataclasses.asdict(claim) for claim in experiment.claims(made.rows)]
+    assert made.claims == claims
+    holding = f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
+    page = (RECORDS.parent.parent / "docs" / "papers.md").read_text()
+    line = next(one for one in page.splitlines() if one.startswith(f"| [`{name}`]"))
+    assert line.split("|")[-2].strip() == ("" if name == "terngrad-sharing" else holding)
 
 
 def test_another_experiments_record_is_not_gone_on_with(
