@@ -17,6 +17,7 @@ def figure(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Itera
     from matplotlib import pyplot as plt
 
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
+    style["path.simplify_threshold"] = 0.5
     size = options.pop("size", (3.4 * columns, 2.6 * rows))
     with plt.rc_context(style):
         drawn, axes = plt.subplots(

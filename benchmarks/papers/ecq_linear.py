@@ -209,7 +209,7 @@ def draw(rows: list[Row], path: Path) -> None:
             axes[1, column].set_xlabel("iteration")
             for row in range(2):
                 axes[row, column].set_yscale("log")
-                axes[row, column].grid(alpha=0.3)
+                axes[row, column].minorticks_off()
         axes[0, 0].set_ylabel("loss above the least")
         axes[1, 0].set_ylabel("distance to the optimum")
         axes[0, 0].legend(frameon=False)

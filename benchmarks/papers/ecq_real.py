@@ -245,10 +245,8 @@ def claims(rows: list[Row]) -> list[Claim]:
     """Table 1's orders."""
     found = []
     for data in kinds(rows, "data"):
-        loss = {
-            m: float(values(choose(rows, data=data, method=m), "train_loss").mean())
-            for m in METHODS
-        }
+        losses = {m: values(choose(rows, data=data, method=m), "train_loss") for m in METHODS}
+        loss = {m: float(of_seeds.mean()) for m, of_seeds in losses.items()}
         ratio = {
             m: float(values(choose(rows, data=data, method=m), "ratio").mean()) for m in METHODS
         }
@@ -261,10 +259,10 @@ def claims(rows: list[Row]) -> list[Claim]:
                 loss[ECQ_SGD] <= 1.05 * loss[FULL],
             ),
             Claim(
-                f"{data}: QSGD's loss is larger than ECQ-SGD's",
+                f"{data}: QSGD's loss is larger than ECQ-SGD's, with every seed",
                 f"{paper['qsgd'][0]:.3g} against {paper[ECQ_SGD][0]:.3g}",
                 f"{loss['qsgd']:.3g} against {loss[ECQ_SGD]:.3g}",
-                loss["qsgd"] > loss[ECQ_SGD],
+                bool((losses["qsgd"] > losses[ECQ_SGD]).all()),
             ),
             Claim(
                 f"{data}: 1Bit-SGD's loss is clearly larger",

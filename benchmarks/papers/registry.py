@@ -9,6 +9,7 @@ from benchmarks.papers import (
     ecq_real,
     ecq_sweep,
     int8_errors,
+    int8_layers,
     onebit_adagrad,
     onebit_feedback,
     terngrad_clipping,
@@ -20,6 +21,7 @@ from benchmarks.papers.experiment import Experiment
 
 _ALL = (
     int8_errors.EXPERIMENT,
+    int8_layers.EXPERIMENT,
     ecq_linear.EXPERIMENT,
     ecq_large.EXPERIMENT,
     ecq_real.EXPERIMENT,

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+import benchmarks
 from benchmarks.data import batches
 from benchmarks.papers import (
     __main__,
     ecq_linear,
     ecq_real,
     int8_errors,
+    int8_layers,
     linear,
     models,
     onebit_adagrad,
@@ -36,6 +38,7 @@ from hvd_compress.codecs.int8 import magnitudes
 from hvd_compress.exchange.reference import Simulation
 from tests.codecs.cases import normal
 
+RECORDS = Path(benchmarks.__file__).parent / "records"
 SMALL = {"steps": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
 
 
@@ -85,6 +88,21 @@ def test_the_papers_size_is_larger(name: str) -> None:
     assert len(set(full)) == len(full) and len(set(default)) == len(default)
     ticks = EXPERIMENTS[name].ticks
     assert sum(map(ticks, full)) >= sum(map(ticks, default))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_committed_record_is_of_these_cases_and_claims(name: str) -> None:
+    """What docs/papers.md shows: a change of an experiment asks for a new record."""
+    made = record.read(RECORDS / f"papers-{name}.json")
+    experiment = EXPERIMENTS[name]
+    cases = experiment.cases(False)
+    assert len(made.rows) == len(cases) and all(made.has(case) for case in cases)
+    claims = [dataclasses.asdict(claim) for claim in experiment.claims(made.rows)]
+    assert made.claims == claims
+    holding = f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
+    page = (RECORDS.parent.parent / "docs" / "papers.md").read_text()
+    line = next(one for one in page.splitlines() if one.startswith(f"| [`{name}`]"))
+    assert line.split("|")[-2].strip() == ("" if name == "terngrad-sharing" else holding)
 
 
 def test_another_experiments_record_is_not_gone_on_with(
@@ -165,6 +183,17 @@ def test_errors_of_8_bit_types(kind: Any) -> None:
         down = distance[np.arange(x.size), np.maximum(below, 0)]
         one_sided = np.where(below % 2 == parity, down, error)
         assert found[name]["squared"] == pytest.approx(np.square(one_sided).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", int8_errors.KINDS)
+def test_errors_of_layers(kind: Any) -> None:
+    x = normal((500,), scale=0.1).astype(np.float64)
+    table = np.arange(128) / 127 if kind == "linear" else magnitudes(kind).astype(np.float64)
+    table = table * (np.abs(x).max() if kind in ("linear", "dynamic") else 10)
+    relative = np.abs(np.abs(x)[:, None] - table).min(1) / np.abs(x)
+    tensor = torch.cat([torch.from_numpy(x), torch.tensor([0.0, 1e-9])]).float()
+    found = int8_layers.relative_error(Int8(kind, "tensor"), tensor)
+    assert found == pytest.approx(100 * relative.mean(), rel=1e-4)
 
 
 def test_regression_without_compression_is_plain_sgd() -> None:
@@ -348,3 +377,25 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         __main__.main(["ecq-linear"])
     assert "--json: expected the file" in capsys.readouterr().err
+
+
+def test_a_hook_clips_a_gradient_before_it_is_handed_over() -> None:
+    """The recipe of docs/papers.md: hooks of parameters run before those of accumulated gradients."""
+    torch.manual_seed(0)
+    model, seen = nn.Linear(1000, 3), {}
+    plain = nn.Linear(1000, 3)
+    plain.load_state_dict(model.state_dict())
+    for parameter in model.parameters():
+        parameter.register_hook(
+            lambda g: g.clamp(-2.5 * g.std(correction=0), 2.5 * g.std(correction=0))
+        )
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: seen.__setitem__(id(p), p.grad.clone())
+        )
+    x = torch.from_numpy(normal((2000,))).reshape(2, 1000) ** 3
+    for one in (model, plain):
+        one(x).square().sum().backward()
+    raw = plain.weight.grad
+    expected = terngrad_sharing.clipped({"w": raw[None]})["w"][0]
+    assert not torch.equal(expected, raw)
+    torch.testing.assert_close(seen[id(model.weight)], expected, rtol=1e-5, atol=1e-7)
