@@ -40,10 +40,10 @@ CODECS: dict[str, Codec] = {
     "int8 dynamic tensor": Int8("dynamic", "tensor"),
     "ternary 2048": Ternary(2048),
     "ternary tensor": Ternary("tensor"),
-    "ecq l2 4096": ECQ(bucket=4096),
-    "ecq l2 2048": ECQ(bucket=2048),
-    "ecq linf 2048": ECQ(norm="linf", bucket=2048),
-    "ecq l2 tensor": ECQ(bucket="tensor"),
+    "ecq l2 4096": ECQ(4, "l2", 4096),
+    "ecq l2 2048": ECQ(4, "l2", 2048),
+    "ecq linf 2048": ECQ(4, "linf", 2048),
+    "ecq l2 tensor": ECQ(4, "l2", "tensor"),
 }
 """Every variant, by the name that tables call it."""
 

@@ -30,7 +30,8 @@ def build(name: str, image: tuple[int, int, int]) -> nn.Module:
 
 def image_of(name: str) -> tuple[int, int, int]:
     """Height, width and channels of a model's images."""
-    return MODELS[name].image if name in MODELS else MODELS["lenet"].image
+    height, width, channels = MODELS[name if name in MODELS else "lenet"].input
+    return height, width, channels
 
 
 def sigmoid(inputs: int, width: int = 128, hidden: int = 3) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks import compressions
 from benchmarks.data import batches, digits
-from benchmarks.data.images import Data
+from benchmarks.data.samples import Data
 from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
 from benchmarks.papers.native import Native

@@ -21,7 +21,8 @@ class ECQ(LevelCodec):
     """``levels`` evenly spaced magnitudes below a norm, chosen at random and without bias.
 
     An element between two levels becomes the upper one with the probability that makes the expectation
-    right (equations 8 and 9). With error feedback this is ECQ-SGD, without it QSGD.
+    right (equations 8 and 9). With error feedback this is ECQ-SGD, without it QSGD. The paper's settings
+    are ``levels=4, norm="l2"``; in as many bits, the defaults have less noise (``docs/codecs/ecq.md``).
 
     Attributes:
         levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
@@ -33,8 +34,8 @@ class ECQ(LevelCodec):
     name: ClassVar[str] = "ecq"
     error: ClassVar[Literal["unbiased", "contractive"]] = "unbiased"
 
-    levels: int = 4
-    norm: Literal["l2", "linf"] = "l2"
+    levels: int = 7
+    norm: Literal["l2", "linf"] = "linf"
     bucket: int | Literal["tensor"] = 4096
 
     def __post_init__(self) -> None:

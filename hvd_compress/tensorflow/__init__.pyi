@@ -156,8 +156,8 @@ class ECQ(Compressor):
     def __init__(
         self,
         *,
-        levels: int = 4,
-        norm: Literal["l2", "linf"] = "l2",
+        levels: int = 7,
+        norm: Literal["l2", "linf"] = "linf",
         bucket: int | Literal["tensor"] = 4096,
         alpha: float = 0.01,
         beta: float = 1.0,
@@ -191,8 +191,8 @@ class QSGD(Compressor):
     def __init__(
         self,
         *,
-        levels: int = 4,
-        norm: Literal["l2", "linf"] = "l2",
+        levels: int = 7,
+        norm: Literal["l2", "linf"] = "linf",
         bucket: int | Literal["tensor"] = 4096,
         alpha: float = 0.0,
         beta: float = 1.0,

@@ -14,6 +14,7 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.exchange.routing import EXCHANGES, UNCOMPRESSED_ROUTE
+from tests.again import initialize_again
 from tests.planner.budgets import MOST_STEPS, unlimited
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
@@ -253,6 +254,25 @@ def test_join() -> None:
         compressor,
         lambda step: exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), step % 8)),
     )
+
+
+@on_ranks(3, alone=True)
+def test_fewer_ranks() -> None:
+    """After a reset, what is fastest among those that are left is measured from the beginning."""
+    model, compressor, optimizer = _start(codecs=("onebit",), exchanges=("allgather",))
+
+    def step(number: int) -> None:
+        exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), number % 8))
+
+    for number in range(6):
+        step(number)
+    if not initialize_again(hvd, 2):
+        return
+    compressor.rebind()
+    assert not compressor.settled and compressor._planner.step == 0
+    _until_planned(compressor, step)
+    assert len(_everywhere(compressor.explain())) == 1
+    hvd.barrier()
 
 
 @on_ranks(1)
