@@ -25,7 +25,7 @@ from hvd_compress.local.fragments import split
 _log = logging.getLogger(__name__)
 
 NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-"""The outer optimizer of the paper (section 3.1)."""
+"""The outer optimizer of the paper."""
 
 
 class DiLoCo:
@@ -39,7 +39,7 @@ class DiLoCo:
 
     With several ``fragments``, a part of the model is exchanged at a time, at equal distances within
     ``sync_every`` steps; with a ``delay``, while the ranks make so many further steps (Streaming DiLoCo,
-    Douillard et al., 2025, sections 2.2 and 2.3).
+    Douillard et al., 2025).
 
     An outer SGD with ``lr=1`` and no momentum is local SGD: the parameters themselves are averaged.
 
@@ -51,7 +51,7 @@ class DiLoCo:
             normalisation, stay each rank's own.
         compressor: of :mod:`hvd_compress.distributed`, such as ``Int8()``, for the differences; it is this
             object's alone. Its keys are the parameters' names.
-        sync_every: steps between two exchanges of the same parameter; 100 to 500 in the paper.
+        sync_every: steps between two exchanges of the same parameter; 500 in most of the paper.
         outer_optimizer: called once with the common parameters; returns a ``torch.optim.Optimizer``. The
             default is SGD with Nesterov momentum 0.9 and a learning rate of 0.7.
         fragments: how many parts the model is exchanged in; or lists of patterns (``fnmatch``) of their
