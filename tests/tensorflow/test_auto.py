@@ -58,6 +58,26 @@ def _mixed() -> hvdc.Auto:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_the_variables_of_a_keras_model() -> None:
+    """Those of Keras 3, which are not TensorFlow's, say as much as the tape's sources do."""
+    import keras
+
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100), keras.layers.Dense(10)])
+    own = model.trainable_variables
+    assert not any(isinstance(variable, tf.Variable) for variable in own)
+    with deciding(lambda routes: [by("onebit")(routes), *[UNCOMPRESSED_ROUTE] * 3]):
+        compressor = hvdc.Auto(own, codecs=("onebit",), exchanges=("allgather",), threshold=1024)
+    assert compressor.settled
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones((2, 64))) ** 2)
+    tape = hvd.DistributedGradientTape(tape, compression=compressor)
+    gradients = tape.gradient(loss, [variable.value for variable in own])
+    assert [tuple(one.shape) for one in gradients] == [tuple(one.shape) for one in own]
+    sent = [route.uncompressed for route in compressor.routes().values()]
+    assert sent == [False, True, True, True]
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_gradients_in_ways_of_their_own() -> None:
     """Each as in a compressor that sends all of them so; nothing is lost when a step is dropped."""
     compressor = _mixed()
