@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import base
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.distributed import Compressor, ExchangeError, Work, all_reduce
 from hvd_compress.distributed.agreement import Agreement
 from hvd_compress.distributed.device_collectives import collectives_of
 from hvd_compress.exchange import agreement
@@ -73,7 +73,7 @@ class DiLoCo:
     def __init__(
         self,
         model: nn.Module,
-        compressor: Compressor,
+        compressor: hvdc.Compressor,
         *,
         sync_every: int,
         outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = NESTEROV,
@@ -81,7 +81,7 @@ class DiLoCo:
         delay: int = 0,
         mixing: float | None = None,
     ) -> None:
-        expect_instance("DiLoCo", compressor, Compressor, "DiLoCo(model, {}, ...)", "Int8()")
+        expect_instance("DiLoCo", compressor, hvdc.Compressor, "DiLoCo(model, {}, ...)", "Int8()")
         base.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
         base.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
         self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
@@ -218,7 +218,7 @@ class DiLoCo:
             self._common[name].detach() - self._own[name].detach().to(self._common[name].dtype)
             for name in names
         ]
-        work = all_reduce(differences, self._compressor, key=names, async_op=True)
+        work = hvdc.all_reduce(differences, self._compressor, key=names, async_op=True)
         self._under_way[fragment] = _Round(self.steps + self._delay, differences, work)
 
     def _receive(self, fragment: int) -> None:
@@ -272,7 +272,7 @@ class DiLoCo:
 
     def _check_state(self, who: str, state: dict[str, Any]) -> None:
         if self._under_way:
-            raise ExchangeError(
+            raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
         expected, got = self._configuration(), state["configuration"]
@@ -308,7 +308,7 @@ class _Round:
 
     due: int
     differences: list[torch.Tensor]
-    work: Work | None
+    work: hvdc.Work | None
 
     def wait(self) -> None:
         work, self.work = self.work, None
