@@ -54,6 +54,7 @@ class Distributed(TorchFrontend):
         "parameters_that_are_not_used": "every rank has every tensor",
         "a_rank_that_joins": "ranks that run out of data are the caller's",
         "a_rank_that_joins_at_once": "ranks that run out of data are the caller's",
+        "a_rank_that_joins_in_the_warm_up": "ranks that run out of data are the caller's",
     }
     outsiders = False
 
