@@ -66,6 +66,17 @@ class Step:
         if self._agreement is None:
             self._send(bucket)
 
+    def only(self, bucket: Bucket) -> None:
+        """Sends the one bucket of a step, in place of :meth:`add` and :meth:`close`; without an agreement.
+
+        Between these two, a bucket that is back already would be complete before residuals are settled. So
+        they may be called only where nobody waits for a bucket before :meth:`close` returns.
+        """
+        assert self._agreement is None
+        self._buckets.append(bucket)
+        self._outstanding -= 1  # There is no close() to be counted off.
+        self._send(bucket)
+
     def close(self) -> None:
         """Called after the last bucket.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.launcher import Launcher
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective
 from tests.contract.cases import ROWS, SHAPES, USUAL
@@ -63,6 +65,24 @@ def test_calls_that_overlap() -> None:
                 assert work is not None and work.wait() and work.is_completed()
                 assert work.wait()
             assert_same_bits(mine, simulation.average(everybodys))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_residuals_are_settled_when_a_call_is_over() -> None:
+    """Also where a collective is over before the thread that has started it goes on."""
+    submit = Launcher.submit
+
+    def slowly(launcher: Launcher, *arguments: Any) -> None:
+        submit(launcher, *arguments)
+        time.sleep(0.05)
+
+    compressor = _compressor("allgather")
+    simulation = Simulation("allgather", *USUAL["allgather"], SHAPES, 2)
+    with mock.patch.object(Launcher, "submit", slowly):
+        for step in range(6):
+            everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
+            got = _reduce(compressor, everybodys[dist.get_rank()])
+            assert_same_bits(got, simulation.average(everybodys))
 
 
 @on_ranks(2, launcher="torchrun")
