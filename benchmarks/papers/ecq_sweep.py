@@ -26,14 +26,18 @@ PUBLISHED = {
 """Error rates of ResNet-20 on CIFAR-10 in per cent, by alpha and beta; None did not converge."""
 BEYOND = (0.2, 0.4, 1.0)
 """Alphas of ours, with beta = 1, further beyond the bound."""
-QSGD = "qsgd"
+QSGD = "qsgd:levels=4,norm=l2"
 _BUCKET = 4096
 
 
 def cases(full: bool) -> list[Recipe]:
     """A small network on the digits; ``full`` is ResNet-20 with the paper's recipe, on the digits, too."""
     pairs = [*PUBLISHED, *((alpha, 1.0) for alpha in BEYOND)]
-    texts = [NONE, QSGD, *(f"ecq:alpha={alpha},beta={beta}" for alpha, beta in pairs)]
+    texts = [
+        NONE,
+        QSGD,
+        *(f"ecq:levels=4,norm=l2,alpha={alpha},beta={beta}" for alpha, beta in pairs),
+    ]
     common: dict[str, Any] = {"model": "relu", "steps": 200, "workers": 2, "lr": 0.02}
     if full:
         common = {"model": "resnet20", "steps": 78_000, "workers": 2, "lr": 0.1, "batch": 128}

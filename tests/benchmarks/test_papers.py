@@ -313,7 +313,9 @@ def test_training_without_compression_is_torchs_own() -> None:
 
 
 def test_a_run_that_diverges_has_no_accuracy() -> None:
-    recipe = training.Recipe("relu", "ecq:alpha=1.0", 0, 40, workers=2, batch=16, lr=1.0)
+    recipe = training.Recipe(
+        "relu", "ecq:levels=4,norm=l2,alpha=1.0", 0, 40, workers=2, batch=16, lr=1.0
+    )
     found = training.outcome(recipe, lambda: None)
     assert found["diverged"] and found["test_accuracy"] is None and found["train_loss"] is None
 

@@ -110,7 +110,7 @@ def test_a_rank_that_is_lost() -> None:
     hvd.barrier()
 
 
-@on_ranks(2)
+@on_ranks(2, alone=True)
 def test_a_rank_that_is_replaced() -> None:
     """The new one has the others' positions, and its share of what was lost."""
     for share in (True, False):
@@ -155,7 +155,7 @@ def test_the_beginning_is_a_commit_as_well() -> None:
     assert {slot.step for slot in training.compressor._slots} == {0}
 
 
-@on_ranks(2, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+@on_ranks(2, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, alone=True)
 def test_a_process_set_does_not_outlive_a_reset() -> None:
     model, chosen = Probe(SHAPES), process_set(0)
     compressor = hvdc.OneBit(model, process_set=chosen, name="of some ranks")
