@@ -54,7 +54,7 @@ class FolderImages:
         self._mode = "RGB" if channels == 3 else "L"
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`benchmarks.data.samples.Samples`."""
+        """Images, shape=(len(indices), height, width, channels), dtype float32."""
         return np.stack([self._read(self._files[int(i)]) for i in indices])
 
     def _read(self, file: Path) -> np.ndarray:

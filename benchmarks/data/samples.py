@@ -54,5 +54,5 @@ class ArrayImages:
         self._scale = np.float32(1) / np.asarray(deviation, np.float32)
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`Samples`."""
+        """Standardised images, shape=(len(indices), height, width, channels), dtype float32."""
         return (self._pixels[indices].astype(np.float32) - self._mean) * self._scale

@@ -23,7 +23,7 @@ class SyntheticImages:
         self._image = image
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """See :class:`benchmarks.data.samples.Samples`."""
+        """Images, shape=(len(indices), height, width, channels), dtype float32."""
         return np.stack([self._make(int(i)) for i in indices])
 
     def _make(self, index: int) -> np.ndarray:

@@ -25,7 +25,7 @@ class Native(Arithmetic):
     Error feedback is left to :class:`hvd_compress.exchange.reference.Simulation`, which calls this.
 
     Args:
-        watch: shown every payload that is written; None is nobody.
+        watch: called with every payload that is written, or None.
     """
 
     def __init__(self, watch: Watch | None = None) -> None:

@@ -46,7 +46,7 @@ class Agreement:
 
 
 class Comparison:
-    """The same in a line of launch tickets: nobody waits, and one may follow the other.
+    """The same comparison in the order of launch tickets, without waiting; another one may follow.
 
     The next comparison in the line starts when this one is over, and what was called has returned.
 

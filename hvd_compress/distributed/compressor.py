@@ -307,7 +307,7 @@ class Compressor(GroupCoder):
             if error is not None:
                 raise error
             step = Step(self._collectives, self._launcher, None, lambda: None, lambda buckets: None)
-            step.only(bucket)
+            step.send_alone(bucket)
         except Exception as problem:
             bucket.resolve(problem)
 

@@ -66,11 +66,11 @@ class Step:
         if self._agreement is None:
             self._send(bucket)
 
-    def only(self, bucket: Bucket) -> None:
+    def send_alone(self, bucket: Bucket) -> None:
         """Sends the one bucket of a step, in place of :meth:`add` and :meth:`close`; without an agreement.
 
-        Between these two, a bucket that is back already would be complete before residuals are settled. So
-        they may be called only where nobody waits for a bucket before :meth:`close` returns.
+        With these two, a bucket that came back in between would be complete before residuals are settled,
+        and the next step could begin. With this method, residuals are settled first.
         """
         assert self._agreement is None
         self._buckets.append(bucket)

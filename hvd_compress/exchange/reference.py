@@ -35,13 +35,13 @@ class Arithmetic:
         return codec.dequantize(*codec.quantize(x, shape, noise), shape)
 
     def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.norms`."""
+        """The norms of ``x``'s groups, which ranks take the largest of."""
         return codec.norms(x)
 
     def to_levels(
         self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
     ) -> np.ndarray:
-        """See :meth:`LevelCodec.to_levels`."""
+        """``x`` as integers, by norms that all ranks share."""
         return codec.to_levels(x, norms, noise)
 
 

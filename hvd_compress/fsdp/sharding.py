@@ -140,8 +140,8 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
     for number, (name, parameter) in enumerate(named):
         if number not in dtypes or not isinstance(parameter, DTensor):
             raise ValueError(
-                f"{name}: expected a parameter that FSDP2 shards, got one that it leaves alone, which "
-                f"nobody would average: call fully_shard on the whole model last"
+                f"{name}: expected a parameter that FSDP2 shards, got one that it does not, which "
+                f"would not be averaged: call fully_shard on the whole model last"
             )
         if parameter.device_mesh.ndim != 1:
             raise ValueError(
