@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.contract.frontend import Form, Job
-from tests.contract.pytorch import TorchFrontend, TorchJob
+from tests.contract.process_groups import ProcessGroupFrontend
+from tests.contract.pytorch import TorchJob
 from tests.ddp.probes import distributed
 
 
@@ -32,13 +30,10 @@ class _Job(TorchJob):
         return self.ddp.join()
 
 
-class DDP(TorchFrontend):
+class DDP(ProcessGroupFrontend):
     """How the contract makes and runs jobs of ``hvd_compress.ddp``."""
 
     name = "ddp"
-    launcher, launcher_of_hosts = "torchrun", "two nodes"
-    errors = hvdc.ExchangeError
-    outsiders = False
     zeros_after_join = True
     cannot = {  # noqa: RUF012
         "a_rank_that_joins_in_the_warm_up": "a rank that has joined counts its steps as the others do",
@@ -47,10 +42,6 @@ class DDP(TorchFrontend):
     with_unused = {"find_unused_parameters": True}  # noqa: RUF012
     one_bucket = {"bucket_cap_mb": 25}  # noqa: RUF012
     views = ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001})
-
-    rank = property(lambda self: dist.get_rank())
-    size = property(lambda self: dist.get_world_size())
-    local = property(lambda self: int(os.environ["LOCAL_WORLD_SIZE"]))
 
     @property
     def forms(self) -> Sequence[Form]:
@@ -78,14 +69,3 @@ class DDP(TorchFrontend):
         model, chosen = self._probe(shapes, dtype, options)
         ddp, compressor = distributed(model, codec, feedback, exchange=exchange, **options)
         return _Job(ddp, compressor, chosen)
-
-    def group_of(self, *ranks: int) -> dict[str, Any]:
-        return {"process_group": dist.new_group(ranks)}
-
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def barrier(self) -> None:
-        dist.barrier()

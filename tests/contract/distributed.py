@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +12,8 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.contract.frontend import Form, Job
-from tests.contract.pytorch import TorchFrontend, TorchJob
+from tests.contract.process_groups import ProcessGroupFrontend
+from tests.contract.pytorch import TorchJob
 from tests.torch_models import Probe
 
 
@@ -43,12 +43,10 @@ class _Job(TorchJob):
         raise NotImplementedError
 
 
-class Distributed(TorchFrontend):
+class Distributed(ProcessGroupFrontend):
     """How the contract makes and runs jobs of ``hvd_compress.distributed``."""
 
     name = "distributed"
-    launcher, launcher_of_hosts = "torchrun", "two nodes"
-    errors = hvdc.ExchangeError
     cannot = {  # noqa: RUF012
         "gradients_in_another_order_on_each_rank": "ranks call in one order",
         "parameters_that_are_not_used": "every rank has every tensor",
@@ -56,11 +54,6 @@ class Distributed(TorchFrontend):
         "a_rank_that_joins_at_once": "ranks that run out of data are the caller's",
         "a_rank_that_joins_in_the_warm_up": "ranks that run out of data are the caller's",
     }
-    outsiders = False
-
-    rank = property(lambda self: dist.get_rank())
-    size = property(lambda self: dist.get_world_size())
-    local = property(lambda self: int(os.environ["LOCAL_WORLD_SIZE"]))
 
     @property
     def forms(self) -> Sequence[Form]:
@@ -85,14 +78,3 @@ class Distributed(TorchFrontend):
         options = {"threshold": 0, **options}
         compressor = hvdc.Compressor(codec, feedback, exchange=exchange, **options)
         return _Job(model, compressor, chosen, form)
-
-    def group_of(self, *ranks: int) -> dict[str, Any]:
-        return {"process_group": dist.new_group(ranks)}
-
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def barrier(self) -> None:
-        dist.barrier()
