@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks import json_files
 
 SCHEMA = "hvd_compress/train/1"
 
@@ -103,11 +104,9 @@ class Results:
         return next((r for r in self.runs if (r.compression, r.seed) == (compression, seed)), None)
 
     def write(self, path: Path) -> None:
-        """Replaces the file as a whole, so that whoever stops the program loses one run at most."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(path.name + ".part")
-        draft.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1))
-        os.replace(draft, path)
+        """Replaces the file."""
+        content = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        json_files.replace(path, json.dumps(content, indent=1))
 
 
 def read(path: Path) -> Results:
@@ -116,13 +115,9 @@ def read(path: Path) -> Results:
     Raises:
         ValueError: not such a file.
     """
-    try:
-        raw = json.loads(path.read_text())
-        if raw.pop("schema") != SCHEMA:
-            raise ValueError("another schema")
-        return Results(**{**raw, "runs": [_run(run) for run in raw["runs"]]})
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: expected JSON of schema {SCHEMA}: {error}") from error
+    return json_files.read(
+        path, SCHEMA, lambda raw: Results(**{**raw, "runs": [_run(run) for run in raw["runs"]]})
+    )
 
 
 def _run(raw: dict[str, Any]) -> Run:

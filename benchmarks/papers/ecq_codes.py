@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.entropy import Histogram
-from benchmarks.papers.experiment import (
-    Advance,
-    Claim,
-    Experiment,
-    Row,
-    spread,
-    values,
-)
+from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, percent, spread, values
 from benchmarks.papers.native import Native
 from benchmarks.papers.training import NONE, Compression, Gradients, Recipe, Run
 from benchmarks.tables import Table
@@ -117,7 +110,7 @@ def table(rows: list[Row]) -> Table:
             (
                 text,
                 note,
-                "-" if onebit else spread(100 * values(rows, text, "zeros"), "{:.1f}"),
+                "-" if onebit else percent(rows, text, "zeros"),
                 spread(values(rows, text, "code_bits")),
                 spread(coded),
                 spread(32 / coded),

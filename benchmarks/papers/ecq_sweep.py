@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, choose, spread, values
+from benchmarks.papers.experiment import Claim, Experiment, Row, choose, spread, values
 from benchmarks.papers.training import NONE, Compression, Recipe, outcome
 from benchmarks.tables import Table
 from hvd_compress.codecs import stability
@@ -45,11 +45,6 @@ def cases(full: bool) -> list[Recipe]:
     return [
         Recipe(compression=text, seed=seed, **common) for seed in range(seeds) for text in texts
     ]
-
-
-def run(recipe: Recipe, advance: Advance) -> dict[str, Any]:
-    """Trains once."""
-    return outcome(recipe, advance)
 
 
 def table(rows: list[Row]) -> Table:
@@ -148,7 +143,7 @@ EXPERIMENT = Experiment(
     paper="ECQ-SGD (Wu et al., 2018), table 2: alpha and beta, in kind",
     cases=cases,
     ticks=lambda recipe: recipe.steps,
-    run=run,
+    run=outcome,
     table=table,
     claims=claims,
 )

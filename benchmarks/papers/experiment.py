@@ -99,3 +99,8 @@ def spread(numbers: np.ndarray, pattern: str = "{:.3g}") -> str:
         return f"diverges ({bad} of {numbers.size})"
     mean = pattern.format(numbers.mean())
     return f"{mean} ± {pattern.format(numbers.std(ddof=1))}" if numbers.size > 1 else mean
+
+
+def percent(rows: list[Row], *path: str | int) -> str:
+    """The :func:`spread` of each row's share at a path, as :func:`values`, in per cent."""
+    return spread(100 * values(rows, *path), "{:.1f}")

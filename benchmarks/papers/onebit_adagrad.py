@@ -16,6 +16,7 @@ from benchmarks.papers.experiment import (
     Row,
     choose,
     kinds,
+    percent,
     spread,
     values,
 )
@@ -131,8 +132,8 @@ def table(rows: list[Row]) -> Table:
         lines.append(
             (
                 place,
-                spread(100 * values(own, "test_accuracy"), "{:.1f}"),
-                spread(100 * values(own, "train_accuracy"), "{:.1f}"),
+                percent(own, "test_accuracy"),
+                percent(own, "train_accuracy"),
                 spread(values(own, "train_loss")),
                 f"{PUBLISHED[place][1]:g}",
             )

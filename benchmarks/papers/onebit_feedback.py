@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.papers.experiment import (
-    Advance,
     Claim,
     Experiment,
     Row,
     choose,
     kinds,
+    percent,
     spread,
     values,
 )
@@ -42,11 +40,6 @@ def cases(full: bool) -> list[Recipe]:
     ]
 
 
-def run(recipe: Recipe, advance: Advance) -> dict[str, Any]:
-    """Trains once."""
-    return outcome(recipe, advance)
-
-
 def table(rows: list[Row]) -> Table:
     """One line a way to send."""
     header = (
@@ -62,8 +55,8 @@ def table(rows: list[Row]) -> Table:
         lines.append(
             (
                 text,
-                spread(100 * values(own, "test_accuracy"), "{:.1f}"),
-                spread(100 * values(own, "train_accuracy"), "{:.1f}"),
+                percent(own, "test_accuracy"),
+                percent(own, "train_accuracy"),
                 spread(values(own, "train_loss"), "{:.3f}"),
                 f"{own[0]['result']['payload_bytes']:,}",
             )
@@ -114,7 +107,7 @@ EXPERIMENT = Experiment(
     paper="1-bit SGD (Seide et al., 2014), table 2 and section 5.2: error feedback, in kind",
     cases=cases,
     ticks=lambda recipe: recipe.steps,
-    run=run,
+    run=outcome,
     table=table,
     claims=claims,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import json_files
 from benchmarks.papers.experiment import Row
 
 SCHEMA = "hvd_compress/papers/1"
@@ -40,14 +40,12 @@ class Record:
         return any({**one, "result": None} == {**wanted, "result": None} for one in self.rows)
 
     def write(self, path: Path) -> None:
-        """Replaces the file as a whole, so that whoever stops the program loses one case at most."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(path.name + ".part")
+        """Replaces the file."""
         head = json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), "rows": []}, indent=1)
         # A line a row: a curve would take one line a point.
         rows = ",\n".join(f"  {json.dumps(one)}" for one in self.rows)
-        draft.write_text(head.replace('"rows": []', f'"rows": [\n{rows}\n ]', 1) + "\n")
-        os.replace(draft, path)
+        text = head.replace('"rows": []', f'"rows": [\n{rows}\n ]', 1)
+        json_files.replace(path, text + "\n")
 
 
 def read(path: Path) -> Record:
@@ -56,13 +54,7 @@ def read(path: Path) -> Record:
     Raises:
         ValueError: not such a file.
     """
-    try:
-        raw = json.loads(path.read_text())
-        if raw.pop("schema") != SCHEMA:
-            raise ValueError("another schema")
-        return Record(**raw)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: expected JSON of schema {SCHEMA}: {error}") from error
+    return json_files.read(path, SCHEMA, lambda raw: Record(**raw))
 
 
 def resumed(path: Path, fresh: Record) -> Record:

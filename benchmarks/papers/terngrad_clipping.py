@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, spread, values
+from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, percent, spread, values
 from benchmarks.papers.native import Native
 from benchmarks.papers.training import NONE, Gradients, Recipe, Run
 from benchmarks.tables import Table
@@ -86,8 +86,8 @@ def table(rows: list[Row]) -> Table:
             tensor,
             spread(values(rows, tensor, "length_percent"), "{:.1f}"),
             spread(values(rows, tensor, "degrees"), "{:.1f}"),
-            spread(100 * values(rows, tensor, "zeros"), "{:.1f}"),
-            spread(100 * values(rows, tensor, "zeros_without_clipping"), "{:.1f}"),
+            percent(rows, tensor, "zeros"),
+            percent(rows, tensor, "zeros_without_clipping"),
         )
         for tensor in rows[0]["result"]
     ]

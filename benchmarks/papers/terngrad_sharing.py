@@ -20,6 +20,7 @@ from benchmarks.papers.experiment import (
     Row,
     choose,
     kinds,
+    percent,
     spread,
     values,
 )
@@ -174,7 +175,7 @@ def table(rows: list[Row]) -> Table:
                     variant,
                     str(workers),
                     error,
-                    spread(100 * values(own, "test_accuracy"), "{:.1f}"),
+                    percent(own, "test_accuracy"),
                     spread(values(own, "train_loss"), "{:.3f}"),
                 )
             )

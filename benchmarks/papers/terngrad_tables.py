@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from benchmarks.papers.experiment import (
-    Advance,
     Claim,
     Experiment,
     Row,
     choose,
     kinds,
+    percent,
     spread,
     values,
 )
@@ -56,11 +54,6 @@ def _recipe(optimizer: str, text: str, seed: int, workers: int, images: int, rat
     )
 
 
-def run(recipe: Recipe, advance: Advance) -> dict[str, Any]:
-    """Trains once."""
-    return outcome(recipe, advance)
-
-
 def table(rows: list[Row]) -> Table:
     """Table 1, then table 2."""
     header = (
@@ -85,7 +78,7 @@ def table(rows: list[Row]) -> Table:
                             str(own[0]["batch"]),
                             str(own[0]["steps"]),
                             NAMES[text],
-                            spread(100 * values(own, "test_accuracy"), "{:.1f}"),
+                            percent(own, "test_accuracy"),
                             spread(values(own, "train_loss"), "{:.3f}"),
                         )
                     )
@@ -149,7 +142,7 @@ EXPERIMENT = Experiment(
     paper="TernGrad (Wen et al., 2017), tables 1 and 2: batches, workers, clipping, in kind",
     cases=cases,
     ticks=lambda recipe: recipe.steps,
-    run=run,
+    run=outcome,
     table=table,
     claims=claims,
 )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from benchmarks.papers.drawing import figure
 from benchmarks.papers.experiment import (
-    Advance,
     Claim,
     Experiment,
     Row,
     choose,
     kinds,
+    percent,
     spread,
     values,
 )
@@ -52,11 +51,6 @@ def cases(full: bool) -> list[Recipe]:
     return made
 
 
-def run(recipe: Recipe, advance: Advance) -> dict[str, Any]:
-    """Trains once."""
-    return outcome(recipe, advance)
-
-
 def table(rows: list[Row]) -> Table:
     """One line a number of workers."""
     header = ("SGD", "gradients", "workers", "accuracy %", "of averaged weights %", "training loss")
@@ -71,8 +65,8 @@ def table(rows: list[Row]) -> Table:
                             optimizer,
                             "floating" if compression == NONE else "TernGrad",
                             str(workers),
-                            spread(100 * values(own, "test_accuracy"), "{:.1f}"),
-                            spread(100 * values(own, "averaged_accuracy"), "{:.1f}"),
+                            percent(own, "test_accuracy"),
+                            percent(own, "averaged_accuracy"),
                             spread(values(own, "train_loss"), "{:.3f}"),
                         )
                     )
@@ -126,7 +120,7 @@ EXPERIMENT = Experiment(
     paper="TernGrad (Wen et al., 2017), figure 3: workers, in kind",
     cases=cases,
     ticks=lambda recipe: recipe.steps,
-    run=run,
+    run=outcome,
     table=table,
     claims=claims,
     draw=draw,
