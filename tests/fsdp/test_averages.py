@@ -1,0 +1,241 @@
+"""FSDP2 on real ranks: every shard's average is the reference's."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+import hvd_compress.fsdp as hvdc
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from tests.contract.cases import FULL, ROWS, USUAL
+from tests.fsdp.probes import (
+    SHAPES,
+    Beside,
+    Net,
+    assert_replicas_are_alike,
+    backward,
+    gradients_of,
+    make,
+    mesh_of,
+    shard,
+)
+from tests.ranks import on_ranks
+from tests.torch_models import assert_same_bits, targets
+
+FLAT = ("allgather", "two_shot", "integer_sum")
+
+
+def _every_codec(replicas: int) -> None:
+    mesh = mesh_of(replicas)
+    for exchange in FLAT:
+        for codec, feedback in ROWS[exchange]:
+            net, compressor = make(mesh, codec, feedback, exchange=exchange, seed=7)
+            beside = Beside(mesh, exchange, codec, feedback, seed=7)
+            for step in range(3):
+                got = backward(net, targets(SHAPES, dist.get_rank(), step))
+                assert_same_bits(got, beside.step(step))
+            if feedback.enabled:
+                beside.assert_kept(compressor)
+            assert compressor.counters.steps == 3
+
+
+@on_ranks(4, launcher="torchrun")
+def test_every_codec_on_two_replicas_of_two_shards() -> None:
+    _every_codec(2)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_every_codec_on_four_replicas_without_shards() -> None:
+    _every_codec(4)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_every_codec_on_two_replicas_without_shards() -> None:
+    _every_codec(2)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_replicas_begin_and_stay_alike() -> None:
+    """Although each rank had other parameters before."""
+    mesh = mesh_of(2)
+    torch.manual_seed(dist.get_rank())
+    net = torch.nn.Sequential(
+        torch.nn.Linear(30, 60), torch.nn.BatchNorm1d(60), torch.nn.Linear(60, 9)
+    )
+    net[1].running_mean += dist.get_rank() // 2
+    net = shard(net, mesh)
+    hvdc.OneBit(net, process_group=mesh.get_group("replicate"), threshold=64)
+    assert_replicas_are_alike(mesh, net)
+    assert not net[1].running_mean.any()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.randn(8, 30)).square().sum().backward()
+        optimizer.step()
+    assert_replicas_are_alike(mesh, net)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_half_precision() -> None:
+    """In the dtype that FSDP2 reduces in."""
+    mesh = mesh_of(2)
+    for policy, dtype in (
+        (MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), torch.bfloat16),
+        (MixedPrecisionPolicy(param_dtype=torch.bfloat16), torch.bfloat16),
+        (MixedPrecisionPolicy(param_dtype=torch.float16), torch.float16),
+    ):
+        net, compressor = make(
+            mesh, *USUAL["two_shot"], exchange="two_shot", sharding={"mp_policy": policy}
+        )
+        beside = Beside(mesh, "two_shot", *USUAL["two_shot"], dtype=dtype)
+        for step in range(2):
+            gradients = targets(SHAPES, dist.get_rank(), step)
+            if policy.param_dtype is not None:
+                gradients = {n: g.to(dtype) for n, g in gradients.items()}
+            assert_same_bits(backward(net, gradients), beside.step(step))
+        beside.assert_kept(compressor)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_parameters_that_are_cut_along_another_dimension() -> None:
+    shapes = {"first.a": (40, 170), "second.c": (8, 4, 5, 5)}
+    mesh = mesh_of(2)
+    cut = {"shard_placement_fn": lambda parameter: Shard(1)}
+    net, compressor = make(mesh, OneBit(), FULL, shapes=shapes, sharding=cut)
+    beside = Beside(mesh, "allgather", OneBit(), FULL, shapes=shapes, dimension=1)
+    for step in range(3):
+        got = backward(net, targets(shapes, dist.get_rank(), step))
+        assert_same_bits(got, beside.step(step))
+    beside.assert_kept(compressor)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_each_parameter_its_own_route() -> None:
+    mesh = mesh_of(2)
+    options = {"threshold": 100, "exclude": ["first.b"], "layers": {"second.*": Int8()}}
+    net, compressor = make(mesh, OneBit(), FULL, **options)
+    expected = Beside(mesh, "allgather", OneBit(), FULL)
+    eight = Beside(mesh, "allgather", Int8(), ErrorFeedback(0.0))
+    for step in range(2):
+        got = backward(net, targets(SHAPES, dist.get_rank(), step))
+        encoded, others = expected.step(step), eight.step(step)
+        assert torch.equal(got["first.a"], encoded["first.a"])
+        assert torch.equal(got["second.c"], others["second.c"])
+        mean = sum(targets(SHAPES, rank, step)["first.b"] for rank in range(4)) / 4
+        part = torch.chunk(mean, 2)[mesh.get_local_rank("shard")]
+        torch.testing.assert_close(got["first.b"], part)
+    routes = compressor.routes()
+    assert {n for n, r in routes.items() if r.uncompressed} == {"first.b", "second.tiny"}
+
+
+@on_ranks(4, launcher="torchrun")
+def test_gradients_that_pile_up() -> None:
+    """Without any exchange, or with one among the shards only; what is averaged is the sum."""
+    mesh = mesh_of(2)
+    for wait in ("set_requires_gradient_sync", "set_requires_all_reduce"):
+        net, compressor = make(mesh, OneBit(), FULL)
+        beside = Beside(mesh, "allgather", OneBit(), FULL)
+        rank = dist.get_rank()
+        for step in range(2):
+            net.zero_grad()
+            getattr(net, wait)(False)
+            net(targets(SHAPES, rank, 2 * step)).backward()
+            getattr(net, wait)(True)
+            net(targets(SHAPES, rank, 2 * step + 1)).backward()
+
+            def add(other: int, gradients: dict[str, torch.Tensor], step: int = step) -> None:
+                for name, one in targets(SHAPES, other, 2 * step).items():
+                    gradients[name] += one
+
+            expected = beside.step(2 * step + 1, add)
+            got = gradients_of(net)
+            if wait == "set_requires_gradient_sync":
+                assert_same_bits(got, expected)
+            else:  # Added up in another order.
+                for name in SHAPES:
+                    close = torch.isclose(got[name], expected[name], rtol=1e-4, atol=1e-4)
+                    assert close.float().mean() > 0.99 or not close.numel(), name
+        assert compressor.counters.steps == 2
+
+
+@on_ranks(4, launcher="torchrun")
+def test_infinity_in_one_shard_leaves_no_trace_in_any() -> None:
+    mesh = mesh_of(2)
+    for exchange in FLAT:
+        net, compressor = make(mesh, *USUAL[exchange], exchange=exchange)
+        rank = dist.get_rank()
+        for step in range(2):
+            backward(net, targets(SHAPES, rank, step))
+        before = copy.deepcopy(compressor.state_dict()["tensors"])
+        bad = targets(SHAPES, rank, 2)
+        if rank == 3:
+            bad["first.a"][0, 17] = math.inf  # Of the first shard.
+        got = backward(net, bad)
+        assert bool(got["first.a"].isfinite().all()) == (mesh.get_local_rank("shard") == 1)
+        after = compressor.state_dict()["tensors"]
+        for name in SHAPES:
+            for one, other in (
+                (before[name], after[name]),
+                (before[name]["owned"], after[name]["owned"]),
+            ):
+                if one is not None and one["residual"] is not None:
+                    assert torch.equal(one["residual"], other["residual"])
+        got = backward(net, targets(SHAPES, rank, 3))
+        assert all(one.isfinite().all() for one in got.values())
+
+
+@on_ranks(2, launcher="torchrun")
+def test_residuals_follow_the_loss_scale() -> None:
+    mesh = mesh_of(2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    net, _ = make(mesh, OneBit(), FULL, grad_scaler=scaler)
+    beside = Beside(mesh, "allgather", OneBit(), FULL)
+    for step, scale in enumerate((4.0, 4.0, 0.5)):
+        scaler.scale(torch.ones(()))  # As a training loop does first.
+        scaler.update(scale)
+        got = backward(
+            net, {n: scale * g for n, g in targets(SHAPES, dist.get_rank(), step).items()}
+        )
+        assert_same_bits({n: g / scale for n, g in got.items()}, beside.step(step))
+
+
+@on_ranks(4, launcher="torchrun")
+def test_parameters_that_are_frozen_or_not_used() -> None:
+    """Not used by one rank of a replica: zeros."""
+    mesh = mesh_of(2)
+    net, _ = make(mesh, OneBit(), FULL)
+    beside = Beside(mesh, "allgather", OneBit(), FULL)
+    for step in range(3):
+        gradients = targets(SHAPES, dist.get_rank(), step)
+        if dist.get_rank() == 1:
+            del gradients["first.b"]
+
+        def without(rank: int, one: dict[str, torch.Tensor]) -> None:
+            if rank == 1:
+                one["first.b"].zero_()
+
+        assert_same_bits(backward(net, gradients), beside.step(step, without))
+    net.first.a.requires_grad_(False)
+    got = backward(net, targets(SHAPES, dist.get_rank(), 3))
+    expected = beside.step(3)
+    del expected["first.a"]
+    assert_same_bits(got, expected)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_torch_compile() -> None:
+    mesh = mesh_of(2)
+    net = shard(Net(SHAPES), mesh)
+    compiled = torch.compile(net, backend="aot_eager")
+    compressor = hvdc.Compressor(compiled, OneBit(), FULL, mesh=mesh, threshold=0)
+    beside = Beside(mesh, "allgather", OneBit(), FULL)
+    assert list(compressor.routes()) == list(SHAPES)
+    for step in range(3):
+        net.zero_grad()
+        compiled(targets(SHAPES, dist.get_rank(), step)).backward()
+        assert_same_bits(gradients_of(net), beside.step(step))

@@ -1,0 +1,234 @@
+"""What goes wrong under FSDP2 is an error of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.fsdp as hvdc
+from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
+from hvd_compress.torch_common.batch import Batch
+from tests.contract.cases import FULL
+from tests.fsdp.probes import (
+    SHAPES,
+    Net,
+    backward,
+    gradients_of,
+    make,
+    mesh_of,
+    shard,
+)
+from tests.ranks import on_ranks
+from tests.torch_models import assert_same_bits, targets
+
+FLAT = ("allgather", "two_shot", "integer_sum")
+
+
+@on_ranks(4, launcher="torchrun")
+def test_what_it_is_not_for() -> None:
+    mesh = mesh_of(2)
+    row = {"mesh": mesh}
+    plain = Net(SHAPES)
+    native = fully_shard(Net(SHAPES), mesh=mesh)
+    good = shard(Net(SHAPES), mesh)
+    with torch.device("meta"):
+        meta = shard(Net(SHAPES), mesh)
+    half = Net(SHAPES)
+    fully_shard(half.first, mesh=mesh["shard"])
+    hooked = shard(Net(SHAPES), mesh)
+    hooked.first.set_all_reduce_hook(lambda output: None)
+    cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (plain, row, TypeError, r"went through fully_shard.*, got Net, which has none"),
+        (3, row, TypeError, "went through fully_shard.*, got int"),
+        (
+            DistributedDataParallel(Net(SHAPES)),
+            row,
+            TypeError,
+            "got DistributedDataParallel, which",
+        ),
+        (
+            native,
+            row,
+            ValueError,
+            "over a mesh of one dimension, .* got a mesh of 2: there, FSDP2 adds",
+        ),
+        (hooked, row, ValueError, "first: expected a module without an all-reduce hook"),
+        (meta, row, ValueError, r"first.a: expected a parameter with memory, .*to_empty\(\)"),
+        (half, row, ValueError, "second.c: expected a parameter that FSDP2 shards"),
+        (good, {}, TypeError, "expected mesh=, .*, or process_group=, .*, got neither"),
+        (good, {**row, "process_group": dist.group.WORLD}, TypeError, "got both"),
+        (good, {"mesh": "cpu"}, TypeError, "expected a DeviceMesh, got str"),
+        (good, {"mesh": mesh["shard"]}, ValueError, "expected two dimensions, .*, got 1"),
+        (
+            good,
+            {"mesh": mesh_of(4)},
+            ValueError,
+            r"over along the second dimension, got \[. *\]|got \[",
+        ),
+        (
+            good,
+            {"process_group": dist.group.WORLD},
+            ValueError,
+            "expected ranks with the same shard",
+        ),
+        (
+            good,
+            {**row, "exchange": "hierarchical"},
+            ValueError,
+            "expected one of 'allgather', 'two",
+        ),
+        (good, {**row, "exchange": "integer_sum"}, ValueError, "evenly spaced levels"),
+        (good, {**row, "exclude": ["third.*"]}, ValueError, "a pattern that matches"),
+    ]
+    for model, options, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            hvdc.OneBit(model, **options)
+    hvdc.OneBit(good, **row)
+    with pytest.raises(ValueError, match="expected a module without an all-reduce hook"):
+        hvdc.OneBit(good, **row)
+    dist.barrier()
+
+
+@on_ranks(4, launcher="torchrun")
+def test_ranks_that_disagree() -> None:
+    """Before the first exchange, on every rank, also on those that have nothing to do with each other."""
+    mesh = mesh_of(2)
+    for odd in (0, 3):
+        for codec, options, message in (
+            (ECQ(), {}, "differ in"),
+            (OneBit(), {"seed": 1}, "differ in"),
+            (OneBit("column"), {"exchange": "two_shot"}, "differ in|contiguous groups"),
+        ):
+            net = shard(Net(SHAPES), mesh)
+            mine = dist.get_rank() == odd
+            chosen = options if mine else {}
+            kinds = (hvdc.ExchangeError, ValueError)
+            with pytest.raises(kinds, match=message):
+                hvdc.Compressor(
+                    net,
+                    codec if mine else OneBit(),
+                    FULL if not mine else _stable(codec),
+                    mesh=mesh,
+                    **chosen,
+                )
+            dist.barrier()
+    net, compressor = make(mesh, OneBit(), FULL)
+    backward(net, targets(SHAPES, dist.get_rank(), 0))
+    if dist.get_rank() == 2:
+        compressor.set_codec(Int8())
+    else:
+        compressor.set_codec(OneBit(512))
+    with pytest.raises(hvdc.ExchangeError, match=r"differ in|averages of all shards"):
+        backward(net, targets(SHAPES, dist.get_rank(), 1))
+    dist.barrier()
+
+
+def _stable(codec: Any) -> ErrorFeedback:
+    return ErrorFeedback(0.01, 1.0) if isinstance(codec, ECQ) else FULL
+
+
+@on_ranks(4, launcher="torchrun")
+def test_a_rank_that_fails() -> None:
+    """All ranks have an error after the backward pass, and no residual counts the step."""
+    mesh = mesh_of(2)
+    net, compressor = make(mesh, OneBit(), FULL, exchange="two_shot")
+    backward(net, targets(SHAPES, dist.get_rank(), 0))
+    before = copy.deepcopy(compressor.state_dict()["tensors"])
+    place = mesh.get_local_rank("shard")
+    error: tuple[type[Exception], str] = (hvdc.ExchangeError, "expected a payload from every rank")
+    if place != 1:
+        error = hvdc.ExchangeError, "expected averages of all shards"
+    if dist.get_rank() == 3:
+        error = ArithmeticError, "on purpose"
+    failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
+    average = failing if dist.get_rank() == 3 else Batch.average
+    with mock.patch.object(Batch, "average", average), pytest.raises(error[0], match=error[1]):
+        backward(net, targets(SHAPES, dist.get_rank(), 1))
+    after = compressor.state_dict()["tensors"]
+    for name in SHAPES:
+        if before[name]["residual"] is not None:
+            assert torch.equal(before[name]["residual"], after[name]["residual"])
+    dist.barrier()  # All of them are still there.
+
+
+class _Stumbling(torch.autograd.Function):
+    stumbles = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if _Stumbling.stumbles:
+            raise ArithmeticError("on purpose")
+        return gradient
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(_Stumbling.apply(self.first(x)))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_backward_pass_that_breaks_off() -> None:
+    """The next ones are as if it had not been; but for the noise, which 1-bit SGD has none of."""
+    mesh = mesh_of(2)
+    results = []
+    for stumbles in (False, True):
+        net = shard(_Layers(), mesh)
+        compressor = hvdc.OneBit(net, mesh=mesh, threshold=0)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for step in range(3):
+            x = torch.randn(3, 40, generator=generator)
+            if stumbles and step == 1:
+                _Stumbling.stumbles = True
+                with pytest.raises(ArithmeticError, match="on purpose"):
+                    net(x).sum().backward()
+                _Stumbling.stumbles = False
+                net.reset_iter_state()
+            net.zero_grad()
+            net(x).sum().backward()
+        assert compressor.counters.steps == 3
+        results.append(gradients_of(net))
+    assert_same_bits(*results)
+
+
+class _Twice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            x = self.layer(x)
+        return x
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_module_that_runs_twice() -> None:
+    """An error on every rank, after which all can go on."""
+    mesh = mesh_of(2)
+    net = shard(_Twice(), mesh)
+    compressor = hvdc.OneBit(net, mesh=mesh)
+    x = torch.randn(3, 40, requires_grad=True)
+    net(x, 1).sum().backward()
+    before = compressor.state_dict()["tensors"]["layer.weight"]["residual"].clone()
+    with pytest.raises(
+        hvdc.ExchangeError, match="layer: expected its gradients once in a backward"
+    ):
+        net(x, 2).sum().backward()
+    after = compressor.state_dict()["tensors"]["layer.weight"]["residual"]
+    assert torch.equal(before, after)

@@ -1,0 +1,116 @@
+"""Checkpoints of compressors for FSDP2, and other numbers of replicas."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+
+import hvd_compress.fsdp as hvdc
+from hvd_compress.codecs import OneBit
+from tests.contract.cases import FULL
+from tests.fsdp.probes import (
+    SHAPES,
+    Beside,
+    backward,
+    make,
+    mesh_of,
+)
+from tests.ranks import on_ranks
+from tests.torch_models import assert_same_bits, targets
+
+FLAT = ("allgather", "two_shot", "integer_sum")
+
+
+def _states(compressor: hvdc.Compressor) -> list[Any]:
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, compressor.state_dict())
+    return states
+
+
+@on_ranks(4, launcher="torchrun")
+def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+    mesh = mesh_of(2)
+    net, compressor = make(mesh, OneBit(), FULL, exchange="two_shot")
+    beside = Beside(mesh, "two_shot", OneBit(), FULL)
+    for step in range(2):
+        backward(net, targets(SHAPES, dist.get_rank(), step))
+        beside.step(step)
+    file = io.BytesIO()
+    torch.save(compressor.state_dict(), file)
+    net, other = make(mesh, OneBit(), FULL, exchange="two_shot")
+    other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+    for step in range(2, 4):
+        got = backward(net, targets(SHAPES, dist.get_rank(), step))
+        assert_same_bits(got, beside.step(step))
+    states = _states(compressor)
+    with pytest.raises(ValueError, match=r"expected the state of a rank with shard . of 2, got \["):
+        other.load_state_dict(states[dist.get_rank() ^ 1])
+    with pytest.raises(ValueError, match=r"expected rank ."):
+        other.load_state_dict(states[dist.get_rank() ^ 2])
+
+
+@on_ranks(4, launcher="torchrun")
+def test_another_number_of_replicas() -> None:
+    net, compressor = make(mesh_of(2), OneBit(), FULL)
+    for step in range(2):
+        backward(net, targets(SHAPES, dist.get_rank(), step))
+    states = _states(compressor)
+    # Two jobs of two ranks, each of one replica.
+    meshes = [
+        DeviceMesh("cpu", [ranks], mesh_dim_names=("replicate", "shard"))
+        for ranks in ([0, 1], [2, 3])
+    ]
+    mesh = meshes[dist.get_rank() // 2]
+    net, smaller = make(mesh, OneBit(), FULL)
+    smaller.load_resized(states)
+    place = mesh.get_local_rank("shard")
+    for name, one in smaller.state_dict()["tensors"].items():
+        kept = [state["tensors"][name]["residual"] for state in (states[place], states[2 + place])]
+        if one["residual"] is not None:
+            torch.testing.assert_close(one["residual"], sum(kept) / 2)
+    backward(net, targets(SHAPES, dist.get_rank(), 2))
+    net, another = make(mesh_of(4), OneBit(), FULL)
+    with pytest.raises(
+        ValueError, match=r"whose replicas had 1 shards, got .*2.*go on with as many"
+    ):
+        another.load_resized(states)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_torch_distributed_checkpoint() -> None:
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    mesh = mesh_of(2)
+    net, compressor = make(mesh, OneBit(), FULL)
+    for step in range(2):
+        backward(net, targets(SHAPES, dist.get_rank(), step))
+    dcp.save({"compressor": hvdc.RankStates(compressor)}, checkpoint_id=folder[0])
+    net, other = make(mesh, OneBit(), FULL)
+    dcp.load({"compressor": hvdc.RankStates(other)}, checkpoint_id=folder[0])
+    kept, loaded = (c.state_dict()["tensors"] for c in (compressor, other))
+    for name in SHAPES:
+        if kept[name]["residual"] is not None:
+            assert torch.equal(kept[name]["residual"], loaded[name]["residual"])
+        assert (
+            kept[name]["step"]
+            == loaded[name]["step"]
+            == (2 if kept[name]["residual"] is not None else 0)
+        )
+    meshes = [
+        DeviceMesh("cpu", [ranks], mesh_dim_names=("replicate", "shard"))
+        for ranks in ([0, 1], [2, 3])
+    ]
+    net, smaller = make(meshes[dist.get_rank() // 2], OneBit(), FULL)
+    states = hvdc.RankStates(smaller, saved_ranks=4)
+    dcp.load({"compressor": states}, checkpoint_id=folder[0])
+    assert smaller.residual_norm() > 0
+    dist.barrier()
+    shutil.rmtree(folder[0], ignore_errors=True)
