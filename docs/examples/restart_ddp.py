@@ -1,6 +1,9 @@
 """Trains with 1-bit gradients through failures: torchrun starts all ranks again, from a checkpoint.
 
-Start it with: torchrun --standalone --nproc-per-node 2 --max-restarts 3 docs/examples/restart_ddp.py
+Start it with::
+
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # Else restarts can hang, see docs/elastic.md.
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 docs/examples/restart_ddp.py
 """
 
 import argparse
