@@ -80,6 +80,16 @@ class Commits:
         slots, seed = compressor._slots, compressor._seed
         return Commit(copy.deepcopy(snapshot(slots, compressor._rank, compressor._size, seed)))
 
+    def unsent(self) -> dict[str, torch.Tensor]:
+        """What this rank would still add to the sum of all ranks' gradients.
+
+        Returns:
+            By name of the parameter, each of shape=(n,), float32.
+        """
+        slots = self._slots
+        parts = _unsent(slots, self.take().state).split([slot.count for slot in slots])
+        return {slot.name: part for slot, part in zip(slots, parts, strict=True)}
+
     def take_together(self, share: bool) -> Commit:
         """The same, with what the ranks tell each other; all of them come here.
 

@@ -1,0 +1,93 @@
+"""Trains under elastic Horovod while ranks are killed, stopped, added and removed, and checks the outcome.
+
+``python -m benchmarks.churn --minutes 10 --json build/churn.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+from pathlib import Path
+
+from benchmarks import json_files, machine
+from benchmarks.churn.run import Outcome, run
+from benchmarks.command_line import Parser, compression, positive
+
+SCHEMA = "hvd_compress churn 1"
+
+ROWS = (
+    "onebit",
+    "int8:alpha=1,exchange=two_shot",
+    "ternary:exchange=integer_sum",
+    "onebit:exchange=two_shot",
+    "ecq",
+    "ecq:alpha=1,bucket=128,exchange=integer_sum",
+    "qsgd:exchange=two_shot",
+    "onebit:exchange=hierarchical",
+)
+"""Every codec and exchange, with error feedback that keeps everything where a codec takes it well."""
+
+MOST_SENT = 0.6
+"""The largest part of the uncompressed bytes in an interval: small tensors go as they are, and integers
+that are added up take more bits than codes."""
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Runs a job for each compression. Returns 1 if anything did not hold."""
+    args = _parse(command_line)
+    outcomes: list[Outcome] = []
+    for number, row in enumerate(args.compression):
+        print(f"{row}", flush=True)
+        outcome = run(
+            row,
+            60 * args.minutes / len(args.compression),
+            random.Random(args.seed + number),
+            MOST_SENT,
+            lambda line: print(f"  {line}", flush=True),
+        )
+        outcomes.append(outcome)
+        print(f"  {_summary(outcome)}", flush=True)
+        for problem in outcome.problems[:5]:
+            print(f"  PROBLEM: {problem}", flush=True)
+        if args.json:
+            json_files.replace(args.json, _record(args, outcomes))
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+def _summary(outcome: Outcome) -> str:
+    missing = "not kept" if outcome.missing is None else f"at most {outcome.missing:.1e} missing"
+    died = f" and {outcome.collateral} ranks that died of it" if outcome.collateral else ""
+    return (
+        f"{outcome.steps} steps, {sum(outcome.events.values())} events{died} in {outcome.seconds:.0f} s, "
+        f"loss {outcome.losses[0]:.2f} to {outcome.losses[1]:.2f}, of the unsent {missing}, "
+        f"messages at most {outcome.sent:.3f} of uncompressed, "
+        f"memory {outcome.growth / 1e6:+.1f} MB, {len(outcome.problems)} problems"
+    )
+
+
+def _record(args: argparse.Namespace, outcomes: list[Outcome]) -> str:
+    record = {
+        "schema": SCHEMA,
+        "machine": machine.description(),
+        "versions": machine.versions(),
+        "minutes": args.minutes,
+        "seed": args.seed,
+        "jobs": [dataclasses.asdict(outcome) for outcome in outcomes],
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m benchmarks.churn", description=__doc__)
+    parser.add_argument("--minutes", type=positive, default=10, help="for all compressions")
+    parser.add_argument("--compression", nargs="+", type=compression, default=ROWS)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of events")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A job of elastic Horovod on this machine, whose hosts come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks import json_files
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class ElasticJob:
+    """A command on ranks, one on each of the hosts that a discovery script finds; leaving ends it.
+
+    Each host is a name of this machine: Horovod takes ``127.1``, ``127.0.1`` and so on for different ones.
+
+    Args:
+        folder: for the discovery script and what the job prints.
+        command: what each rank runs.
+        hosts: how many there are at the start.
+
+    Attributes:
+        process: of ``horovodrun``.
+        hosts: the names of those that there are now.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str], hosts: int = 2) -> None:
+        self._file, self._printed = folder / "hosts", folder / "printed"
+        self._names = 0
+        self.hosts: list[str] = []
+        script = folder / "discover"
+        script.write_text(f"#!/bin/sh\ncat {self._file}\n")
+        script.chmod(0o755)
+        self.change(add=hosts)
+        options = ["-np", str(hosts), "--min-np", "1", "--host-discovery-script", str(script)]
+        with self._printed.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", *options, *command],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def change(self, *, add: int = 0, remove: Sequence[str] = ()) -> None:
+        """Has hosts with new names be found, and others no more.
+
+        Horovod does not use a host again on which a rank has failed, so that no name comes twice.
+        """
+        self.hosts = [name for name in self.hosts if name not in remove]
+        for _ in range(add):
+            self.hosts.append(_name(self._names))
+            self._names += 1
+        json_files.replace(self._file, "".join(f"{name}:1\n" for name in self.hosts))
+
+    @property
+    def printed(self) -> str:
+        """What all ranks have printed."""
+        return self._printed.read_text(errors="replace")
+
+
+def _name(number: int) -> str:
+    """The ``number``-th name of this machine's loopback address."""
+    return "localhost" if number == 0 else f"127.{'0' * (number - 1)}{'.' if number > 1 else ''}1"

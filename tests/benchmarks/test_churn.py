@@ -1,0 +1,88 @@
+"""Jobs whose ranks come and go, and checks that would notice what was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.churn import __main__, checks
+from benchmarks.churn.reports import Report
+
+FIRST = Report(
+    run=1,
+    step=10,
+    rank=0,
+    size=2,
+    host="localhost",
+    process=100,
+    seconds=0.0,
+    weights="a",
+    loss=2.0,
+    sent=0.05,
+    missing=1e-7,
+    unsent=1.0,
+    gradients=10.0,
+    memory=10**8,
+)
+SECOND = dataclasses.replace(FIRST, rank=1, process=101)
+
+
+def _changed(**changes: object) -> Report:
+    return dataclasses.replace(SECOND, **changes)  # type: ignore[arg-type]
+
+
+def test_a_healthy_job_has_no_problems() -> None:
+    reports = [FIRST, SECOND]
+    assert not checks.replicas(reports) + checks.conservation(reports) + checks.memory(reports)
+    assert not checks.compression(reports, 0.6)
+
+
+def test_ranks_whose_weights_differ_are_found() -> None:
+    assert checks.replicas([FIRST, _changed(weights="b")]) == [
+        "step 10: ranks [0, 1] have different weights"
+    ]
+    # After a reset, the same step can have other weights: it was made by other ranks.
+    assert not checks.replicas([FIRST, _changed(weights="b", run=2)])
+
+
+def test_two_ranks_with_one_number_are_found() -> None:
+    assert len(checks.replicas([FIRST, _changed(rank=0)])) == 1
+
+
+def test_a_lost_residual_is_found() -> None:
+    (problem,) = checks.conservation([FIRST, _changed(missing=0.3)])
+    assert problem.startswith("step 10, rank 1: gradients of norm 0.3 are neither applied")
+    assert not checks.conservation([_changed(missing=None)])
+
+
+def test_an_interval_without_compression_is_found() -> None:
+    assert len(checks.compression([FIRST, _changed(sent=1.0)], 0.6)) == 1
+
+
+def test_memory_that_grows_and_a_loss_that_does_not_fall_are_found() -> None:
+    grows = [_changed(memory=10**8 + step * 10**6) for step in range(100)]
+    assert checks.memory(grows) == ["a process has grown by 74.0 MB"]
+    assert len(checks.learning(grows)) == 1
+    assert not checks.learning([*grows[:20], *(_changed(loss=1.0) for _ in range(20))])
+
+
+def test_steps_that_get_slower_are_measured() -> None:
+    steady = [dataclasses.replace(FIRST, seconds=step) for step in range(40)]
+    slower = [dataclasses.replace(one, seconds=one.seconds**2) for one in steady]
+    assert checks.slowdown(steady) == 1.0
+    assert checks.slowdown(slower) > 3
+
+
+@pytest.mark.torch
+def test_nothing_is_lost_when_ranks_come_and_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "churn.json"
+    arguments = ["--minutes", "1", "--compression", "onebit:exchange=two_shot"]
+    assert __main__.main([*arguments, "--json", str(out)]) == 0, capsys.readouterr().out
+    (job,) = json.loads(out.read_text())["jobs"]
+    assert set(job["events"]) == {"kill", "stop", "add", "remove"}
+    assert job["missing"] < checks.KEPT and job["steps"] > 50
