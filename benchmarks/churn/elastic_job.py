@@ -16,11 +16,15 @@ from benchmarks import json_files
 
 ROOT = Path(__file__).parent.parent.parent
 
+GLOO_TIMEOUT = 10
+"""Seconds for which ranks wait for one that is lost, at times, before they start again; stock: 30."""
+
 
 class ElasticJob:
     """A command on ranks, one on each of the hosts that a discovery script finds; leaving ends it.
 
-    Each host is a name of this machine: Horovod takes ``127.1``, ``127.0.1`` and so on for different ones.
+    Each host is a name of this machine: Horovod takes ``127.0.0.1``, ``127.0.00.1`` and so on for
+    different ones.
 
     Args:
         folder: for the discovery script and what the job prints.
@@ -41,6 +45,7 @@ class ElasticJob:
         script.chmod(0o755)
         self.change(add=hosts)
         options = ["-np", str(hosts), "--min-np", "1", "--host-discovery-script", str(script)]
+        options += ["--gloo-timeout-seconds", str(GLOO_TIMEOUT)]
         with self._printed.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", *options, *command],
@@ -86,5 +91,5 @@ class ElasticJob:
 
 
 def _name(number: int) -> str:
-    """The ``number``-th name of this machine's loopback address."""
-    return "localhost" if number == 0 else f"127.{'0' * (number - 1)}{'.' if number > 1 else ''}1"
+    """The ``number``-th name of this machine's loopback address, of at most 1,600."""
+    return f"127.{'0' * (number // 40 + 1)}.{'0' * (number % 40 + 1)}.1"

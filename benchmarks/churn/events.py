@@ -15,7 +15,7 @@ from benchmarks.churn.reports import Report
 PAUSE = (0.5, 3.0)
 """The shortest and the longest seconds for which a rank is stopped."""
 
-MOST = 4
+FEWEST, MOST = 2, 4
 """Hosts."""
 
 
@@ -34,42 +34,59 @@ class Scene:
     chance: random.Random
 
 
-def kill(scene: Scene) -> bool:
-    """Kills a rank by SIGKILL, whose host another one replaces. Returns whether ranks change."""
+def kill(scene: Scene) -> None:
+    """Kills a rank by SIGKILL, whose host another one replaces."""
     victim = scene.chance.choice(scene.latest)
     scene.job.change(add=1, remove=[victim.host])
     os.kill(victim.process, signal.SIGKILL)
-    return True
 
 
-def stop(scene: Scene) -> bool:
-    """Stops a rank for a while by SIGSTOP; ranks stay as they are."""
+def stop(scene: Scene) -> None:
+    """Stops a rank for a while by SIGSTOP."""
     victim = scene.chance.choice(scene.latest)
     os.kill(victim.process, signal.SIGSTOP)
     time.sleep(scene.chance.uniform(*PAUSE))
     os.kill(victim.process, signal.SIGCONT)
-    return False
 
 
-def add(scene: Scene) -> bool:
-    """Has another host be found, or, where there are many, one no more."""
-    if len(scene.latest) >= MOST:
-        return remove(scene)
+def add(scene: Scene) -> None:
+    """Has another host be found."""
     scene.job.change(add=1)
-    return True
 
 
-def remove(scene: Scene) -> bool:
-    """Has a host be found no more, or, where there are two, another one."""
-    if len(scene.latest) <= 2:
-        return add(scene)
+def remove(scene: Scene) -> None:
+    """Has a host be found no more."""
     scene.job.change(remove=[scene.chance.choice(scene.latest).host])
-    return True
 
 
-EVENTS: dict[str, Callable[[Scene], bool]] = {
-    "kill": kill,
-    "add": add,
-    "stop": stop,
-    "remove": remove,
+@dataclass(frozen=True)
+class Event:
+    """What can happen to a job.
+
+    Attributes:
+        happen: does it.
+        change: of the number of hosts.
+    """
+
+    happen: Callable[[Scene], None]
+    change: int = 0
+
+
+EVENTS: dict[str, Event] = {
+    "kill": Event(kill),
+    "stop": Event(stop),
+    "add": Event(add, +1),
+    "remove": Event(remove, -1),
 }
+
+
+def shuffled(chance: random.Random, hosts: int) -> list[str]:
+    """All kinds of events in an order in which they can happen, where there are so many hosts at first."""
+    order: list[str] = []
+    left = chance.sample(list(EVENTS), len(EVENTS))
+    while left:
+        kind = next(kind for kind in left if FEWEST <= hosts + EVENTS[kind].change <= MOST)
+        left.remove(kind)
+        order.append(kind)
+        hosts += EVENTS[kind].change
+    return order

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.churn import checks
 from benchmarks.churn.elastic_job import ElasticJob
-from benchmarks.churn.events import EVENTS, Scene
+from benchmarks.churn.events import EVENTS, Scene, shuffled
 from benchmarks.churn.reports import Report, read
 
 PATIENCE = 120
@@ -20,6 +20,9 @@ PATIENCE = 120
 
 REPLACED = 20
 """Seconds after which hosts without a rank are replaced, where the others have made a commit."""
+
+HOSTS = 3
+"""At the start."""
 
 CALM = (1.0, 4.0)
 """The shortest and the longest seconds between a recovery and the next event."""
@@ -76,7 +79,7 @@ def run(
 
     Args:
         compression: as on the benchmarks' command lines.
-        seconds: after which no event begins.
+        seconds: after which no event begins, but for the first of each kind.
         chance: decides about events.
         most_sent: the largest part of the uncompressed bytes that messages may have.
         say: takes a line on each event.
@@ -88,7 +91,7 @@ def run(
         command = [sys.executable, "-m", "benchmarks.churn.worker", "--compression", compression]
         command += ["--folder", str(reports), "--enough", str(enough)]
         began = time.time()
-        with ElasticJob(folder, command) as job:
+        with ElasticJob(folder, command, hosts=HOSTS) as job:
             try:
                 _wait(job, reports, began)
                 _disturb(job, reports, began + seconds, chance, outcome, say)
@@ -109,15 +112,15 @@ def _disturb(
     outcome: Outcome,
     say: Callable[[str], None],
 ) -> None:
-    """Has events happen, each kind once before any comes again."""
+    """Has events happen, each kind once before any comes again, and at least once."""
     deck: list[str] = []
-    while time.time() < until:
+    while time.time() < until or len(outcome.events) < len(EVENTS):
         time.sleep(chance.uniform(*CALM))
-        deck = deck or chance.sample(list(EVENTS), len(EVENTS))
-        kind = deck.pop()
+        deck = deck or shuffled(chance, len(job.hosts))
+        kind = deck.pop(0)
         latest = _latest(read(reports))
         began = time.time()
-        EVENTS[kind](Scene(job, latest, chance))
+        EVENTS[kind].happen(Scene(job, latest, chance))
         calm = time.time()
         outcome.collateral += _wait(job, reports, calm)
         took = time.time() - calm

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from benchmarks.churn import __main__, checks
+from benchmarks.churn import __main__, checks, events
 from benchmarks.churn.reports import Report
 
 FIRST = Report(
@@ -76,6 +78,16 @@ def test_steps_that_get_slower_are_measured() -> None:
     assert checks.slowdown(slower) > 3
 
 
+@pytest.mark.parametrize("hosts", range(events.FEWEST, events.MOST + 1))
+def test_every_kind_of_event_comes_in_an_order_in_which_it_can_happen(hosts: int) -> None:
+    orders = {tuple(events.shuffled(random.Random(seed), hosts)) for seed in range(1000)}
+    assert len(orders) == 24 / (1 if events.FEWEST < hosts < events.MOST else 2)
+    for order in orders:
+        assert sorted(order) == sorted(events.EVENTS)
+        changes = accumulate((events.EVENTS[kind].change for kind in order), initial=hosts)
+        assert all(events.FEWEST <= number <= events.MOST for number in changes)
+
+
 @pytest.mark.torch
 def test_nothing_is_lost_when_ranks_come_and_go(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,5 +96,5 @@ def test_nothing_is_lost_when_ranks_come_and_go(
     arguments = ["--minutes", "1", "--compression", "onebit:exchange=two_shot"]
     assert __main__.main([*arguments, "--json", str(out)]) == 0, capsys.readouterr().out
     (job,) = json.loads(out.read_text())["jobs"]
-    assert set(job["events"]) == {"kill", "stop", "add", "remove"}
+    assert set(job["events"]) == set(events.EVENTS)
     assert job["missing"] < checks.KEPT and job["steps"] > 50
