@@ -16,9 +16,6 @@ from benchmarks import json_files
 
 ROOT = Path(__file__).parent.parent.parent
 
-GLOO_TIMEOUT = 10
-"""Seconds for which ranks wait for one that is lost, at times, before they start again; stock: 30."""
-
 
 class ElasticJob:
     """A command on ranks, one on each of the hosts that a discovery script finds; leaving ends it.
@@ -45,7 +42,6 @@ class ElasticJob:
         script.chmod(0o755)
         self.change(add=hosts)
         options = ["-np", str(hosts), "--min-np", "1", "--host-discovery-script", str(script)]
-        options += ["--gloo-timeout-seconds", str(GLOO_TIMEOUT)]
         with self._printed.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", *options, *command],

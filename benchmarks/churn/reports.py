@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,3 +60,18 @@ def read(folder: Path) -> list[Report]:
             if line.endswith("\n"):
                 reports.append(Report(**json.loads(line)))
     return sorted(reports, key=lambda report: report.seconds)
+
+
+def announce(folder: Path, host: str) -> None:
+    """Writes down that this process is the one of a host."""
+    (folder / f"{host}.process").write_text(f"{os.getpid()}\n")
+
+
+def dead(folder: Path, hosts: Iterable[str]) -> list[str]:
+    """Those of the hosts whose process has ended."""
+    return [host for host in hosts if _has_ended(folder / f"{host}.process")]
+
+
+def _has_ended(path: Path) -> bool:
+    text = path.read_text() if path.exists() else ""
+    return text.endswith("\n") and not Path("/proc", text.strip()).exists()

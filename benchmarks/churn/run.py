@@ -13,13 +13,10 @@ from pathlib import Path
 from benchmarks.churn import checks
 from benchmarks.churn.elastic_job import ElasticJob
 from benchmarks.churn.events import EVENTS, Scene, shuffled
-from benchmarks.churn.reports import Report, read
+from benchmarks.churn.reports import Report, dead, read
 
 PATIENCE = 120
 """Seconds after an event within which all ranks must have made a commit."""
-
-REPLACED = 20
-"""Seconds after which hosts without a rank are replaced, where the others have made a commit."""
 
 HOSTS = 3
 """At the start."""
@@ -139,18 +136,14 @@ def _latest(reports: list[Report]) -> list[Report]:
 
 def _wait(job: ElasticJob, reports: Path, since: float) -> int:
     """Until a rank on each of the hosts has made a commit since then. Returns how many were replaced."""
-    begun, replaced = time.time(), 0
-    limit, patience = begun + PATIENCE, begun + REPLACED
+    limit, replaced = time.time() + PATIENCE, 0
     while True:
         latest = [report for report in _latest(read(reports)) if report.seconds > since]
-        whole = bool(latest) and all(report.size == len(latest) for report in latest)
-        if whole and len(latest) == len(job.hosts):
+        if {report.host for report in latest} == set(job.hosts):
             return replaced
-        if whole and len(latest) < len(job.hosts) and time.time() > patience:
-            dead = sorted(set(job.hosts) - {report.host for report in latest})
-            job.change(add=len(dead), remove=dead)
-            replaced += len(dead)
-            patience = time.time() + REPLACED
+        if gone := dead(reports, job.hosts):
+            job.change(add=len(gone), remove=gone)
+            replaced += len(gone)
         if job.process.poll() is not None:
             raise Failed(f"the job ended with {job.process.returncode} before it was told to")
         if time.time() > limit:

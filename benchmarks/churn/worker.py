@@ -22,7 +22,7 @@ from torch import nn
 
 import hvd_compress.torch as hvdc
 from benchmarks import compressions
-from benchmarks.churn.reports import Report
+from benchmarks.churn.reports import Report, announce
 from hvd_compress.codecs.registry import SCHEMES
 from hvd_compress.torch.commits import Commits
 from hvd_compress.torch.elastic import TorchState
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of reports")
     parser.add_argument("--enough", type=Path, required=True, help="the file that ends training")
     args = parser.parse_args()
+    announce(args.folder, os.environ["HOROVOD_HOSTNAME"])
     logging.basicConfig(level=logging.INFO)
     hvd.init()
     torch.set_num_threads(1)
