@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -89,7 +90,7 @@ class Collectives:
         """Some of these ranks, this one included, in a process group of their own.
 
         All of these ranks have to come here equally often, each time in groups without a rank in common.
-        Waits until those of the group have.
+        Waits until those of the group have. Its collectives have the same timeout as these.
 
         Args:
             ranks: by their numbers in this group.
@@ -103,6 +104,7 @@ class Collectives:
         numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         group = dist.new_group(
             [numbers[rank] for rank in ranks],
+            timeout=self._timeout(),
             backend=dist.get_backend_config(self._group),
             use_local_synchronization=not everybody,  # Others than these ranks do not come here.
             sort_ranks=False,
@@ -125,6 +127,15 @@ class Collectives:
     def begin_step(self) -> None:
         """Called before the first work for a step; that for earlier ones comes before it."""
         return
+
+    def _timeout(self) -> datetime.timedelta | None:
+        """Of these ranks' collectives; PyTorch would give a new group its own default."""
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        try:
+            return group._get_backend(self.device).options._timeout
+        except (AttributeError, RuntimeError):
+            return None  # A backend without.
 
     def _of(self, group: dist.ProcessGroup) -> Collectives:
         return Collectives(group, self.device)

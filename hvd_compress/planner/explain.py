@@ -51,7 +51,7 @@ def _plans(planner: Planner) -> Iterator[str]:
     tried = trials.trials if trials else [Trial(candidate) for candidate in planner.candidates]
     for trial in sorted(tried, key=lambda t: (t.median, t.candidate.seconds)):
         one = trial.candidate
-        measured = "not tried: it would cost more than it can gain" if trials else "not tried"
+        measured = "not tried: too costly" if trials else "not tried"
         if trial.seconds:
             measured = f"{_ms(trial.median)} in {len(trial.seconds)} steps"
         codec = one.price.encode + one.price.decode

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.distributed.launcher import Line
+from tests.ranks import on_ranks
 
 
 def test_tickets_are_served_in_order() -> None:
@@ -25,3 +31,14 @@ def test_tickets_are_served_in_order() -> None:
     assert not begun
     line.start(tickets[0], begin(0))
     assert begun == [(ticket, "the group") for ticket in range(4)]
+
+
+@on_ranks(3, launcher="torchrun")
+def test_groups_for_further_stages_have_the_timeout_of_the_ranks_own() -> None:
+    seconds = datetime.timedelta(seconds=77)
+    group = dist.new_group(timeout=seconds)
+    collectives = Collectives(group)
+    for ranks in ([0, 1, 2], [dist.get_rank()]):
+        made = collectives.among(ranks)._group
+        assert made is not None and made is not group
+        assert made._get_backend(torch.device("cpu")).options._timeout == seconds
