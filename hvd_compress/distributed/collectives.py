@@ -117,7 +117,7 @@ class Collectives:
         By the process group's thread, or at once where it is over already.
         """
         call = functools.partial(_tell, over)
-        hold(work, call)
+        hold(work, call, self._ranks())
         work.get_future().add_done_callback(call)
 
     def behind(self) -> AbstractContextManager[None]:
@@ -128,12 +128,15 @@ class Collectives:
         """Called before the first work for a step; that for earlier ones comes before it."""
         return
 
-    def _timeout(self) -> datetime.timedelta | None:
-        """Of these ranks' collectives; PyTorch would give a new group its own default."""
+    def _ranks(self) -> dist.ProcessGroup:
         group = self._group or dist.group.WORLD
         assert group is not None
+        return group
+
+    def _timeout(self) -> datetime.timedelta | None:
+        """Of these ranks' collectives; PyTorch would give a new group its own default."""
         try:
-            return group._get_backend(self.device).options._timeout
+            return self._ranks()._get_backend(self.device).options._timeout
         except (AttributeError, RuntimeError):
             return None  # A backend without.
 

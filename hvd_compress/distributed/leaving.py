@@ -1,8 +1,10 @@
-"""Lets a process end only when its process groups' threads are done with what belongs to Python.
+"""Keeps a process and its process groups until the groups' threads are done with what belongs to Python.
 
 The thread that ran a collective still has to drop what was called back and the tensors that were sent when
 the training loop already goes on. A thread that comes to that while the interpreter ends is stopped there
-by force, and takes the whole process with it ("terminate called without an active exception").
+by force, and takes the whole process with it ("terminate called without an active exception"). So does one
+that drops the last reference to its own process group, which would wait for it ("Resource deadlock
+avoided").
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ class _Underway:
     Args:
         work: the collective; while it is held here, the thread's reference is not its last one.
         call: what its future calls back, which the thread drops afterwards.
+        group: of the collective; what the thread drops may have the only other reference to it.
     """
 
-    def __init__(self, work: dist.Work, call: Callable[..., None]) -> None:
-        self.work = work
+    def __init__(
+        self, work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup
+    ) -> None:
+        self.work, self.group = work, group
         self._future: torch.futures.Future = work.get_future()
         self._call = weakref.ref(call)
 
@@ -47,17 +52,18 @@ _lock = threading.Lock()
 _underway: list[_Underway] = []
 
 
-def hold(work: dist.Work, call: Callable[..., None]) -> None:
-    """Holds a collective until its thread is done with it.
+def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -> None:
+    """Holds a collective and its process group until the group's thread is done with it.
 
     Args:
         work: it has been started.
         call: what its future calls back. Nothing else may hold on to it, as frames in the traceback of an
             error do to a function: a partial is right.
+        group: of the collective.
     """
     with _lock:
         _underway[:] = [one for one in _underway if not one.dropped]
-        _underway.append(_Underway(work, call))
+        _underway.append(_Underway(work, call, group))
 
 
 @atexit.register
@@ -69,4 +75,5 @@ def _wait() -> None:
             time.sleep(0.001)
         for one in _underway:
             # Never freed: its thread's own reference must not be the last one even now.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.work))
+            for kept in (one.work, one.group):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -1,10 +1,19 @@
-"""A process may end right after its last step, while its process groups' threads are still at work."""
+"""Process groups' threads are still at work when training, or the process, is over."""
 
+from __future__ import annotations
+
+import gc
 import sys
+import threading
+import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from hvd_compress.distributed.collectives import Collectives
 from tests import jobs
+from tests.ranks import on_ranks
 
 SCRIPT = """
 import sys
@@ -34,3 +43,37 @@ def test_the_process_ends_well_right_after_its_last_step(exchange: str) -> None:
         assert printed.count("started") == 2, printed
         assert "terminate" not in printed, printed
         assert "FAILED" not in printed, printed
+
+
+class _Late:
+    """Whoever drops it takes its time."""
+
+    dropped = threading.Event()
+
+    def __del__(self) -> None:
+        time.sleep(0.5)
+        self.dropped.set()
+
+
+def _exchange() -> None:
+    collectives, over, late = Collectives(dist.group.WORLD), threading.Event(), _Late()
+
+    def call(error: Exception | None, kept: tuple = (collectives, late)) -> None:
+        over.set()
+
+    if dist.get_rank() == 0:
+        time.sleep(0.5)  # So that the other's thread is the one that calls back.
+    _, work = collectives.all_gather(torch.zeros(10))
+    collectives.when_over(work, call)
+    del late, call, work
+    assert over.wait(60)
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_group_can_be_destroyed_before_its_thread_has_dropped_it() -> None:
+    _exchange()
+    assert dist.get_rank() == 0 or not _Late.dropped.is_set()
+    dist.destroy_process_group()
+    gc.collect()
+    assert _Late.dropped.wait(60)
+    time.sleep(0.5)  # A thread that waits for itself takes the process with it.
