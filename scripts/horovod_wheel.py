@@ -113,6 +113,13 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
 """,
         "torch",
     ),
+    # Under Gloo, Horovod's check for ranks that do not come knows of no ranks, as the vector of their numbers
+    # stays empty: it neither warns nor gives up, whatever HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says.
+    Edit(
+        "horovod/common/gloo/gloo_controller.cc",
+        "global_ranks_.reserve(size_);",
+        "global_ranks_.resize(size_);",
+    ),
     # TensorFlow's wheel lacks a header that this file includes. Only HOROVOD_ENABLE_XLA_OPS=1
     # would use what is in it.
     Edit(

@@ -33,7 +33,8 @@ def test_tickets_are_served_in_order() -> None:
     assert begun == [(ticket, "the group") for ticket in range(4)]
 
 
-@on_ranks(3, launcher="torchrun", alone=True)  # Of equally many groups a rank, as new groups need it.
+# Alone: ranks that have made different numbers of groups cannot make another one.
+@on_ranks(3, launcher="torchrun", alone=True)
 def test_groups_for_further_stages_have_the_timeout_of_the_ranks_own() -> None:
     seconds = datetime.timedelta(seconds=77)
     group = dist.new_group(timeout=seconds)
