@@ -113,12 +113,32 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
 """,
         "torch",
     ),
-    # Under Gloo, Horovod's check for ranks that do not come knows of no ranks, as the vector of their numbers
-    # stays empty: it neither warns nor gives up, whatever HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says.
+    # Under Gloo, Horovod's check for ranks that do not come knows of no ranks, as the vector of their
+    # numbers stays empty: it neither warns nor gives up, whatever HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says.
     Edit(
         "horovod/common/gloo/gloo_controller.cc",
         "global_ranks_.reserve(size_);",
         "global_ranks_.resize(size_);",
+    ),
+    # Where there are process sets, a job that has lost a rank asks all ranks to agree on their removal.
+    # Nobody caught that exception, and it ended the processes before Python could do anything.
+    Edit(
+        "horovod/common/process_set.cc",
+        """\
+    while (true) {
+      InitializeRegisteredAndRemoveMarkedIfReady_(context, status);
+      if (""",
+        """\
+    while (true) {
+      try {
+        InitializeRegisteredAndRemoveMarkedIfReady_(context, status);
+      } catch (const std::exception& error) {
+        LOG(DEBUG) << "Removing a process set without the others: " << error.what();
+        id_to_process_set_[id].Finalize(status);
+        DeregisterProcessSet(id);
+        id_to_be_removed_ = SUCCESSFUL_REMOVAL;
+      }
+      if (""",
     ),
     # TensorFlow's wheel lacks a header that this file includes. Only HOROVOD_ENABLE_XLA_OPS=1
     # would use what is in it.

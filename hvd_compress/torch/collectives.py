@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import horovod.torch as hvd
 import torch
@@ -145,7 +145,7 @@ class Collectives:
         if collective.kind == "all_to_all":
             splits = torch.tensor(collective.sizes, dtype=torch.int32)
             full = f"{self._prefix}.{name}"
-            number = hvd.alltoall_async(message, splits, full, self._process_set)
+            number = self._enqueue(hvd.alltoall_async, message, splits, full)
             return Handle(number, name, self.size, collective.sizes[self.rank])
         if message.device.type == "cpu" and pairs.as_sum(self.size, message.numel()):
             own = message.view(torch.int32)
@@ -156,19 +156,23 @@ class Collectives:
     def all_gather(self, message: torch.Tensor, name: str) -> Handle:
         """Starts an all_gather of a 1-dimensional uint8 tensor, whose lengths may differ."""
         full = f"{self._prefix}.{name}"
-        return Handle(hvd.allgather_async(message, full, self._process_set), name)
+        return Handle(self._enqueue(hvd.allgather_async, message, full), name)
 
     def all_reduce(
         self, values: torch.Tensor, name: str, op: Literal["sum", "max"] = "sum"
     ) -> Handle:
         """Starts an all_reduce; a rank that has joined adds zeros. A NaN may be lost in a maximum."""
-        number = hvd.allreduce_async(
-            values,
-            name=f"{self._prefix}.{name}",
-            op=hvd.Sum if op == "sum" else hvd.Max,
-            process_set=self._process_set,
-        )
-        return Handle(number, name)
+        full, operation = f"{self._prefix}.{name}", hvd.Sum if op == "sum" else hvd.Max
+        return Handle(self._enqueue(hvd.allreduce_async, values, name=full, op=operation), name)
+
+    def _enqueue(self, collective: Callable[..., int], *arguments: Any, **options: Any) -> int:
+        try:
+            return collective(*arguments, **options, process_set=self._process_set)
+        except ValueError as error:
+            if self._process_set.process_set_id in _basics._get_process_set_ids_and_ranks():
+                raise
+            # Horovod removes them when it has lost a rank. Elastic training goes on after this error.
+            raise HorovodInternalError(f"a process set is gone: {error}") from error
 
     @staticmethod
     def done(handle: Handle, within: float = 0.0) -> bool:

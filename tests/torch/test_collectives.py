@@ -1,11 +1,13 @@
-"""How ranks wait for each other."""
+"""How ranks wait for each other, and for those that are gone."""
 
 from __future__ import annotations
 
 import time
 
 import horovod.torch as hvd
+import pytest
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
@@ -26,3 +28,19 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
     assert gathered.tolist() == [0, 0, 0, 1, 1, 1]
     if hvd.rank() == 0:
         assert wall > 0.8 and cpu < 0.3 * wall
+
+
+@on_ranks(2, alone=True, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_a_process_set_that_is_gone_is_an_error_after_which_elastic_training_goes_on() -> None:
+    chosen = hvd.add_process_set([1])
+    collectives = Collectives(chosen, "gone")
+    message = torch.zeros(4, dtype=torch.uint8)
+    if hvd.rank() == 1:
+        assert collectives.wait(collectives.all_gather(message, "there")).numel() == 4
+    number = chosen.process_set_id
+    hvd.remove_process_set(chosen)
+    chosen.process_set_id = number  # As for one that Horovod has removed by itself.
+    with pytest.raises(HorovodInternalError, match="a process set is gone"):
+        collectives.all_gather(message, "gone")
+    with pytest.raises(HorovodInternalError, match="a process set is gone"):
+        collectives.all_reduce(torch.zeros(4), "gone")
