@@ -1,6 +1,7 @@
 """Trains under elastic Horovod while ranks are killed, stopped, added and removed, and checks the outcome.
 
-``python -m benchmarks.churn --minutes 10 --json build/churn.json``
+``python -m benchmarks.churn --minutes 10 --json build/churn.json``. With ``--undisturbed 20000``, nothing
+happens in so many steps, and memory and residuals have to stay as they are.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import dataclasses
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import json_files, machine
-from benchmarks.churn.run import Outcome, run
+from benchmarks.churn.events import EVENTS
+from benchmarks.churn.run import Disturbed, Outcome, Undisturbed, run
 from benchmarks.command_line import Parser, compression, positive
+from benchmarks.tables import Table
 
 SCHEMA = "hvd_compress churn 1"
 
@@ -41,20 +45,27 @@ def main(command_line: list[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     for number, row in enumerate(args.compression):
         print(f"{row}", flush=True)
-        outcome = run(
-            row,
-            60 * args.minutes / len(args.compression),
-            random.Random(args.seed + number),
-            MOST_SENT,
-            lambda line: print(f"  {line}", flush=True),
-        )
+        outcome = run(row, _what(args, number), MOST_SENT)
         outcomes.append(outcome)
         print(f"  {_summary(outcome)}", flush=True)
         for problem in outcome.problems[:5]:
             print(f"  PROBLEM: {problem}", flush=True)
         if args.json:
             json_files.replace(args.json, _record(args, outcomes))
+    print(f"\n{_table(outcomes).markdown()}")
     return int(any(outcome.problems for outcome in outcomes))
+
+
+def _what(args: argparse.Namespace, number: int) -> Disturbed | Undisturbed:
+    """What happens to the job of a compression."""
+
+    def say(line: str) -> None:
+        print(f"  {line}", flush=True)
+
+    if args.undisturbed:
+        return Undisturbed(args.undisturbed, say)
+    seconds = 60 * args.minutes / len(args.compression)
+    return Disturbed(seconds, random.Random(args.seed + number), say)
 
 
 def _summary(outcome: Outcome) -> str:
@@ -68,12 +79,48 @@ def _summary(outcome: Outcome) -> str:
     )
 
 
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    """Of each kind of event, how many there were, and the longest recovery."""
+    header = (
+        "compression",
+        "steps",
+        *EVENTS,
+        "missing",
+        "sent",
+        "unsent",
+        "memory, MB",
+        "problems",
+    )
+    rows = []
+    for outcome in outcomes:
+        events = (
+            f"{outcome.events[kind]} ({outcome.recovery[kind]:.1f} s)"
+            if kind in outcome.events
+            else "-"
+            for kind in EVENTS
+        )
+        rows.append(
+            [
+                outcome.compression,
+                str(outcome.steps),
+                *events,
+                "-" if outcome.missing is None else f"{outcome.missing:.0e}",
+                f"{outcome.sent:.3f}",
+                " to ".join(f"{norm:.2g}" for norm in outcome.unsent),
+                f"{outcome.growth / 1e6:+.1f}",
+                str(len(outcome.problems)),
+            ]
+        )
+    return Table(header, rows)
+
+
 def _record(args: argparse.Namespace, outcomes: list[Outcome]) -> str:
     record = {
         "schema": SCHEMA,
         "machine": machine.description(),
         "versions": machine.versions(),
         "minutes": args.minutes,
+        "undisturbed": args.undisturbed,
         "seed": args.seed,
         "jobs": [dataclasses.asdict(outcome) for outcome in outcomes],
     }
@@ -84,6 +131,12 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.churn", description=__doc__)
     parser.add_argument("--minutes", type=positive, default=10, help="for all compressions")
     parser.add_argument("--compression", nargs="+", type=compression, default=ROWS)
+    parser.add_argument(
+        "--undisturbed",
+        type=positive,
+        metavar="STEPS",
+        help="of each compression, without any event",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order of events")
     parser.add_argument("--json", type=Path, metavar="OUT")
     return parser.parse_args(command_line)

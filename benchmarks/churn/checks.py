@@ -18,7 +18,13 @@ LEARNED = 0.9
 """The largest loss at the end, in proportion to that at the start."""
 
 GROWTH = 30e6
-"""Bytes by which a process may grow after its first quarter: of one that leaks a kilobyte a step, more."""
+"""Bytes by which a process may grow after its first quarter, where ranks come and go."""
+
+STEADY_GROWTH = 5e6
+"""The same where nothing happens: one that leaks a kilobyte in each of 20,000 steps grows by more."""
+
+BOUNDED = 2.0
+"""The largest norm of what is unsent in the second half of the steps, in proportion to the first half's."""
 
 
 def replicas(reports: Sequence[Report]) -> list[str]:
@@ -78,10 +84,25 @@ def growth(reports: Sequence[Report]) -> float:
     return max(memory[-1] - memory[len(memory) // 4] for memory in processes.values())
 
 
-def memory(reports: Sequence[Report]) -> list[str]:
-    """Processes whose memory grows."""
+def memory(reports: Sequence[Report], most: float) -> list[str]:
+    """Processes whose memory grows by more than so many bytes."""
     grown = growth(reports)
-    return [f"a process has grown by {grown / 1e6:.1f} MB"] if grown > GROWTH else []
+    return [f"a process has grown by {grown / 1e6:.1f} MB"] if grown > most else []
+
+
+def unsent(reports: Sequence[Report]) -> tuple[float, float]:
+    """The largest norms of what is unsent, in the first and in the second half of the reports."""
+    middle = (len(reports) + 1) // 2
+    norms = [report.unsent for report in reports]
+    return max(norms[:middle]), max(norms[middle:], default=0.0)
+
+
+def residuals(reports: Sequence[Report]) -> list[str]:
+    """What is unsent and gets more and more."""
+    first, second = unsent(reports)
+    if second <= BOUNDED * first:
+        return []
+    return [f"what is unsent grew from at most {first:.3g} to {second:.3g}, in norm"]
 
 
 def slowdown(reports: Sequence[Report]) -> float:

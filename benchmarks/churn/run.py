@@ -45,6 +45,7 @@ class Outcome:
         missing: the largest part of what was unsent that was missing; None without error feedback.
         sent: the largest part of the uncompressed bytes that an interval's messages had.
         growth: bytes by which a process grew most.
+        unsent: the largest norms of what was unsent, in the first and in the second half.
         slowdown: of steps, see :func:`benchmarks.churn.checks.slowdown`.
         losses: at the start and at the end.
         problems: what does not hold.
@@ -60,72 +61,123 @@ class Outcome:
     missing: float | None = None
     sent: float = 0.0
     growth: float = 0.0
+    unsent: tuple[float, float] = (0.0, 0.0)
     slowdown: float = 1.0
     losses: tuple[float, float] = (0.0, 0.0)
     problems: list[str] = field(default_factory=list)
 
 
-def run(
-    compression: str,
-    seconds: float,
-    chance: random.Random,
-    most_sent: float,
-    say: Callable[[str], None],
-) -> Outcome:
-    """Trains for so many seconds, with one event after another, and checks what ranks reported.
+@dataclass(frozen=True)
+class Disturbed:
+    """A job to which one thing after another happens.
+
+    Attributes:
+        seconds: after which no event begins, but for the first of each kind.
+        chance: decides about events.
+        say: takes a line on each event.
+        hosts: at the start.
+        every: steps between two commits.
+    """
+
+    seconds: float
+    chance: random.Random
+    say: Callable[[str], None]
+    hosts: int = HOSTS
+    every: int = 10
+
+    def __call__(self, job: ElasticJob, reports: Path, outcome: Outcome) -> None:
+        """Has events happen, each kind once before any comes again, and at least once."""
+        deck: list[str] = []
+        until = time.time() + self.seconds
+        while time.time() < until or len(outcome.events) < len(EVENTS):
+            time.sleep(self.chance.uniform(*CALM))
+            deck = deck or shuffled(self.chance, len(job.hosts))
+            kind = deck.pop(0)
+            latest = _latest(read(reports))
+            began = time.time()
+            EVENTS[kind].happen(Scene(job, latest, self.chance))
+            calm = time.time()
+            outcome.collateral += _wait(job, reports, calm)
+            took = time.time() - calm
+            outcome.events[kind] = outcome.events.get(kind, 0) + 1
+            outcome.recovery[kind] = max(outcome.recovery.get(kind, 0.0), took)
+            self.say(
+                f"{kind}: {len(latest)} ranks, then {len(job.hosts)}; "
+                f"{calm - began:.1f} + {took:.1f} s"
+            )
+
+    @staticmethod
+    def checks(reports: list[Report]) -> list[str]:
+        """What holds only in such a job."""
+        return checks.memory(reports, checks.GROWTH)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A job of many steps.
+
+    Attributes:
+        steps: that it makes at least.
+        say: takes a line now and then.
+        hosts: on each of which is a rank.
+    """
+
+    steps: int
+    say: Callable[[str], None]
+    hosts: int = 2
+
+    @property
+    def every(self) -> int:
+        """Steps between two commits."""
+        return max(1, self.steps // 200)
+
+    def __call__(self, job: ElasticJob, reports: Path, outcome: Outcome) -> None:
+        """Waits until the steps are made."""
+        said = made = 0
+        while made < self.steps:
+            since = time.time()
+            _wait(job, reports, since)
+            made = _latest(read(reports))[0].step
+            if made >= said + self.steps // 10:
+                said = made
+                self.say(f"step {made} of {self.steps}")
+            time.sleep(1.0)
+
+    @staticmethod
+    def checks(reports: list[Report]) -> list[str]:
+        """What holds only in such a job."""
+        return [*checks.memory(reports, checks.STEADY_GROWTH), *checks.residuals(reports)]
+
+
+def run(compression: str, what: Disturbed | Undisturbed, most_sent: float) -> Outcome:
+    """Trains, and checks what ranks reported.
 
     Args:
         compression: as on the benchmarks' command lines.
-        seconds: after which no event begins, but for the first of each kind.
-        chance: decides about events.
+        what: happens to the job.
         most_sent: the largest part of the uncompressed bytes that messages may have.
-        say: takes a line on each event.
     """
     outcome = Outcome(compression)
     with tempfile.TemporaryDirectory() as name:
         folder, reports, enough = Path(name), Path(name, "reports"), Path(name, "enough")
         reports.mkdir()
         command = [sys.executable, "-m", "benchmarks.churn.worker", "--compression", compression]
+        command += ["--every", str(what.every)]
         command += ["--folder", str(reports), "--enough", str(enough)]
         began = time.time()
-        with ElasticJob(folder, command, hosts=HOSTS) as job:
+        with ElasticJob(folder, command, hosts=what.hosts) as job:
             try:
                 _wait(job, reports, began)
-                _disturb(job, reports, began + seconds, chance, outcome, say)
+                what(job, reports, outcome)
                 enough.touch()
                 _end(job)
             except Failed as error:
                 outcome.problems.append(f"{error}; it printed:\n{job.printed[-5000:]}")
         outcome.seconds = time.time() - began
-        _judge(outcome, read(reports), most_sent)
+        made = read(reports)
+        _judge(outcome, made, most_sent)
+        outcome.problems += what.checks(made) if made else []
     return outcome
-
-
-def _disturb(
-    job: ElasticJob,
-    reports: Path,
-    until: float,
-    chance: random.Random,
-    outcome: Outcome,
-    say: Callable[[str], None],
-) -> None:
-    """Has events happen, each kind once before any comes again, and at least once."""
-    deck: list[str] = []
-    while time.time() < until or len(outcome.events) < len(EVENTS):
-        time.sleep(chance.uniform(*CALM))
-        deck = deck or shuffled(chance, len(job.hosts))
-        kind = deck.pop(0)
-        latest = _latest(read(reports))
-        began = time.time()
-        EVENTS[kind].happen(Scene(job, latest, chance))
-        calm = time.time()
-        outcome.collateral += _wait(job, reports, calm)
-        took = time.time() - calm
-        outcome.events[kind] = outcome.events.get(kind, 0) + 1
-        outcome.recovery[kind] = max(outcome.recovery.get(kind, 0.0), took)
-        say(
-            f"{kind}: {len(latest)} ranks, then {len(job.hosts)}; {calm - began:.1f} + {took:.1f} s"
-        )
 
 
 def _latest(reports: list[Report]) -> list[Report]:
@@ -170,6 +222,7 @@ def _judge(outcome: Outcome, reports: list[Report], most_sent: float) -> None:
     outcome.missing = max(parts) if parts else None
     outcome.sent = max(report.sent for report in reports)
     outcome.growth = checks.growth(reports)
+    outcome.unsent = checks.unsent(reports)
     outcome.slowdown = checks.slowdown(reports)
     outcome.losses = checks.mean_loss(reports[:20]), checks.mean_loss(reports[-20:])
     outcome.problems += [
@@ -177,5 +230,4 @@ def _judge(outcome: Outcome, reports: list[Report], most_sent: float) -> None:
         *checks.conservation(reports),
         *checks.compression(reports, most_sent),
         *checks.learning(reports),
-        *checks.memory(reports),
     ]

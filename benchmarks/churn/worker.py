@@ -27,9 +27,6 @@ from hvd_compress.codecs.registry import SCHEMES
 from hvd_compress.torch.commits import Commits
 from hvd_compress.torch.elastic import TorchState
 
-STEPS = 10
-"""Between two commits."""
-
 BATCH = 32
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
 LEARNING_RATE = 0.1
@@ -41,6 +38,7 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--compression", required=True)
+    parser.add_argument("--every", type=int, required=True, help="steps between two commits")
     parser.add_argument("--folder", type=Path, required=True, help="of reports")
     parser.add_argument("--enough", type=Path, required=True, help="the file that ends training")
     args = parser.parse_args()
@@ -49,7 +47,7 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    Training(args.compression, args.folder, args.enough).run()
+    Training(args.compression, args.every, args.folder, args.enough).run()
     hvd.shutdown()
 
 
@@ -58,12 +56,13 @@ class Training:
 
     Args:
         compression: as on the benchmarks' command lines.
+        every: steps between two commits.
         folder: of reports.
         enough: the file that ends training.
     """
 
-    def __init__(self, compression: str, folder: Path, enough: Path) -> None:
-        self._folder, self._enough = folder, enough
+    def __init__(self, compression: str, every: int, folder: Path, enough: Path) -> None:
+        self._every, self._folder, self._enough = every, folder, enough
         self._task = torch.randn(FEATURES, CLASSES)
         self._model = nn.Sequential(
             nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
@@ -101,7 +100,7 @@ class Training:
         data = torch.Generator().manual_seed((run + hvd.rank()) % 2**48)
         enough = False
         while not enough:
-            for _ in range(STEPS):
+            for _ in range(self._every):
                 loss = self._step(data)
                 state.step += 1
                 time.sleep(PAUSE)

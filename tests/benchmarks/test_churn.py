@@ -38,7 +38,7 @@ def _changed(**changes: object) -> Report:
 
 def test_a_healthy_job_has_no_problems() -> None:
     reports = [FIRST, SECOND]
-    assert not checks.replicas(reports) + checks.conservation(reports) + checks.memory(reports)
+    assert not checks.replicas(reports) + checks.conservation(reports) + checks.memory(reports, 1e6)
     assert not checks.compression(reports, 0.6)
 
 
@@ -66,9 +66,15 @@ def test_an_interval_without_compression_is_found() -> None:
 
 def test_memory_that_grows_and_a_loss_that_does_not_fall_are_found() -> None:
     grows = [_changed(memory=10**8 + step * 10**6) for step in range(100)]
-    assert checks.memory(grows) == ["a process has grown by 74.0 MB"]
+    assert checks.memory(grows, 30e6) == ["a process has grown by 74.0 MB"]
     assert len(checks.learning(grows)) == 1
     assert not checks.learning([*grows[:20], *(_changed(loss=1.0) for _ in range(20))])
+
+
+def test_residuals_that_grow_are_found() -> None:
+    norms = [1.0, 1.5, 1.2, 2.9]
+    assert not checks.residuals([_changed(unsent=norm) for norm in norms])
+    assert len(checks.residuals([_changed(unsent=norm) for norm in [*norms, 3.1, 3.1]])) == 1
 
 
 def test_steps_that_get_slower_are_measured() -> None:
@@ -89,12 +95,27 @@ def test_every_kind_of_event_comes_in_an_order_in_which_it_can_happen(hosts: int
 
 
 @pytest.mark.torch
+def test_nothing_grows_where_nothing_happens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "churn.json"
+    arguments = ["--undisturbed", "400", "--compression", "onebit"]
+    status = __main__.main([*arguments, "--json", str(out)])
+    assert status == 0, capsys.readouterr().out
+    (job,) = json.loads(out.read_text())["jobs"]
+    assert job["steps"] >= 400 and not job["events"]
+    assert 0 < job["missing"] < checks.KEPT and job["unsent"][1] > 0
+
+
+@pytest.mark.torch
 def test_nothing_is_lost_when_ranks_come_and_go(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "churn.json"
     arguments = ["--minutes", "1", "--compression", "onebit:exchange=two_shot"]
-    assert __main__.main([*arguments, "--json", str(out)]) == 0, capsys.readouterr().out
+    status, printed = __main__.main([*arguments, "--json", str(out)]), capsys.readouterr().out
+    assert status == 0, printed
+    assert "\n| onebit:exchange=two_shot | " in printed
     (job,) = json.loads(out.read_text())["jobs"]
     assert set(job["events"]) == set(events.EVENTS)
     assert job["missing"] < checks.KEPT and job["steps"] > 50
