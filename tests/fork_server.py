@@ -162,7 +162,8 @@ def call(path: str, command: Sequence[str]) -> int:
 def _main(path: str, *command: str) -> int:
     status = call(path, command)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

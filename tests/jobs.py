@@ -129,7 +129,8 @@ class _ForkServer:
         return [sys.executable, "-I", "-S", caller, self._socket, module, *arguments]
 
 
-_fork_server = functools.cache(_ForkServer)
+fork_server = functools.cache(_ForkServer)
+"""The server of some modules and variables: one of each in this process."""
 
 
 class _Running:
@@ -197,7 +198,7 @@ class Job:
         arguments, modules = LAUNCHERS[kind.launcher]
         # Horovod reads its variables when it is initialized.
         read = tuple(one for one in kind.environment if not one[0].startswith("HOROVOD_"))
-        server = _fork_server(modules, read)
+        server = fork_server(modules, read)
         ranks = server.command("tests.ranks", kind.launcher, self._folder.name, *names)
         launcher = server.command(*arguments(kind.ranks), *ranks)
         self._running = _Running(launcher, dict(kind.environment))

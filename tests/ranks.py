@@ -9,6 +9,7 @@ that is about a job's beginning or end, asks for a job of its own with ``alone=T
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import os
 import sys
@@ -47,8 +48,15 @@ def on_ranks(
     return decorate
 
 
-def _start(launcher: str) -> tuple[int, Callable[[], None]]:
-    """This rank, and a barrier among all ranks."""
+def start(
+    launcher: str, timeout: datetime.timedelta | None = None
+) -> tuple[int, Callable[[], None]]:
+    """This rank, and a barrier among all ranks.
+
+    Args:
+        launcher: see :mod:`tests.jobs`.
+        timeout: of a process group; None is the stock one.
+    """
     if launcher in ("horovodrun", "two hosts"):
         import horovod.torch as hvd
 
@@ -68,7 +76,7 @@ def _start(launcher: str) -> tuple[int, Callable[[], None]]:
 
     if launcher == "two nodes":
         _take_places_on_two_nodes(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timeout)
     return dist.get_rank(), dist.barrier
 
 
@@ -81,7 +89,7 @@ def _take_places_on_two_nodes(rank: int, size: int) -> None:
 
 
 def _main(launcher: str, folder: str, *names: str) -> None:
-    rank, barrier = _start(launcher)
+    rank, barrier = start(launcher)
     if not launcher.startswith("tensorflow"):
         import torch
 

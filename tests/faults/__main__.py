@@ -1,0 +1,122 @@
+"""Runs every fault, on every frontend and exchange: ``python -m tests.faults --json OUT``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import random
+import sys
+from pathlib import Path
+
+from benchmarks import json_files, machine
+from benchmarks.command_line import Parser, positive
+from benchmarks.tables import Table
+from tests.contract.cases import ROWS
+from tests.contract.frontends import FRONTENDS
+from tests.faults.cases import FAULTS, STOCK, Case
+from tests.faults.run import Outcome, run
+
+SCHEMA = "hvd_compress faults 1"
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Returns 1 if anything was not as promised."""
+    args = _parse(command_line)
+    chance = random.Random(args.seed)
+    outcomes: list[Outcome] = []
+    cases = itertools.product(args.frontend, args.exchange, args.fault)
+    for case in [Case(*one) for one in cases for _ in range(args.repeat)]:
+        outcome = run(case, chance)
+        outcomes.append(outcome)
+        print(_summary(outcome), flush=True)
+        if outcome.failed:
+            print(outcome.printed, flush=True)
+        if args.json:
+            json_files.replace(args.json, _record(outcomes))
+    print(f"\n{_table(outcomes).markdown()}")
+    return int(any(outcome.problems() for outcome in outcomes))
+
+
+def _summary(outcome: Outcome) -> str:
+    statuses = ", ".join(str(one.status) for one in outcome.endings)
+    line = f"{outcome.case}: statuses {statuses}"
+    if FAULTS[outcome.case.fault].ends:
+        line += (
+            f", errors within {_last(outcome, 'raised')} s, ends within {_last(outcome, 'ended')} s"
+        )
+    return "\n  PROBLEM: ".join([line, *outcome.problems()])
+
+
+def _last(outcome: Outcome, what: str) -> str:
+    """Seconds from the fault until every other rank has come to something; nothing where one has not."""
+    times = [getattr(one, what) for one in outcome.endings[:-1]]
+    return "-" if None in times or not times else f"{max(times):.1f}"
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    """A line for each fault and frontend, with the slowest of its cases."""
+    chosen: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
+    for outcome in outcomes:
+        case = outcome.case
+        kind = STOCK if case.exchange == STOCK else "hosts" if case.hosts else "flat"
+        row = chosen.setdefault((case.fault, case.frontend), {})
+        row.setdefault(kind, []).append(outcome)
+    lines = []
+    for (fault, frontend), row in chosen.items():
+        cells = [_slowest(row.get(kind, [])) for kind in (STOCK, "flat", "hosts")]
+        lines.append([FAULTS[fault].does, frontend, *cells])
+    header = ("what happens to a rank", "frontend", STOCK, "compressed", "hierarchical")
+    return Table(header, lines)
+
+
+def _slowest(outcomes: list[Outcome]) -> str:
+    """Of one cell: what became of the other ranks, and of how many cases."""
+    if any(outcome.problems() for outcome in outcomes):
+        return "not as promised"
+    if not outcomes:
+        return "-"
+    if not FAULTS[outcomes[0].case.fault].ends:
+        return f"goes on ({len(outcomes)})"
+    others = [one for outcome in outcomes for one in outcome.endings[:-1]]
+    came = {
+        "error": [one.raised for one in others if one.raised is not None],
+        "abort": [one.ended for one in others if one.raised is None and one.ended is not None],
+    }
+    parts = [f"{what} within {max(times):.1f} s" for what, times in came.items() if times]
+    return f"{', '.join(parts)} ({len(outcomes)})"
+
+
+def _record(outcomes: list[Outcome]) -> str:
+    rows = []
+    for outcome in outcomes:
+        row = {**dataclasses.asdict(outcome), "problems": outcome.problems()}
+        del row["printed"]
+        for ending in row["endings"]:  # Texts of errors name folders of the machine.
+            ending["error"] = ending["error"].partition(":")[0]
+        rows.append(row)
+    versions = machine.versions()
+    record = {
+        "schema": SCHEMA,
+        "machine": machine.description(),
+        "versions": versions,
+        "cases": rows,
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+def _parse(command_line: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m tests.faults", description=__doc__)
+    add, exchanges = parser.add_argument, [STOCK, *ROWS]
+    add("--frontend", nargs="+", choices=FRONTENDS, default=list(FRONTENDS), metavar="NAME")
+    add("--exchange", nargs="+", choices=exchanges, default=exchanges, metavar="NAME")
+    add("--fault", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="NAME")
+    add("--repeat", type=positive, default=1, help="how often each case runs")
+    add("--seed", type=int, default=0, help="of the moments of signals")
+    add("--json", type=Path, metavar="OUT")
+    return parser.parse_args(command_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

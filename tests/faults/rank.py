@@ -1,0 +1,123 @@
+"""One rank of a job: ``python -m tests.faults.rank FRONTEND EXCHANGE FAULT FOLDER``.
+
+It appends what it does to a file, which :mod:`tests.faults.run` reads. The last rank is the one to which
+something happens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import itertools
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import ranks
+from tests.contract import frontends
+from tests.contract.beside import Beside
+from tests.contract.cases import SHAPES, gradients
+from tests.contract.frontend import Job
+from tests.faults import stock
+from tests.faults.cases import BEGIN, FAULTS, STEPS, STOCK, Case
+
+
+class Log:
+    """A rank's file.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, what: str, detail: object = "") -> None:
+        """Adds a line: when, what, and what more there is to say."""
+        line = {"time": time.time(), "what": what, "detail": detail, "process": os.getpid()}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
+    """Trains until something happens, or through it."""
+    faulthandler.register(signal.SIGUSR1)  # Where it waits, if it does.
+    case, does = Case(frontend, exchange, fault), FAULTS[fault]
+    row = frontends.load(frontend)
+    timeout = None if does.timeout is None else datetime.timedelta(seconds=does.timeout)
+    launcher = row.launcher_of_hosts if case.hosts else row.launcher
+    rank, _ = ranks.start(launcher, timeout)
+    log = Log(Path(folder, str(rank)))
+    try:
+        _train(case, rank, log)
+    except BaseException as error:
+        log("error", f"{type(error).__name__}: {error}")
+        raise
+    log("done")
+
+
+def _train(case: Case, rank: int, log: Log) -> None:
+    fault = FAULTS[case.fault]
+    job: Job | None = None
+    run: Callable[[int], object]
+    if case.exchange == STOCK:
+        step = stock.make(case.frontend)
+        run = lambda number: step(gradients(rank, number, SHAPES))  # noqa: E731
+    else:
+        beside = Beside(frontends.load(case.frontend), case.exchange)
+        job = beside.job
+        if fault.ends:
+            run = lambda number: beside.job.step(gradients(rank, number, SHAPES))  # noqa: E731
+        else:
+            run = beside.step
+    for number in itertools.count() if fault.ends else range(STEPS):
+        log("step", number)
+        if rank == case.ranks - 1 and not fault.signal and number >= BEGIN:
+            _happen(case, number, job, log)
+        run(number)
+        time.sleep(0.002)
+
+
+def _happen(case: Case, number: int, job: Job | None, log: Log) -> None:
+    """What the last rank does by itself."""
+    if case.fault == "slow" and number < BEGIN + 10:
+        time.sleep(0.2)
+    elif number == BEGIN:
+        log("fault")
+        if case.fault == "raise":
+            raise ArithmeticError("on purpose")
+        if case.fault == "leave":
+            sys.exit(0)
+        if case.fault == "wait":
+            time.sleep(10_000)
+        if case.fault == "full disk" and job is not None:
+            log("refused", _save_where_nothing_fits(job))
+
+
+def _save_where_nothing_fits(job: Job) -> str:
+    """What the frontend raises if a file cannot grow."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = Path(f"/tmp/full-{os.getpid()}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        saved = job.save()
+        if isinstance(saved, bytes):
+            with path.open("wb") as file:
+                file.write(saved)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+        path.unlink(missing_ok=True)
+    raise AssertionError("expected an error, got a checkpoint")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
