@@ -37,6 +37,15 @@ def of_everybody(size: int) -> list[float]:
     return [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6]
 
 
+def reduced_for_everybody(reduced: Sequence[float], size: int) -> bool:
+    """Whether a reduced token may be the sum of all of ``size`` ranks' tokens, scaled in any way.
+
+    No other subset of up to six ranks has such a sum, and few of more ranks have.
+    """
+    scale = reduced[0] / size
+    return _close(reduced, [scale * value for value in of_everybody(size)])
+
+
 def reduction_scale(
     reduced: Sequence[float], participants: Sequence[float], size: int, name: str
 ) -> float:

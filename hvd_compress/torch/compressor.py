@@ -181,7 +181,7 @@ class Compressor(GradientCoder, HorovodCompressor):
             PayloadError: a payload was altered on its way.
         """
         if self._exchanging:
-            self._step.settle(ctx.slot.name)
+            self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1
             self._exchanging = False
             self._move_on()

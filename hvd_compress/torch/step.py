@@ -26,7 +26,11 @@ from hvd_compress.torch_common.uncompressed import Uncompressed
 _TIMEOUT = 60.0
 """Seconds for collectives that every rank has started already, if all is well."""
 
-_TIMEOUT_IN_BACKWARD = 20.0
+_TIMEOUT_OF_SOME = 10.0
+"""The same where Horovod has reduced something for some of the ranks alone: others have joined, and take
+part by themselves, or they are not the optimizer's and never come."""
+
+_TIMEOUT_IN_BACKWARD = 5.0
 """Seconds for slower ranks at the end of a backward pass; what is not there then is waited for later."""
 
 
@@ -103,20 +107,23 @@ class Step:
             self._release(0.0)
 
     @torch.no_grad()
-    def settle(self, name: str) -> None:
+    def settle(self, name: str, reduced: torch.Tensor | None) -> None:
         """Waits until all ranks are known to agree and to take part, and has started what was held back.
 
         Called when Horovod has reduced something, for which all of the optimizer's ranks had to come here.
 
         Args:
             name: the tensor that was reduced, for the message.
+            reduced: its token, as Horovod reduced it; None of a tensor without.
 
         Raises:
             ExchangeError: ranks differ, or some of the compressor's ranks never come.
         """
-        if not self._release(_TIMEOUT):
+        size = self._collectives.size
+        everybody = reduced is None or token.reduced_for_everybody(reduced.tolist(), size)
+        if not self._release(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
             raise ExchangeError(
-                f"{name}: expected all {self._collectives.size} ranks of the compressor's process set, got "
+                f"{name}: expected all {size} ranks of the compressor's process set, got "
                 f"only those of the optimizer: pass the same process_set to both"
             )
 

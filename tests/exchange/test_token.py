@@ -22,6 +22,7 @@ def test_average_and_sum(size: int) -> None:
     assert token.everybody(total, size)
     assert token.reduction_scale(total / np.float32(size), total, size, "t") == 1 / size
     assert token.reduction_scale(total, total, size, "t") == (1.0 if size > 1 else 1 / size)
+    assert token.reduced_for_everybody(total * np.float32(0.37), size)
 
 
 @pytest.mark.parametrize("factor", (2.0, 3.0, 7.7, 1e-3, 1e4))
@@ -41,6 +42,7 @@ def test_no_subset_of_the_ranks_passes_for_all_of_them(size: int) -> None:
         for subset in itertools.combinations(range(size), count):
             present = tokens[list(subset)].sum(axis=0)
             assert not token.everybody(present, size)
+            assert size > 6 or not token.reduced_for_everybody(present / size, size)
             assert token.reduction_scale(present, present, size, "t") == 1.0
             assert token.reduction_scale(present / size, present, size, "t") == 1 / size
 
