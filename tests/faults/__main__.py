@@ -56,36 +56,34 @@ def _last(outcome: Outcome, what: str) -> str:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    """A line for each fault and frontend, with the slowest of its cases."""
-    chosen: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
-    for outcome in outcomes:
-        case = outcome.case
-        kind = STOCK if case.exchange == STOCK else "hosts" if case.hosts else "flat"
-        row = chosen.setdefault((case.fault, case.frontend), {})
-        row.setdefault(kind, []).append(outcome)
+    """A line for each fault, with the slowest of each frontend's cases: stock, and compressed."""
+    frontends = list(dict.fromkeys(outcome.case.frontend for outcome in outcomes))
     lines = []
-    for (fault, frontend), row in chosen.items():
-        cells = [_slowest(row.get(kind, [])) for kind in (STOCK, "flat", "hosts")]
-        lines.append([FAULTS[fault].does, frontend, *cells])
-    header = ("what happens to a rank", "frontend", STOCK, "compressed", "hierarchical")
-    return Table(header, lines)
+    for fault in dict.fromkeys(outcome.case.fault for outcome in outcomes):
+        cells = []
+        for frontend in frontends:
+            of_cell = [o for o in outcomes if (o.case.fault, o.case.frontend) == (fault, frontend)]
+            stock = [o for o in of_cell if o.case.exchange == STOCK]
+            parts = (_slowest(stock), _slowest([o for o in of_cell if o not in stock]))
+            cells.append("; ".join(dict.fromkeys(parts)))
+        lines.append([FAULTS[fault].does, *cells])
+    return Table(("what happens to a rank", *frontends), lines)
 
 
 def _slowest(outcomes: list[Outcome]) -> str:
-    """Of one cell: what became of the other ranks, and of how many cases."""
+    """What became of the other ranks in some cases; where they end, when the last one raised an error."""
     if any(outcome.problems() for outcome in outcomes):
         return "not as promised"
     if not outcomes:
         return "-"
     if not FAULTS[outcomes[0].case.fault].ends:
-        return f"goes on ({len(outcomes)})"
+        return "goes on"
     others = [one for outcome in outcomes for one in outcome.endings[:-1]]
     came = {
-        "error": [one.raised for one in others if one.raised is not None],
-        "abort": [one.ended for one in others if one.raised is None and one.ended is not None],
+        "": [one.raised for one in others if one.raised is not None],
+        "abort ": [one.ended for one in others if one.raised is None and one.ended is not None],
     }
-    parts = [f"{what} within {max(times):.1f} s" for what, times in came.items() if times]
-    return f"{', '.join(parts)} ({len(outcomes)})"
+    return ", ".join(f"{what}{max(times):.1f} s" for what, times in came.items() if times)
 
 
 def _record(outcomes: list[Outcome]) -> str:
@@ -93,7 +91,9 @@ def _record(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         row = {**dataclasses.asdict(outcome), "problems": outcome.problems()}
         del row["printed"]
-        for ending in row["endings"]:  # Texts of errors name folders of the machine.
+        # Texts of errors name folders of the machine.
+        row["refused"] = outcome.refused.partition(":")[0]
+        for ending in row["endings"]:
             ending["error"] = ending["error"].partition(":")[0]
         rows.append(row)
     versions = machine.versions()
