@@ -1,5 +1,6 @@
 """How Sphinx builds the site: `make docs`."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -7,6 +8,10 @@ from docutils import nodes
 from latex2mathml.converter import convert
 
 import hvd_compress
+
+# PyPI's PyTorch brings it along. After TensorFlow, its import is a segmentation fault.
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401
 
 project = "hvd_compress"
 copyright = "the hvd_compress authors"

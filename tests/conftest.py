@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from tests import jobs
+
+# PyPI's PyTorch brings it along. After TensorFlow, its import is a segmentation fault.
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401
 
 MARKERS = {
     "codecs": ("quick",),
