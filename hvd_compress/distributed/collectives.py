@@ -17,6 +17,10 @@ from hvd_compress.torch_common.comm import Collective
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
+_PATIENCE = datetime.timedelta(seconds=30)
+"""With which ranks look for each other in a new group: they have just ended a collective together. A rank
+that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise."""
+
 
 Over = Callable[[Exception | None], None]
 """Called once, by any thread, when something is over: with what went wrong, or with None."""
@@ -102,13 +106,16 @@ class Collectives:
         if not everybody:
             self._check_group_counts()
         numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        timeout = self._timeout()
         group = dist.new_group(
             [numbers[rank] for rank in ranks],
-            timeout=self._timeout(),
+            timeout=timeout and min(timeout, _PATIENCE),
             backend=dist.get_backend_config(self._group),
             use_local_synchronization=not everybody,  # Others than these ranks do not come here.
             sort_ranks=False,
         )
+        if timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
         return self._of(group)
 
     def when_over(self, work: dist.Work, over: Over) -> None:

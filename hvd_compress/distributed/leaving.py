@@ -4,7 +4,8 @@ The thread that ran a collective still has to drop what was called back and the 
 the training loop already goes on. A thread that comes to that while the interpreter ends is stopped there
 by force, and takes the whole process with it ("terminate called without an active exception"). So does one
 that drops the last reference to its own process group, which would wait for it ("Resource deadlock
-avoided").
+avoided"). PyTorch's own synchronous collectives have the first problem too where a group outlives
+``destroy_process_group()``, as in a DDP model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ import torch.distributed as dist
 
 _TIMEOUT = 10.0
 """Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
+
+_MOMENT = 0.05
+"""Seconds, at the end of the process, for what PyTorch's synchronous collectives sent: one that gathers a
+checkpoint's state or sums a metric is often the last. Nothing tells when a thread has dropped that."""
 
 
 class _Underway:
@@ -61,19 +66,29 @@ def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -
             error do to a function: a partial is right.
         group: of the collective.
     """
+    _let_go()
     with _lock:
-        _underway[:] = [one for one in _underway if not one.dropped]
         _underway.append(_Underway(work, call, group))
+
+
+def _let_go() -> None:
+    """Frees what the threads are done with, and with a destroyed group, ends the group's threads."""
+    # Freed on return, without the lock: the end of a group waits for its threads, and they may come here.
+    with _lock:
+        dropped = [one for one in _underway if one.dropped]
+        _underway[:] = [one for one in _underway if one not in dropped]
 
 
 @atexit.register
 def _wait() -> None:
     end = time.monotonic() + _TIMEOUT
-    with _lock:
-        # One that is not over will not be: its peers are gone.
-        while any(one.over and not one.dropped for one in _underway) and time.monotonic() < end:
-            time.sleep(0.001)
-        for one in _underway:
-            # Never freed: its thread's own reference must not be the last one even now.
-            for kept in (one.work, one.group):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    # One that is not over will not be: its peers are gone.
+    while any(one.over and not one.dropped for one in _underway) and time.monotonic() < end:
+        time.sleep(0.001)
+    if _underway:
+        time.sleep(_MOMENT)
+    _let_go()
+    for one in _underway:
+        # Never freed: its thread's own reference must not be the last one even now.
+        for kept in (one.work, one.group):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -28,16 +28,22 @@ import hvd_compress.ddp as hvdc
 sys.setswitchinterval(100)  # The other threads have to wait, as on a machine with too much to do.
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(64, 64))
-model.register_comm_hook(hvdc.OneBit(model, exchange=sys.argv[1]), hvdc.hook)
+compressor = hvdc.OneBit(model, exchange=sys.argv[1])
+model.register_comm_hook(compressor, hvdc.hook)
 print("started", flush=True)
 for _ in range(3):
     model(torch.randn(8, 64)).sum().backward()
+if sys.argv[2] == "checkpoint":
+    hvdc.GatheredState(compressor).state_dict()
+    dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("exchange", ["allgather", "two_shot"])
-def test_the_process_ends_well_right_after_its_last_step(exchange: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, exchange]
+@pytest.mark.parametrize(
+    "exchange, last", [("allgather", "step"), ("two_shot", "step"), ("allgather", "checkpoint")]
+)
+def test_the_process_ends_well_right_after(exchange: str, last: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, exchange, last]
     for _ in range(2):  # Without care for it, one start in five ends badly.
         printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
         assert printed.count("started") == 2, printed
