@@ -24,7 +24,7 @@ import hvd_compress.torch as hvdc
 from benchmarks import compressions
 from benchmarks.churn.reports import Report, announce
 from hvd_compress.codecs.registry import SCHEMES
-from hvd_compress.torch.commits import Commits
+from hvd_compress.torch.commits import TorchCommits
 from hvd_compress.torch.elastic import TorchState
 
 BATCH = 32
@@ -80,7 +80,7 @@ class Training:
         self._own = {name: torch.zeros_like(p) for name, p in self._named.items()}
         for name, parameter in self._named.items():
             parameter.register_hook(self._keeper(name))
-        self._unsent = Commits(self._compressor)
+        self._unsent = TorchCommits(self._compressor)
         count = sum(p.numel() for p in self._named.values())
         self._state = TorchState(
             self._model,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs.base import check_number
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.keras.exchange import known_to_horovod
+from hvd_compress.tensorflow.variables import broadcast_variables
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -50,18 +50,9 @@ class BroadcastVariables(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        variables = [*self.model.weights, *_shared_state(optimizer)]
-        for position, variable in enumerate(variables):
-            variable.assign(self._of_root(variable.value, position))
+        variables = [*self.model.weights, *shared_state(optimizer)]
+        broadcast_variables(variables, self._root_rank, self._process_set)
         self._done = True
-
-    def _of_root(self, value: tf.Tensor, position: int) -> tf.Tensor:
-        sent = known_to_horovod(tf.convert_to_tensor(value))
-        name = f"hvd_compress.broadcast.{position}"
-        return tf.cast(
-            hvd.broadcast(sent, self._root_rank, name=name, process_set=self._process_set),
-            value.dtype,
-        )
 
 
 class CompareWeights(keras.callbacks.Callback):
@@ -139,7 +130,7 @@ class CompareWeights(keras.callbacks.Callback):
         ).numpy()
 
 
-def _shared_state(optimizer: Any) -> list[Any]:
+def shared_state(optimizer: Any) -> list[Any]:
     """An optimizer's variables without the gradients that a rank has accumulated."""
     own = {id(v) for part in _parts(optimizer) for v in getattr(part, "_accumulated_gradients", ())}
     return [v for v in optimizer.variables if id(v) not in own]

@@ -16,6 +16,8 @@ from hvd_compress.codecs.base import check_number
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow import Auto, Compressor
+from hvd_compress.tensorflow.collectives import called
+from hvd_compress.tensorflow.variables import known_to_horovod
 
 _instances = 0
 
@@ -49,6 +51,12 @@ class Exchange:
         name: str | None,
     ) -> None:
         global _instances
+        self._settings = {
+            "op": op,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set,
+        }
         kind = compression if isinstance(compression, type) else type(compression)
         if issubclass(kind, Compressor):
             write = "DistributedOptimizer(optimizer, {})"
@@ -90,6 +98,10 @@ class Exchange:
         """Those of the variables whose gradients come to :meth:`average` next."""
         self.updates = 0
         """How often :meth:`average` was called, while tracing or eagerly."""
+
+    def with_compression(self, compression: Any, name: str) -> Exchange:
+        """The same with another compressor, and traced anew."""
+        return Exchange(compression, name=name, **self._settings)
 
     def average(self, gradients: Sequence[Any]) -> list[Any]:
         """The ranks' gradients reduced by ``op``, dense ones as tensors, sparse ones as ``IndexedSlices``.
@@ -184,16 +196,7 @@ class Exchange:
 
     def _called(self, what: str) -> dict[str, Any]:
         # By names of their own: those of tensors depend on how many layers a rank has made before.
-        return {
-            "name": f"{self._name}.{what}",
-            "ignore_name_scope": True,
-            "process_set": self._process_set,
-        }
-
-
-def known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a type that Horovod can send, which bfloat16 is not."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+        return called(f"{self._name}.{what}", self._process_set)
 
 
 def _spec_of(gradient: Any) -> tf.TypeSpec:

@@ -69,9 +69,20 @@ def DistributedOptimizer(
         name=name,
     )
     _distribute(optimizer, exchange)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        _distribute(optimizer.inner_optimizer, exchange)
     return optimizer
+
+
+def distribute_again(optimizer: keras.optimizers.Optimizer, compression: Any, name: str) -> None:
+    """Has a distributed optimizer exchange by another compressor, with the other settings as they were.
+
+    What was traced with it has to be traced again.
+
+    Args:
+        optimizer: one of :func:`DistributedOptimizer`.
+        compression: as for it.
+        name: the same.
+    """
+    _distribute(optimizer, optimizer._exchange.with_compression(compression, name))
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -218,8 +229,11 @@ def _distribute(optimizer: Any, exchange: Exchange) -> None:
     optimizer._exchange = exchange
     # Found by tf.train.Checkpoint, as the optimizer's own variables are.
     optimizer.compression = exchange.compression
-    stock: Any = type(optimizer)
-    optimizer.__class__ = _class_for(stock)
+    if not is_distributed(optimizer):
+        stock: Any = type(optimizer)
+        optimizer.__class__ = _class_for(stock)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        _distribute(optimizer.inner_optimizer, exchange)
 
 
 @cache

@@ -33,7 +33,7 @@ from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import asked_for
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import Inheritance, Owner, inheritance
+from hvd_compress.tensorflow.state import Heritage, Inheritance, Owner, inheritance
 from hvd_compress.tensorflow.step import Step
 
 _UNKNOWN_SIZE = 2**31 - 1
@@ -47,6 +47,20 @@ _EXCHANGES: dict[str, type[Exchange]] = {
 }
 
 _instances = 0
+
+
+def how_many_made() -> int:
+    """How many compressors this process has made: what the next one is called by, if it has no name."""
+    return _instances
+
+
+def count_from(number: int) -> None:
+    """Has the next compressor be called as if so many had been made.
+
+    A rank that comes later has made fewer than those that stayed.
+    """
+    global _instances
+    _instances = number
 
 
 @dataclass(eq=False)
@@ -169,7 +183,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._exchanges[exchange].owners,
             self._step.forget_agreement,
         )
-        self._inheritance = Inheritance()
+        self._inheritance: Heritage = Inheritance()
 
     def __hash__(self) -> int:
         check_who_hashes()
@@ -258,10 +272,33 @@ class Compressor(tf.Module, HorovodCompressor):
             ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps or
                 exchanges; nothing is changed then.
         """
-        self._inheritance = inheritance(checkpoints, name, self.owner)
+        self.inherit(inheritance(checkpoints, name, self.owner))
+
+    def inherit(self, heritage: Heritage) -> None:
+        """Has gradients go on with what is given, those that are traced from now on included.
+
+        Args:
+            heritage: what each of them gets.
+        """
+        self._inheritance = heritage
         for slot in self.slots:
             self._inherit(slot)
         self._step.forget_agreement()
+
+    def owners_of(self, slot: Slot) -> int:
+        """How many ranks share out a gradient; 0 where none do."""
+        exchange = self._exchanges.get(slot.route.exchange)
+        return exchange.owners if exchange else 0
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether, in all exchanges that it may use, each rank keeps residuals of its own gradients."""
+        return all(exchange.has_residuals for exchange in self._exchanges.values())
+
+    @property
+    def process_set(self) -> Any:
+        """Among whose ranks gradients are averaged."""
+        return self._collectives.process_set
 
     def _counted(self) -> Counters:
         *counts, encode, decode = self._ops.hvdc_counters(self._ledger).numpy().tolist()
@@ -291,7 +328,7 @@ class Compressor(tf.Module, HorovodCompressor):
         exchange = self._exchanges.get(slot.route.exchange)
         self._inheritance.give(
             slot,
-            owners=exchange.owners if exchange else 0,
+            owners=self.owners_of(slot),
             has_residuals=exchange.has_residuals if exchange else True,
         )
 

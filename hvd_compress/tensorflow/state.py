@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -122,6 +122,19 @@ class _Left:
     exchanges: int
 
 
+class Heritage(Protocol):
+    """What gradients will start with."""
+
+    def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
+        """Hands over a gradient's part, if there is one, once.
+
+        Args:
+            slot: whose state is set.
+            owners: how many ranks share the gradient out now.
+            has_residuals: whether ranks keep residuals of their own gradients now.
+        """
+
+
 @dataclass
 class Inheritance:
     """What gradients will start with that another job has left.
@@ -135,13 +148,7 @@ class Inheritance:
     heir: Owner | None = None
 
     def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
-        """Hands over a gradient's part, if there is one, once.
-
-        Args:
-            slot: whose state is set.
-            owners: how many ranks share the gradient out now.
-            has_residuals: whether ranks keep residuals of their own gradients now.
-        """
+        """As of :class:`Heritage`."""
         if slot.index not in self.left or self.heir is None:
             return
         old = self.left.pop(slot.index)

@@ -86,7 +86,8 @@ class Step:
             tf.constant([self._rank_of_job, ranks.size]),
             f"expected rank {self._rank_of_job} of {ranks.size}, as when this compressor was made, got "
             f"another place: Horovod has been initialized again; make a compressor, and the functions that "
-            f"use it, after each hvd.init(), as in a reset callback of elastic Horovod",
+            f"use it, after each hvd.init(), and with elastic Horovod give it to begin() of "
+            f"hvd_compress.tensorflow.elastic.TensorFlowState",
         )
 
     def _settle(self) -> tf.Tensor:

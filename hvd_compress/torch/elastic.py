@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.torch import elastic
 
-from hvd_compress.torch.commits import Commits
+from hvd_compress.exchange.elastic import ResidualState
+from hvd_compress.torch.commits import TorchCommits
 from hvd_compress.torch.compressor import Compressor
 
 
-class TorchState(elastic.TorchState):
+class TorchState(ResidualState, elastic.TorchState):
     """``hvd.elastic.TorchState`` of an optimizer that compresses.
 
     Commits hold residuals and positions in the noise in memory, and :meth:`restore` brings them back. After
@@ -23,7 +23,7 @@ class TorchState(elastic.TorchState):
     * A new rank begins with zeros, and with the positions of the others.
     * What lost ranks had not sent, as of the last commit, is shared out evenly among all ranks if it is
       known. It is known where ranks were told to leave, and with ``share_residuals``. Else it is missing: a
-      warning of the logger ``hvd_compress.torch.elastic`` names the lost ranks, and the norm of what is
+      warning of the logger ``hvd_compress.elastic`` names the lost ranks, and the norm of what is
       missing.
 
     Args:
@@ -58,7 +58,7 @@ class TorchState(elastic.TorchState):
                 "hvd.elastic.TorchState"
             )
         self._share_residuals = share_residuals
-        self._commits = [Commits(compressor) for compressor in compressors]
+        self._commits: list[TorchCommits] = [TorchCommits(compressor) for compressor in compressors]
         rest = {}
         for name, value in kwargs.items():
             if isinstance(value, Compressor):
@@ -66,35 +66,6 @@ class TorchState(elastic.TorchState):
             else:
                 rest[name] = value
         super().__init__(model=model, optimizer=optimizer, **rest)
-
-    def save(self) -> None:
-        """Keeps the state in memory, on this rank alone: :meth:`commit` is what ranks do together."""
-        for commits in self._commits:
-            commits.keep(commits.take())
-        super().save()
-
-    def commit(self) -> None:
-        """Keeps the state in memory, and looks whether hosts have come or gone; on all ranks together.
-
-        Raises:
-            HostsUpdatedInterrupt: they have; for ``hvd.elastic.run``.
-            ExchangeError: gradients are on their way: call it after ``step()``.
-        """
-        taken = [commits.take_together(self._share_residuals) for commits in self._commits]
-        super().save()
-        for commits, commit in zip(self._commits, taken, strict=True):
-            commits.keep(commit)
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """As of ``hvd.elastic.State``; ranks that leave hand over what they have not sent."""
-        try:
-            super().check_host_updates()
-        except HostsUpdatedInterrupt:
-            # All ranks come here, those that leave as well.
-            for commits in self._commits:
-                commits.hand_over()
-            raise HostsUpdatedInterrupt(skip_sync=False) from None
 
     def restore(self) -> None:
         """Goes back to the last commit, or to the beginning."""

@@ -68,7 +68,7 @@ def test_a_rank_that_is_lost() -> None:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
-    logger = logging.getLogger("hvd_compress.torch.elastic")
+    logger = logging.getLogger("hvd_compress.elastic")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     trainings = {}

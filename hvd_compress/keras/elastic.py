@@ -1,0 +1,118 @@
+"""Elastic Horovod with compressed gradients under Keras 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_compress.codecs.base import check_number
+from hvd_compress.keras.callbacks import shared_state
+from hvd_compress.keras.optimizer import DistributedOptimizer, distribute_again, is_distributed
+from hvd_compress.tensorflow.elastic import AnyCompressor, TensorFlowState
+
+_NAME = "hvd_compress.keras.elastic"
+
+
+class KerasState(TensorFlowState):
+    """The state of a Keras 3 model that elastic Horovod trains with a compressor.
+
+    Takes the place of ``hvd.elastic.KerasState``, which fails under Keras 3. The function that elastic
+    Horovod runs makes a new compressor each time it is called, and gives it to :meth:`begin`::
+
+        model.compile(optimizer=keras.optimizers.SGD(0.1), loss=..., jit_compile=False)
+        state = KerasState(model, epoch=0)
+
+        @hvd.elastic.run
+        def train(state):
+            state.begin(hvdc.OneBit())
+            model.fit(..., initial_epoch=state.epoch, callbacks=[CommitState(state)])
+
+    Args:
+        model: built, and compiled with an optimizer of Keras's own, which :meth:`begin` has exchange
+            gradients.
+        share_residuals: as of :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
+        kwargs: the same.
+
+    Attributes:
+        model: as given.
+
+    Raises:
+        ValueError: the model is not built, or not compiled, or its optimizer is distributed already.
+    """
+
+    def __init__(self, model: keras.Model, *, share_residuals: bool = False, **kwargs: Any) -> None:
+        optimizer = getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise ValueError(
+                "KerasState: expected a model that is built and compiled, got one that is not: call "
+                "model.build(input_shape) and model.compile() first"
+            )
+        if is_distributed(optimizer):
+            raise ValueError(
+                "KerasState: expected a model compiled with an optimizer of Keras's own, got a "
+                "DistributedOptimizer, which state.begin() will make of it"
+            )
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self.model = model
+        variables = [*model.weights, *shared_state(optimizer)]
+        super().__init__(variables, share_residuals=share_residuals, **kwargs)
+
+    def begin(self, compressor: AnyCompressor, **options: Any) -> AnyCompressor:
+        """Has the model's optimizer exchange by a new compressor; all ranks come here before ``fit()``.
+
+        Args:
+            compressor: as of :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
+            options: of :func:`~hvd_compress.keras.DistributedOptimizer`, the first time.
+
+        Returns:
+            The compressor, which goes on with what this rank has not sent.
+
+        Raises:
+            TypeError, ValueError: as by both.
+        """
+        super().begin(compressor)
+        optimizer = self.model.optimizer
+        if is_distributed(optimizer):
+            distribute_again(optimizer, compressor, _NAME)
+        else:
+            DistributedOptimizer(optimizer, compressor, name=_NAME, **options)
+        self.model.train_function = None  # Traced with what was there before.
+        return compressor
+
+
+class CommitState(keras.callbacks.Callback):
+    """Commits an elastic state at the end of each epoch, and within them if asked to.
+
+    ``state.epoch``, which the state needs, is the number of epochs that have been completed. Where ranks go
+    back to a commit, ``fit()`` begins that epoch again, with weights as of the commit.
+
+    Args:
+        state: with an ``epoch``.
+        batches: commit behind so many batches of an epoch, too; None is at its end alone.
+
+    Raises:
+        ValueError: the state has no ``epoch``.
+    """
+
+    def __init__(self, state: KerasState, batches: int | None = None) -> None:
+        super().__init__()
+        if batches is not None:
+            check_number("CommitState", "batches", batches, 1, 2**62, integer=True)
+        if not hasattr(state, "epoch"):
+            raise ValueError(
+                "CommitState: expected a state with an epoch, as KerasState(model, epoch=0), got one "
+                "without"
+            )
+        self._state, self._batches = state, batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits if it is time to."""
+        if self._batches and (batch + 1) % self._batches == 0:
+            self._state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits that the epoch is complete."""
+        self._state.epoch = epoch + 1
+        self._state.commit()

@@ -1,0 +1,141 @@
+"""Elastic Horovod with compressed gradients in TensorFlow 2 and Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.common.elastic import ObjectState
+from horovod.common.exceptions import HorovodInternalError
+
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.exchange.elastic import ResidualState
+from hvd_compress.tensorflow.commits import TensorFlowCommits
+from hvd_compress.tensorflow.compressor import Compressor, count_from, how_many_made
+from hvd_compress.tensorflow.variables import broadcast_variables
+
+AnyCompressor = TypeVar("AnyCompressor", bound=Compressor)
+
+
+class _VariableState(ObjectState):
+    """The state of variables, and of objects.
+
+    Args:
+        variables: on every rank in the same order.
+        kwargs: the objects.
+    """
+
+    def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
+        self._variables = list(variables)
+        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, **kwargs)
+        self._keep_variables()
+
+    def save(self) -> None:
+        self._keep_variables()
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        try:
+            broadcast_variables(self._variables, name="hvd_compress.elastic.variable")
+            super().sync()
+        except tf.errors.UnknownError as error:  # Which hvd.elastic.run does not expect here.
+            raise HorovodInternalError(str(error)) from error
+        self._keep_variables()
+
+    def _keep_variables(self) -> None:
+        # Not a view: a variable's memory is written again.
+        self._values = [tf.identity(tf.convert_to_tensor(one)).numpy() for one in self._variables]
+
+
+class TensorFlowState(ResidualState, _VariableState):
+    """The state of elastic training with a compressor, for ``hvd.elastic.run``.
+
+    Takes the place of ``hvd.elastic.TensorFlowState``, with which a new rank and those that stayed wait for
+    each other without end, and of ``hvd.elastic.TensorFlowKerasState``, which fails under Keras 3.
+
+    Graphs hold a rank's number, so that the function which elastic Horovod runs makes a new compressor, and
+    traces its steps anew, each time it is called::
+
+        @hvd.elastic.run
+        def train(state):
+            compressor = state.begin(hvdc.OneBit())
+
+            @tf.function
+            def step(inputs, labels): ...
+
+    :meth:`begin` gives the new compressor what the rank has not sent. What each rank begins with is as of
+    :class:`hvd_compress.torch.elastic.TorchState`.
+
+    Args:
+        variables: of the model and the optimizer, TensorFlow's or Keras's, built, and in the same order on
+            every rank.
+        share_residuals: whether each commit adds up what all ranks have not sent, in an all_reduce of the
+            model's size in float32.
+        kwargs: objects that all ranks share, as for ``hvd.elastic.TensorFlowState``: attributes of the
+            state.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any], *, share_residuals: bool = False, **kwargs: Any
+    ) -> None:
+        self._share_residuals = share_residuals
+        self._commits: list[TensorFlowCommits] = []
+        self._begun = 0
+        self._made = how_many_made()
+        super().__init__(variables, **kwargs)
+
+    def begin(self, compressor: AnyCompressor) -> AnyCompressor:
+        """Gives a new compressor what this rank has not sent; all ranks come here, before their first step.
+
+        Of several compressors, all are given, each time in the same order.
+
+        Args:
+            compressor: of all ranks of the job; nothing has been traced with it.
+
+        Returns:
+            The compressor.
+
+        Raises:
+            TypeError: it is no compressor.
+            ValueError: it has a process set; or its exchange is ``"hierarchical"``, in which hosts and not
+                ranks have residuals; or it has been used.
+        """
+        expect_instance("TensorFlowState.begin", compressor, Compressor, "state.begin({})")
+        if self._begun == len(self._commits):
+            self._commits.append(TensorFlowCommits())
+        self._commits[self._begun].continue_with(compressor)
+        self._begun += 1
+        return compressor
+
+    def commit(self) -> None:
+        """Keeps the state in memory, and looks whether hosts have come or gone; on all ranks together.
+
+        Raises:
+            HostsUpdatedInterrupt: they have; for ``hvd.elastic.run``.
+            ValueError: :meth:`begin` was not called since the last reset.
+        """
+        if not self._begun or self._begun < len(self._commits):
+            raise ValueError(
+                f"TensorFlowState.commit: expected state.begin(compressor) at the start of the function "
+                f"that hvd.elastic.run runs, got {self._begun} calls of it since the last reset"
+            )
+        super().commit()
+
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        for commits in self._commits:
+            commits.forget()
+        super().restore()
+
+    def reset(self) -> None:
+        """Called by ``hvd.elastic.run`` when Horovod has been initialized again."""
+        super().reset()
+        self._begun = 0
+        count_from(self._made)

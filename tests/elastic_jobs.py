@@ -1,0 +1,70 @@
+"""Jobs of the documentation's elastic scripts, whose ranks are killed, replaced and added."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.churn.elastic_job import ElasticJob
+
+TIMEOUT = 240
+STEP = re.compile(
+    r"(?:step|epoch) (\d+): rank (\d+) of (\d+), process (\d+), loss ([\d.]+), bytes ([\d.]+) of"
+)
+
+
+class _Job(ElasticJob):
+    """A script of the documentation under elastic Horovod."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
+        super().__init__(folder, [sys.executable, f"docs/examples/{script}", *arguments])
+
+    def steps(self) -> list[tuple[int, int, int, int, float, float]]:
+        """Step or epoch, rank, ranks, process, loss and share of the bytes, in the order of printing."""
+        found = STEP.findall(self.printed)
+        return [(*map(int, one[:4]), float(one[4]), float(one[5])) for one in found]
+
+    def until(self, met: Callable[[], bool]) -> None:
+        limit = time.monotonic() + TIMEOUT
+        while not met():
+            assert self.process.poll() is None and time.monotonic() < limit, self.printed
+            time.sleep(0.1)
+
+
+def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int) -> None:
+    """Kills one of two ranks, has another host take its place, and adds a third one.
+
+    The job goes on from the last commit with compressed messages, ends with the same weights on all ranks,
+    and has learnt.
+
+    Args:
+        folder: for the job's files.
+        script: of the documentation.
+        arguments: of the script.
+        begun: the step or epoch at which the rank is killed.
+    """
+    with _Job(folder, script, *arguments) as job:
+        job.until(lambda: any(step >= begun for step, *_ in job.steps()))
+        victim = next(process for _, rank, _, process, *_ in job.steps() if rank == 1)
+        job.change(add=1)  # The killed one's host is not used again: this one takes its place.
+        os.kill(victim, signal.SIGKILL)
+        job.until(lambda: any(rank == 1 and p != victim for _, rank, _, p, *_ in job.steps()))
+        job.change(add=1)
+        job.until(lambda: any(ranks == 3 for _, _, ranks, *_ in job.steps()))
+        job.until(lambda: job.process.poll() is not None or "ends with" in job.printed)
+        assert job.process.wait(TIMEOUT) == 0, job.printed
+        steps, printed = job.steps(), job.printed
+    assert max(share for *_, share in steps) < 0.1, printed
+    assert {ranks for _, _, ranks, *_ in steps} >= {2, 3}, printed
+    assert re.search(r"ranks \[1\] of 2 are gone; .* of norm [\d.e-]+, is shared out", printed), (
+        printed
+    )
+    ended = re.findall(r"rank \d of 3 ends with weights (\S+)", printed)
+    assert len(ended) == 3 and len(set(ended)) == 1, printed
+    losses = [loss for *_, loss, _ in steps]
+    assert sum(losses[-6:]) < 0.5 * sum(losses[:6]), printed

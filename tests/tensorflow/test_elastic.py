@@ -1,0 +1,159 @@
+"""What elastic states keep of compressors in TensorFlow, and give to those that come after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from hvd_compress.tensorflow.elastic import TensorFlowState
+from tests.again import initialize_again
+from tests.ranks import on_ranks
+from tests.tensorflow.probes import SHAPES, THRESHOLD, exchange_with, targets
+
+
+class _Training:
+    """A compressor's gradients, and an elastic state.
+
+    Args:
+        state: of the training.
+        options: of the compressor.
+    """
+
+    def __init__(self, state: TensorFlowState, **options: Any) -> None:
+        self.state, self._options = state, options
+        self.again()
+
+    def again(self) -> None:
+        """As the function that elastic Horovod runs does."""
+        self.compressor = self.state.begin(hvdc.OneBit(threshold=THRESHOLD, **self._options))
+        self._step = exchange_with(self.compressor, graph=True)
+
+    def run(self, steps: int) -> list[np.ndarray]:
+        """The sums of what the ranks averaged."""
+        sums = [np.zeros(shape, np.float32) for shape in SHAPES]
+        for _ in range(steps):
+            for total, average in zip(
+                sums, self._step(targets(hvd.rank(), self.state.step)), strict=True
+            ):
+                total += average
+            self.state.step += 1
+        return sums
+
+    def unsent(self) -> list[np.ndarray]:
+        """What all ranks together would still add to the average."""
+        parts = []
+        for slot in self.compressor.slots:
+            own = np.zeros(int(np.prod(slot.shape)), np.float32)
+            residual, owned = slot.residual.numpy(), np.zeros_like(own)
+            own[: len(residual)] += residual
+            begin, end = _part(slot)
+            owned[begin:end] = slot.owned.numpy()
+            average = hvd.allreduce(own, op=hvd.Average, name=f"own.{slot.index}")
+            owners = hvd.allreduce(owned, op=hvd.Sum, name=f"owned.{slot.index}")
+            parts.append((average + owners).numpy().reshape(slot.shape))
+        return parts
+
+
+def _part(slot: Any) -> tuple[int, int]:
+    """Which elements a rank owns: those of the ranks before it come first, from the first owner on."""
+    lengths = hvd.allgather_object(len(slot.owned.numpy()), name=f"length.{slot.index}")
+    order = [(slot.index + place) % len(lengths) for place in range(len(lengths))]
+    begin = sum(lengths[rank] for rank in order[: order.index(hvd.rank())])
+    return begin, begin + lengths[hvd.rank()]
+
+
+def _average_gradients(ranks: int, steps: Iterable[int]) -> list[np.ndarray]:
+    """The sum over the steps of the average of the ranks' gradients."""
+    every = [targets(rank, step) for step in steps for rank in range(ranks)]
+    return [np.sum(one, axis=0) / ranks for one in zip(*every, strict=True)]
+
+
+def _assert_sum(parts: list[list[np.ndarray]], expected: list[np.ndarray]) -> None:
+    for *some, whole in zip(*parts, expected, strict=True):
+        np.testing.assert_allclose(np.sum(some, axis=0), whole, rtol=1e-4, atol=2e-4)
+
+
+@on_ranks(3, launcher="tensorflow", alone=True)
+def test_nothing_is_lost_with_a_rank() -> None:
+    """Averages and what is unsent add up to the ranks' gradients, before and after."""
+    whole = _average_gradients(3, range(3))
+    trainings = []
+    for exchange in ("allgather", "two_shot"):
+        state = TensorFlowState([tf.Variable(1.0)], share_residuals=True, step=0)
+        training = _Training(state, exchange=exchange, name=exchange)
+        averaged = training.run(3)
+        _assert_sum([averaged, training.unsent()], whole)
+        state.commit()
+        training.run(2)  # As if the rank were lost then.
+        trainings.append((training, averaged))
+    for training, _ in trainings:
+        training.state.restore()
+        assert training.state.step == 3
+    if not initialize_again(hvd, 2):
+        return
+    step = _average_gradients(2, [3])
+    for training, averaged in trainings:
+        training.state.on_reset()
+        training.again()
+        again = training.run(1)
+        slots = [slot for slot in training.compressor.slots if not slot.route.uncompressed]
+        assert {int(slot.exchanges) for slot in slots} == {4}
+        parts = [averaged, again, training.unsent()]
+        _assert_sum(parts, [a + b for a, b in zip(whole, step, strict=True)])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_variables_and_objects_go_back_to_the_last_commit() -> None:
+    variable = tf.Variable([float(hvd.rank()), 1.0])
+    state = TensorFlowState([variable], step=0)
+    state.sync()
+    assert variable.numpy().tolist() == [0.0, 1.0]
+    _Training(state).run(1)
+    variable.assign([5.0, 6.0])
+    state.commit()
+    variable.assign([7.0, 8.0])
+    state.step = 9
+    state.restore()
+    assert variable.numpy().tolist() == [5.0, 6.0] and state.step == 1
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_rank_that_made_fewer_compressors_before() -> None:
+    state = TensorFlowState([tf.Variable(0.0)], step=0)
+    _Training(state).run(1)
+    state.commit()
+    if hvd.rank() == 1:  # As a new rank, which has made none.
+        state.on_reset()
+        state = TensorFlowState([tf.Variable(0.0)], step=0)
+    else:
+        state.on_reset()
+    training = _Training(state)
+    state.sync()
+    training.run(1)
+    exchanges = [int(s.exchanges) for s in training.compressor.slots if not s.route.uncompressed]
+    assert set(exchanges) == {2}
+
+
+@on_ranks(4, launcher="tensorflow on two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_what_cannot_be_elastic() -> None:
+    state = TensorFlowState([tf.Variable(0.0)])
+    with pytest.raises(TypeError, match=r"state\.begin\(.*OneBit\(\)"):
+        state.begin(hvdc.OneBit)
+    with pytest.raises(ValueError, match="expected an exchange in which ranks keep residuals"):
+        state.begin(hvdc.OneBit(exchange="hierarchical"))
+    everybody = hvd.add_process_set([0, 1, 2])
+    if everybody.included():
+        with pytest.raises(ValueError, match=r"got one with process set [1-9]"):
+            state.begin(hvdc.OneBit(process_set=everybody))
+    with pytest.raises(ValueError, match=r"expected state\.begin\(compressor\) at the start"):
+        state.commit()
+    used = hvdc.OneBit(threshold=THRESHOLD, name="used")
+    exchange_with(used, graph=True)(targets(hvd.rank(), 0))
+    with pytest.raises(ValueError, match="expected a compressor that is new, got one with which"):
+        state.begin(used)
