@@ -241,8 +241,10 @@ class Batch:
         if self.error is not None:
             raise self.error
         assert self._write is not None
+        # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for cycles.
+        write, self._write = self._write, None
         self._kernels.order(self.flats[0])
-        self._write(scale)
+        write(scale)
         self._decided()
         for gradient, flat in zip(self.gradients, self.flats, strict=True):
             if not gradient.is_contiguous():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import horovod.torch as hvd
 import torch
 
@@ -32,6 +34,24 @@ def test_any_bytes_come_through_a_sum() -> None:
     handle = collectives.start(comm.all_gather(messages[hvd.rank()].clone()), "all")
     assert handle.own is not None  # As a sum.
     assert torch.equal(collectives.wait(handle), messages)
+
+
+@on_ranks(2)
+def test_a_step_frees_its_tensors_at_once() -> None:
+    """Cycles would keep them until Python looks for cycles: memory would grow from step to step."""
+    for chosen in ("allgather", "two_shot"):
+        model = Probe(SHAPES)
+        optimizer = distributed(model, hvdc.OneBit(model, threshold=0, exchange=chosen))
+        gradients = [targets(SHAPES, hvd.rank(), step) for step in range(4)]
+        exchange(model, optimizer, gradients[0])
+        gc.collect()
+        gc.disable()
+        try:
+            for one in gradients[1:]:
+                exchange(model, optimizer, one)
+            assert gc.collect() == 0, chosen
+        finally:
+            gc.enable()
 
 
 def _same_as_stock(**options: object) -> None:
