@@ -16,6 +16,7 @@ ALLOWED = {
     "codecs": {"numpy", "hvd_compress.codecs"},
     "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
     "exchange": {"numpy", "hvd_compress.codecs", "hvd_compress.exchange"},
+    "elastic": {"numpy", "horovod", "hvd_compress.elastic"},
     "perfmodel": {
         "numpy",
         "matplotlib",
@@ -40,9 +41,11 @@ ALLOWED = {
     },
     "torch": {
         "torch",
+        "numpy",
         "horovod",
         "hvd_compress.needs",
         "hvd_compress.codecs",
+        "hvd_compress.elastic",
         "hvd_compress.kernels",
         "hvd_compress.exchange",
         "hvd_compress.perfmodel",
@@ -56,6 +59,7 @@ ALLOWED = {
         "horovod",
         "hvd_compress.needs",
         "hvd_compress.codecs",
+        "hvd_compress.elastic",
         "hvd_compress.kernels",
         "hvd_compress.exchange",
         "hvd_compress.perfmodel",

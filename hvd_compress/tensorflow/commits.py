@@ -10,7 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.exchange.commits import Commit, Commits
+from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.exchange.shards import Shards
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot

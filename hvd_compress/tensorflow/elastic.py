@@ -11,7 +11,7 @@ from horovod.common.elastic import ObjectState
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.exchange.elastic import ResidualState
+from hvd_compress.elastic.state import ResidualState
 from hvd_compress.tensorflow.commits import TensorFlowCommits
 from hvd_compress.tensorflow.compressor import Compressor, count_from, how_many_made
 from hvd_compress.tensorflow.variables import broadcast_variables

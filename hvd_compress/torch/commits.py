@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvd_compress.exchange.commits import Commit, Commits
+from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.torch.compressor import Compressor
 from hvd_compress.torch_common.slots import Slot
 from hvd_compress.torch_common.state import restore, snapshot

@@ -6,7 +6,7 @@ from typing import Any
 
 from horovod.torch import elastic
 
-from hvd_compress.exchange.elastic import ResidualState
+from hvd_compress.elastic.state import ResidualState
 from hvd_compress.torch.commits import TorchCommits
 from hvd_compress.torch.compressor import Compressor
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from horovod.common.elastic import State
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
-from hvd_compress.exchange.commits import Commits
+from hvd_compress.elastic.commits import Commits
 
 
 class ResidualState(State):

@@ -1,0 +1,1 @@
+"""Elastic Horovod, in every framework: what becomes of unsent gradients when ranks come and go."""
