@@ -147,10 +147,11 @@ def _ladder(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Codes in ascending order of magnitude, and the thresholds between neighbours.
 
     A threshold is the middle of two magnitudes, rounded to float32; it belongs to the upper one. Of
-    codes with the same magnitude the smallest is used.
+    codes with the same magnitude the largest is used, so that neighbouring magnitudes of ``"mantissa"``
+    have neighbouring codes.
     """
-    table = magnitudes(kind)
-    values, codes = np.unique(table, return_index=True)
+    values, from_last = np.unique(magnitudes(kind)[::-1], return_index=True)
+    codes = 127 - from_last
     wide = values.astype(np.float64)
     thresholds = ((wide[:-1] + wide[1:]) / 2).astype(np.float32)
     return codes.astype(np.uint8), thresholds

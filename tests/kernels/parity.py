@@ -227,8 +227,14 @@ def check_tables(kernels: Kernels, kind: Kind, *, device: str = "cpu") -> None:
     )
     values = np.unique(magnitudes(kind)).astype(np.float64)
     thresholds = ((values[:-1] + values[1:]) / 2).astype(np.float32)
+    # The next number below a threshold, and numbers around it, near and farther away: kernels may
+    # estimate codes, and must know where that is not exact.
     below = np.nextafter(thresholds, np.float32(0))
-    sides = np.concatenate([[1.0], thresholds, -thresholds, below, -below]).astype(np.float32)
+    distances = np.outer([-1, 1], 2.0 ** -np.arange(8, 24)).reshape(-1, 1)
+    around = (thresholds * (1 + distances)).reshape(-1)
+    magnitude = np.concatenate([[1.0], thresholds, below, around, np.geomspace(1e-12, 1, 50_000)])
+    top = max(1, values[-1])  # "dynamic" divides by the largest
+    sides = np.concatenate([magnitude, -magnitude]).clip(-top, top).astype(np.float32)
     gradient, residual = torch.from_numpy(sides), np.zeros(sides.size, np.float32)
     want = reference_encode(row, sides.shape, gradient, OFF, residual, NoiseKey())
     arguments = (gradient, OFF, residual, NoiseKey(), want)

@@ -3,6 +3,7 @@
 // A coder has
 //   SetGroup(scale)          the group that follows;
 //   Code(x, uniform)         the lanes' codes; uniform is set where kNoise;
+//   Codes<count>(x, codes)   where kTogether: the codes of count vectors, without noise;
 //   Decode(code, element)    their float32 values; element: the first lane's position in the block;
 //   BlankCode()              bytes only: what every element of a group that is not finite gets;
 //   LoadCodes(bytes)         bytes only: sixteen codes from memory.
@@ -35,6 +36,10 @@ struct Coder {
   static constexpr Packing kPacking = packing;
   static constexpr bool kNoise = noise;
   static constexpr bool kCast = type == CodeType::kHalf || type == CodeType::kWord;
+  // Whether codes of a finite group cannot decode to Inf, as where the scale is made by UnitOf.
+  static constexpr bool kAlwaysFinite = false;
+  // Whether it has Codes(), for several vectors at a time.
+  static constexpr bool kTogether = false;
 };
 
 }  // namespace HVDC_ARCH

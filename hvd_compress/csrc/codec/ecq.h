@@ -36,6 +36,7 @@ HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, float norm) {
 
 template <class V>
 struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
+  static constexpr bool kAlwaysFinite = true;
   using F = typename V::F;
   using I = typename V::I;
   using M = typename V::M;

@@ -14,6 +14,15 @@
 #define HVDC_HD inline __attribute__((always_inline))
 #endif
 
+// Before a loop of few rounds whose variables are to stand in registers.
+#if defined(__CUDA_ARCH__)
+#define HVDC_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define HVDC_UNROLL _Pragma("GCC unroll 16")
+#else
+#define HVDC_UNROLL
+#endif
+
 #ifndef HVDC_ARCH
 #define HVDC_ARCH base
 #endif

@@ -1,4 +1,4 @@
-// Counter-based noise: Philox 4x32 with ten rounds (Salmon et al., SC 2011).
+// Counter-based noise: Philox 4x32 with seven rounds (Salmon et al., SC 2011).
 #ifndef HVDC_CODEC_PHILOX_H_
 #define HVDC_CODEC_PHILOX_H_
 
@@ -23,33 +23,35 @@ HVDC_HD NoiseState MakeNoise(const hvdc_noise& noise) {
   return state;
 }
 
-// One round in every lane.
+// One round in every lane: words stand in the lower halves of lanes of 64 bits, where products need
+// not be taken apart.
 template <class V>
-HVDC_HD void PhiloxRound(typename V::I* x, uint32_t key0, uint32_t key1) {
-  typename V::I high0, low0, high1, low1;
-  V::MultiplyWide(x[0], 0xD2511F53u, &high0, &low0);
-  V::MultiplyWide(x[2], 0xCD9E8D57u, &high1, &low1);
-  x[0] = V::Xor3(high1, x[1], key0);
-  x[1] = low1;
-  x[2] = V::Xor3(high0, x[3], key1);
-  x[3] = low0;
+HVDC_HD void PhiloxRound(typename V::Wide* x, uint32_t key0, uint32_t key1) {
+  const typename V::Wide product0 = V::Multiply(x[0], 0xD2511F53u);
+  const typename V::Wide product1 = V::Multiply(x[2], 0xCD9E8D57u);
+  x[0] = V::XorHigh(product1, x[1], key0);
+  x[1] = product1;
+  x[2] = V::XorHigh(product0, x[3], key1);
+  x[3] = product0;
 }
 
-// The words of the counters in x[0]: word w of lane l serves element 16 w + l of the tile.
+// The words of the counters: word w of lane l serves element 16 w + l of the tile.
 template <class V>
-HVDC_HD void PhiloxWords(const NoiseState& noise, typename V::I counter, typename V::I* x) {
-  x[0] = counter;
-  x[1] = V::SetI(noise.tensor);
-  x[2] = V::SetI(noise.step_low);
-  x[3] = V::SetI(noise.step_high);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-#pragma GCC unroll 10
-#endif
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    PhiloxRound<V>(x, noise.keys[2 * round], noise.keys[2 * round + 1]);
+HVDC_HD void PhiloxWords(const NoiseState& noise, typename V::I counter, typename V::I* words) {
+  typename V::Wide x[4], done[4][V::kWideParts];
+  HVDC_UNROLL
+  for (int part = 0; part < V::kWideParts; ++part) {
+    x[0] = V::Widen(counter, part);
+    x[1] = V::Widen(V::SetI(noise.tensor), part);
+    x[2] = V::Widen(V::SetI(noise.step_low), part);
+    x[3] = V::Widen(V::SetI(noise.step_high), part);
+    HVDC_UNROLL
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      PhiloxRound<V>(x, noise.keys[2 * round], noise.keys[2 * round + 1]);
+    }
+    for (int word = 0; word < 4; ++word) done[word][part] = x[word];
   }
+  for (int word = 0; word < 4; ++word) words[word] = V::Narrow(done[word]);
 }
 
 // An integer in [0, 2**24), as a float.

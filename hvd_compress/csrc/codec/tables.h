@@ -32,21 +32,62 @@ HVDC_HD uint32_t Int8Entry(uint32_t threshold, uint32_t below, uint32_t from) {
   return threshold | below << 18 | from << 25;
 }
 
+// Whether the codes from order[begin] to order[end] ascend by ones, and their magnitudes evenly.
+HVDC_HD bool IsSegment(const uint32_t* order, const float* magnitudes, int begin, int end) {
+  const double step = magnitudes[order[begin + 1]] - magnitudes[order[begin]];
+  const double last = magnitudes[order[end]] - magnitudes[order[end - 1]];
+  const double error = last < step ? step - last : last - step;
+  return order[end] == order[end - 1] + 1 && error < 0.001 * step;
+}
+
+// The segments of steps codes in ascending order, thresholds[i] standing between the i-th and the
+// next.
+HVDC_HD void BuildInt8Segments(const uint32_t* order, const uint32_t* thresholds, int steps,
+                               Int8Tables* tables) {
+  constexpr uint32_t kFirstOctave = 128 - Int8Tables::kOctaves;
+  constexpr double kOne = 1 << Int8Tables::kFraction;
+  const float* values = tables->magnitudes;
+  tables->least = FloatBits(values[order[0]]);
+  if (tables->least < kFirstOctave << 23) tables->least = kFirstOctave << 23;
+  tables->most = FloatBits(values[order[steps - 1]]);
+  uint32_t octave = 0;  // the first one whose boundary is not known
+  int segment = 0;
+  for (int begin = 0, end; begin < steps; begin = end + 1, ++segment) {
+    if (segment == Int8Tables::kSegments) return;
+    for (end = begin; end + 1 < steps && IsSegment(order, values, begin, end + 1);) ++end;
+    const double low = values[order[begin]], high = values[order[end]];
+    const double slope = end > begin ? kOne * (end - begin) / (high - low) : 0.0;
+    const double middle = kOne * (order[begin] + 0.5);
+    tables->slope[segment] = static_cast<float>(slope);
+    tables->offset[segment] = static_cast<float>(middle - low * slope);
+    tables->end[segment] = static_cast<uint32_t>(kOne * (order[end] + 0.5));
+    const bool more = end + 1 < steps;
+    const uint32_t next = more ? (thresholds[end] >> 23) - kFirstOctave : Int8Tables::kOctaves - 1;
+    if (next < octave || next >= Int8Tables::kOctaves) return;
+    for (; octave <= next; ++octave) {
+      tables->boundary[octave] = more && octave == next ? thresholds[end] : 0x7FFFFFFFu;
+      tables->segment[octave] = static_cast<uint32_t>(segment);
+    }
+  }
+  tables->segmented = 1;
+}
+
 // The tables of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, into memory that is all zeros.
 HVDC_HD void BuildInt8Tables(uint32_t variant, Int8Tables* tables) {
   constexpr uint32_t kNever = 1u << Int8Tables::kShift;  // above all low bits
   for (uint32_t code = 0; code < 128; ++code) {
     tables->magnitudes[code] = static_cast<float>(Int8Magnitude(variant, code));
   }
-  // Codes by ascending magnitude; of codes with the same one the smallest alone.
+  // Codes by ascending magnitude; of codes with the same one the largest alone.
   const float* values = tables->magnitudes;
   uint32_t order[128];
   int steps = 0;
   for (uint32_t code = 0; code < 128; ++code) {
     int at = 0;
     while (at < steps && values[order[at]] < values[code]) ++at;
-    if (at < steps && values[order[at]] == values[code]) continue;
-    for (int i = steps++; i > at; --i) order[i] = order[i - 1];
+    if (at == steps || values[order[at]] != values[code]) {
+      for (int i = steps++; i > at; --i) order[i] = order[i - 1];
+    }
     order[at] = code;
   }
   uint32_t thresholds[127];
@@ -66,6 +107,7 @@ HVDC_HD void BuildInt8Tables(uint32_t variant, Int8Tables* tables) {
     }
     tables->ladder[range - tables->first] = entry;
   }
+  BuildInt8Segments(order, thresholds, steps, tables);
 }
 
 }  // namespace HVDC_ARCH

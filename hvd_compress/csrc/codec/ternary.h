@@ -45,6 +45,7 @@ HVDC_HD GroupScale TernaryScale(float norm) {
 
 template <class V>
 struct TernaryCoder : Coder<CodeType::kByte, Packing::kTrits, true> {
+  static constexpr bool kAlwaysFinite = true;
   using F = typename V::F;
   using I = typename V::I;
 

@@ -14,7 +14,7 @@ constexpr int kChunk = 2048;      // elements that one set of lanes adds up
 constexpr int kRowChunk = 128;    // rows of a matrix that one partial column sum adds up
 constexpr int kPackBlock = 2560;  // elements packed together where groups are not contiguous
 constexpr int kMaxGroup = 65536;
-constexpr int kPhiloxRounds = 10;
+constexpr int kPhiloxRounds = 7;
 
 constexpr uint32_t kInfinityBits = 0x7F800000u;
 constexpr uint32_t kNanBits = 0x7FC00000u;
@@ -65,16 +65,32 @@ struct NoiseState {
   uint32_t tensor, step_low, step_high;
 };
 
-// Lookup tables of the 8-bit types that are not linear. A ladder entry is for one range of |y|,
-// named by the top bits of its float: the low bits of the one threshold that it may hold (18 bits),
-// the code below it (7 bits) and the code from it on (7 bits).
+// Lookup tables of the 8-bit types that are not linear. The code of |y| is found in one of two
+// ways.
+//
+// A ladder entry is for one range of |y|, named by the top bits of its float: the low bits of the
+// one threshold that it may hold (18 bits), the code below it (7 bits) and the code from it on (7
+// bits).
+//
+// A segment is a run of codes whose magnitudes are evenly spaced, so that slope |y| + offset is
+// close to the code and the place within it, in fixed point. Each octave of |y| holds one boundary
+// between segments at the most.
 struct Int8Tables {
   static constexpr int kShift = 17;      // low bits of a float within a range
   static constexpr int kEntries = 2304;  // room for 36 exponents
+  static constexpr int kOctaves = 32;    // up to 2
+  static constexpr int kSegments = 16;
+  static constexpr int kFraction = 14;  // bits of a place behind the point
   float magnitudes[128];
   uint32_t ladder[kEntries];
   uint32_t first, last;  // ranges that the ladder covers; outside, the nearest one holds
   uint32_t zero;         // the code of +0
+  uint32_t segmented;    // whether there are segments: else the magnitudes are not so regular
+  uint32_t least, most;  // bits of the |y| that others are set to
+  uint32_t boundary[kOctaves];  // bits of the threshold that begins a segment
+  uint32_t segment[kOctaves];   // the segment before it
+  float slope[kSegments], offset[kSegments];
+  uint32_t end[kSegments];  // the middle of the last code
 };
 
 }  // namespace hvdc

@@ -49,15 +49,14 @@ struct ResidualSink {
   HVDC_HD ResidualSink From(int64_t i) const { return {before + i, after + i, stream}; }
 
   // Elements that decode to no finite number keep theirs.
+  template <bool kAlwaysFinite>
   HVDC_HD void Put(int at, F kept, F decoded) const {
     F rest = V::Sub(kept, decoded);
-    const typename V::M finite = IsFinite<V>(decoded);
-    if (before == after) {
-      V::StoreWhere(after + at, finite, rest);
-      return;
-    }
-    if (__builtin_expect(V::ToMaskBits(finite) != 0xFFFFu, 0)) {
-      rest = V::Select(finite, rest, V::Load(before + at));
+    if constexpr (!kAlwaysFinite) {
+      const typename V::M finite = IsFinite<V>(decoded);
+      if (__builtin_expect(V::ToMaskBits(finite) != 0xFFFFu, 0)) {
+        rest = V::Select(finite, rest, V::Load(before + at));
+      }
     }
     if (stream) {
       V::Stream(after + at, rest);
@@ -77,6 +76,7 @@ struct BlockEncoder {
   using I = typename V::I;
   using T = typename CodeMemory<C::kType>::T;
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<V>>::value;
+  static constexpr int kParts = kTile / kLanes;
 
   // How many of T a tile's codes take before packing.
   static constexpr int kTileCodes = C::kType == CodeType::kBit ? kTile / 8 : kTile;
@@ -91,12 +91,23 @@ struct BlockEncoder {
       const I counter = V::AddI(V::SetI(16 * tile), V::LaneNumbers());
       PhiloxWords<V>(noise, counter, words);
     }
+    // All codes of the tile first: what happens to one does not wait for it then.
     uint64_t bits = 0;
-    for (int part = 0; part < kTile / kLanes; ++part) {
+    F parts[kParts];
+    decltype(coder.Code(parts[0], parts[0])) found[kParts];
+    for (int part = 0; part < kParts; ++part) parts[part] = V::Load(x + kLanes * part);
+    if constexpr (C::kTogether) {
+      coder.template Codes<kParts>(parts, found);
+    } else {
+      for (int part = 0; part < kParts; ++part) {
+        F uniform = V::Set(0.0f);
+        if constexpr (C::kNoise) uniform = Uniform<V>(words[part]);
+        found[part] = coder.Code(parts[part], uniform);
+      }
+    }
+    for (int part = 0; part < kParts; ++part) {
       const int at = kLanes * part;
-      F uniform = V::Set(0.0f);
-      if constexpr (C::kNoise) uniform = Uniform<V>(words[part]);
-      const auto code = coder.Code(V::Load(x + at), uniform);
+      const auto code = found[part];
       if constexpr (C::kType == CodeType::kBit) {
         bits |= static_cast<uint64_t>(V::ToMaskBits(code)) << at;
       }
@@ -106,7 +117,8 @@ struct BlockEncoder {
       if constexpr (kResidual || C::kCast) {
         const F decoded = coder.Decode(code, element + at);
         if constexpr (C::kCast) *largest = V::MaxI(*largest, AbsBits<V>(decoded));
-        if constexpr (kResidual) residual.Put(at, V::Load(kept + at), decoded);
+        if constexpr (kResidual)
+          residual.template Put<C::kAlwaysFinite>(at, V::Load(kept + at), decoded);
       }
     }
     if constexpr (C::kType == CodeType::kBit) memcpy(codes, &bits, sizeof(bits));

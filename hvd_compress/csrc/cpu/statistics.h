@@ -21,24 +21,44 @@ inline void ChunkStats(const EncodeJob& job, int64_t row_length, int64_t first, 
   }
 }
 
+// Sums of sixteen columns, to which rows are added.
 template <class V, int kDtype, bool kResidual>
-inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
-                              int64_t width, const ColumnSums& sums) {
+struct ColumnAdder {
   using E = Elements<V, kDtype>;
   using T = typename E::T;
   using F = typename V::F;
-  using M = typename V::M;
-  const F alpha = V::Set(job.alpha);
-  typename V::I largest = V::SetI(0);
-  const auto add = [&](const T* g, const float* h, float* lower, float* upper, uint32_t* above) {
-    F x = E::Load(g);
-    if constexpr (kResidual) x = Compensate<V>(x, V::Load(h), alpha);
-    largest = V::MaxI(largest, AbsBits<V>(x));
-    const M side = V::GreaterEqual(x, V::Set(0.0f));
-    V::Store(upper, V::AddWhere(V::Load(upper), side, x));
-    V::Store(lower, V::AddWhere(V::Load(lower), V::Not(side), x));
-    V::StoreWords(above, V::Increment(V::LoadWords(above), side));
-  };
+
+  // rows of them, stride elements apart, each after the one before it.
+  template <int rows>
+  HVDC_HD void Add(const T* g, const float* h, int64_t stride, float* lower, float* upper,
+                   uint32_t* above) {
+    F low = V::Load(lower), high = V::Load(upper);
+    typename V::I count = V::LoadWords(above);
+    for (int row = 0; row < rows; ++row) {
+      F x = E::Load(g + row * stride);
+      if constexpr (kResidual) x = Compensate<V>(x, V::Load(h + row * stride), alpha);
+      largest = V::MaxI(largest, AbsBits<V>(x));
+      const typename V::M side = V::GreaterEqual(x, V::Set(0.0f));
+      high = V::AddWhere(high, side, x);
+      low = V::AddWhere(low, V::Not(side), x);
+      count = V::Increment(count, side);
+    }
+    V::Store(upper, high);
+    V::Store(lower, low);
+    V::StoreWords(above, count);
+  }
+
+  F alpha;
+  typename V::I largest;
+};
+
+template <class V, int kDtype, bool kResidual>
+inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
+                              int64_t width, const ColumnSums& sums) {
+  using Adder = ColumnAdder<V, kDtype, kResidual>;
+  using T = typename Adder::T;
+  constexpr int kTogether = 4;  // rows for which the sums are read and written once
+  const int64_t stride = job.spec->columns;
   const int64_t whole = width / kLanes * kLanes;
   const size_t rest = static_cast<size_t>(width - whole);
   float lower_rest[kLanes] = {}, upper_rest[kLanes] = {};
@@ -47,19 +67,26 @@ inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, i
     sums.lower[i] = sums.upper[i] = 0;
     sums.above[i] = 0;
   }
-  for (int64_t r = row; r < row + rows; ++r) {
-    const int64_t at = r * job.spec->columns + column;
-    const T* g = static_cast<const T*>(job.gradient) + at;
-    const float* h = kResidual ? job.residual + at : nullptr;
+  Adder adder = {V::Set(job.alpha), V::SetI(0)};
+  for (int64_t r = row, next; r < row + rows; r = next) {
+    next = r + kTogether <= row + rows ? r + kTogether : r + 1;
+    const T* g = static_cast<const T*>(job.gradient) + r * stride + column;
+    const float* h = kResidual ? job.residual + r * stride + column : nullptr;
     for (int64_t i = 0; i < whole; i += kLanes) {
-      add(g + i, kResidual ? h + i : nullptr, sums.lower + i, sums.upper + i, sums.above + i);
+      const float* residual = kResidual ? h + i : nullptr;
+      float *lower = sums.lower + i, *upper = sums.upper + i;
+      if (next - r == kTogether) {
+        adder.template Add<kTogether>(g + i, residual, stride, lower, upper, sums.above + i);
+      } else {
+        adder.template Add<1>(g + i, residual, stride, lower, upper, sums.above + i);
+      }
     }
-    if (rest) {
+    for (int64_t each = r; rest && each < next; ++each, g += stride) {
       T g_rest[kLanes] = {};
       float h_rest[kLanes] = {};
       memcpy(g_rest, g + whole, rest * sizeof(T));
-      if (kResidual) memcpy(h_rest, h + whole, rest * sizeof(float));
-      add(g_rest, h_rest, lower_rest, upper_rest, above_rest);
+      if (kResidual) memcpy(h_rest, h + (each - r) * stride + whole, rest * sizeof(float));
+      adder.template Add<1>(g_rest, h_rest, stride, lower_rest, upper_rest, above_rest);
     }
   }
   if (rest) {
@@ -67,7 +94,7 @@ inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, i
     memcpy(sums.upper + whole, upper_rest, rest * sizeof(float));
     memcpy(sums.above + whole, above_rest, rest * sizeof(uint32_t));
   }
-  return V::LargestLane(largest);
+  return V::LargestLane(adder.largest);
 }
 
 template <class V>

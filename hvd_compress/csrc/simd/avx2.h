@@ -24,9 +24,14 @@ struct Avx2 {
   struct D {
     __m256d v[4];
   };
+  struct Wide {  // of every second lane of a half
+    __m256i even, odd;
+  };
+  static constexpr int kWideParts = 2;
   struct Table {
     const float* values;
   };
+  static constexpr bool kPermutes = false;
 
   // Memory.
   HVDC_HD static F Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -34,7 +39,6 @@ struct Avx2 {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
   }
-  HVDC_HD static void StoreWhere(float* p, M m, F x) { Store(p, Select(m, x, Load(p))); }
   HVDC_HD static void Stream(float* p, F x) {
     _mm256_stream_ps(p, x.a);
     _mm256_stream_ps(p + 8, x.b);
@@ -122,12 +126,12 @@ struct Avx2 {
     return {{zero, zero, zero, zero}};
   }
   HVDC_HD static D AddWide(D sum, F x) {
-    const D wide = Widen(x);
+    const D wide = Doubles(x);
     for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_add_pd(sum.v[i], wide.v[i]);
     return sum;
   }
   HVDC_HD static D AddWideSquare(D sum, F x) {
-    const D wide = Widen(x);
+    const D wide = Doubles(x);
     for (int i = 0; i < 4; ++i) {
       sum.v[i] = _mm256_add_pd(sum.v[i], _mm256_mul_pd(wide.v[i], wide.v[i]));
     }
@@ -160,11 +164,6 @@ struct Avx2 {
     return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
   }
   HVDC_HD static I Or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-  HVDC_HD static I Xor3(I x, I y, uint32_t c) {
-    const __m256i z = _mm256_set1_epi32(static_cast<int>(c));
-    return {_mm256_xor_si256(_mm256_xor_si256(x.a, z), y.a),
-            _mm256_xor_si256(_mm256_xor_si256(x.b, z), y.b)};
-  }
   template <int bits>
   HVDC_HD static I ShiftRight(I x) {
     return {_mm256_srli_epi32(x.a, bits), _mm256_srli_epi32(x.b, bits)};
@@ -190,9 +189,21 @@ struct Avx2 {
   HVDC_HD static I SelectI(M m, I x, I y) {
     return {_mm256_blendv_epi8(y.a, x.a, m.a), _mm256_blendv_epi8(y.b, x.b, m.b)};
   }
-  HVDC_HD static void MultiplyWide(I x, uint32_t factor, I* high, I* low) {
-    MultiplyEight(x.a, factor, &high->a, &low->a);
-    MultiplyEight(x.b, factor, &high->b, &low->b);
+  HVDC_HD static Wide Widen(I x, int part) {
+    const __m256i half = part ? x.b : x.a;
+    return {half, _mm256_srli_epi64(half, 32)};
+  }
+  HVDC_HD static I Narrow(const Wide* x) {
+    return {_mm256_blend_epi32(x[0].even, _mm256_slli_epi64(x[0].odd, 32), 0xAA),
+            _mm256_blend_epi32(x[1].even, _mm256_slli_epi64(x[1].odd, 32), 0xAA)};
+  }
+  HVDC_HD static Wide Multiply(Wide x, uint32_t factor) {
+    const __m256i y = _mm256_set1_epi32(static_cast<int>(factor));
+    return {_mm256_mul_epu32(x.even, y), _mm256_mul_epu32(x.odd, y)};
+  }
+  HVDC_HD static Wide XorHigh(Wide x, Wide y, uint32_t c) {
+    const __m256i z = _mm256_set1_epi32(static_cast<int>(c));
+    return {XorFour(x.even, y.even, z), XorFour(x.odd, y.odd, z)};
   }
   HVDC_HD static uint32_t LargestLane(I x) {
     const __m256i a = _mm256_max_epi32(x.a, x.b);
@@ -282,18 +293,15 @@ struct Avx2 {
   HVDC_HD static __m256i Shorts(I x) {
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xD8);
   }
-  HVDC_HD static D Widen(F x) {
+  HVDC_HD static D Doubles(F x) {
     return {{_mm256_cvtps_pd(_mm256_castps256_ps128(x.a)),
              _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1)),
              _mm256_cvtps_pd(_mm256_castps256_ps128(x.b)),
              _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1))}};
   }
-  HVDC_HD static void MultiplyEight(__m256i x, uint32_t factor, __m256i* high, __m256i* low) {
-    const __m256i y = _mm256_set1_epi32(static_cast<int>(factor));
-    const __m256i even = _mm256_mul_epu32(x, y);
-    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), y);
-    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
-    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  // The upper halves of x, with two others.
+  HVDC_HD static __m256i XorFour(__m256i x, __m256i y, __m256i z) {
+    return _mm256_xor_si256(_mm256_xor_si256(y, z), _mm256_shuffle_epi32(x, 0xF5));
   }
   // 32 bits to 32 bytes of all bits or none.
   HVDC_HD static __m256i SpreadBits(uint32_t bits) {

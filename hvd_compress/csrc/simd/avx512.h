@@ -18,14 +18,21 @@ struct Avx512 {
   struct D {
     __m512d low, high;
   };
+  struct Wide {  // of every second lane
+    __m512i even, odd;
+  };
+  static constexpr int kWideParts = 1;
   struct Table {
     __m512 part[8];
   };
+  struct Table32 {
+    __m512i part[2];
+  };
+  static constexpr bool kPermutes = true;
 
   // Memory.
   HVDC_HD static F Load(const float* p) { return _mm512_loadu_ps(p); }
   HVDC_HD static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
-  HVDC_HD static void StoreWhere(float* p, M m, F x) { _mm512_mask_storeu_ps(p, m, x); }
   HVDC_HD static void Stream(float* p, F x) { _mm512_stream_ps(p, x); }
   HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadBytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(Load128(p)); }
@@ -58,6 +65,15 @@ struct Avx512 {
     const F d = _mm512_permutex2var_ps(table.part[6], index, table.part[7]);
     return Select(bit6, Select(bit5, d, c), Select(bit5, b, a));
   }
+  HVDC_HD static Table32 LoadTable32(const void* values) {
+    const char* bytes = static_cast<const char*>(values);
+    return {{LoadWords(bytes), LoadWords(bytes + sizeof(I))}};
+  }
+  // By the lowest bits of the index.
+  HVDC_HD static I Lookup16(I table, I index) { return _mm512_permutexvar_epi32(index, table); }
+  HVDC_HD static I Lookup32(const Table32& table, I index) {
+    return _mm512_permutex2var_epi32(table.part[0], index, table.part[1]);
+  }
 
   // float32.
   HVDC_HD static F Set(float x) { return _mm512_set1_ps(x); }
@@ -65,6 +81,8 @@ struct Avx512 {
   HVDC_HD static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   HVDC_HD static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
   HVDC_HD static F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  // Rounded once: for what is not a result.
+  HVDC_HD static F FusedMulAdd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   HVDC_HD static F Min(F a, F b) { return _mm512_min_ps(a, b); }
   HVDC_HD static F Max(F a, F b) { return _mm512_max_ps(a, b); }
   HVDC_HD static F AddWhere(F a, M m, F b) { return _mm512_mask_add_ps(a, m, a, b); }
@@ -88,11 +106,11 @@ struct Avx512 {
   // float64.
   HVDC_HD static D ZeroD() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
   HVDC_HD static D AddWide(D a, F x) {
-    const D wide = Widen(x);
+    const D wide = Doubles(x);
     return {_mm512_add_pd(a.low, wide.low), _mm512_add_pd(a.high, wide.high)};
   }
   HVDC_HD static D AddWideSquare(D a, F x) {
-    const D wide = Widen(x);
+    const D wide = Doubles(x);
     return {_mm512_add_pd(a.low, _mm512_mul_pd(wide.low, wide.low)),
             _mm512_add_pd(a.high, _mm512_mul_pd(wide.high, wide.high))};
   }
@@ -113,9 +131,6 @@ struct Avx512 {
   HVDC_HD static I SubI(I a, I b) { return _mm512_sub_epi32(a, b); }
   HVDC_HD static I And(I a, I b) { return _mm512_and_si512(a, b); }
   HVDC_HD static I Or(I a, I b) { return _mm512_or_si512(a, b); }
-  HVDC_HD static I Xor3(I a, I b, uint32_t c) {
-    return _mm512_ternarylogic_epi32(a, b, SetI(c), 0x96);
-  }
   template <int bits>
   HVDC_HD static I ShiftRight(I a) {
     return _mm512_srli_epi32(a, bits);
@@ -133,14 +148,15 @@ struct Avx512 {
   HVDC_HD static I MinI(I a, I b) { return _mm512_min_epi32(a, b); }
   HVDC_HD static I MaxI(I a, I b) { return _mm512_max_epi32(a, b); }
   HVDC_HD static I SelectI(M m, I a, I b) { return _mm512_mask_blend_epi32(m, b, a); }
-  HVDC_HD static void MultiplyWide(I a, uint32_t b, I* high, I* low) {
-    const I factor = SetI(b);
-    const I even = _mm512_mul_epu32(a, factor);
-    const I odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    const I lows = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-    const I highs = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-    *low = _mm512_permutex2var_epi32(even, lows, odd);
-    *high = _mm512_permutex2var_epi32(even, highs, odd);
+  HVDC_HD static Wide Widen(I x, int) { return {x, _mm512_srli_epi64(x, 32)}; }
+  HVDC_HD static I Narrow(const Wide* x) {
+    return _mm512_mask_shuffle_epi32(x->even, 0xAAAA, x->odd, kLowHalves);
+  }
+  HVDC_HD static Wide Multiply(Wide a, uint32_t b) {
+    return {_mm512_mul_epu32(a.even, SetI(b)), _mm512_mul_epu32(a.odd, SetI(b))};
+  }
+  HVDC_HD static Wide XorHigh(Wide a, Wide b, uint32_t c) {
+    return {XorEight(a.even, b.even, SetI(c)), XorEight(a.odd, b.odd, SetI(c))};
   }
   HVDC_HD static uint32_t LargestLane(I x) {
     const __m256i a = _mm256_max_epi32(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32(x, 1));
@@ -154,6 +170,7 @@ struct Avx512 {
   HVDC_HD static M Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   HVDC_HD static M GreaterEqual(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   HVDC_HD static M LessI(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+  HVDC_HD static M NoneOf(I a, uint32_t bits) { return _mm512_testn_epi32_mask(a, SetI(bits)); }
   HVDC_HD static M Not(M m) { return _knot_mask16(m); }
   HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
   HVDC_HD static int Count(M m) { return _mm_popcnt_u32(m); }
@@ -196,11 +213,17 @@ struct Avx512 {
   HVDC_HD static uint64_t Unweighted(const WordSums& sums) { return Sum64(sums.plain); }
 
  private:
+  static constexpr _MM_PERM_ENUM kLowHalves = static_cast<_MM_PERM_ENUM>(0xA0);
+  // The upper halves of a, by a shuffle, which takes half as long as a shift, with two others.
+  HVDC_HD static I XorEight(I a, I b, I c) {
+    constexpr _MM_PERM_ENUM kHighHalves = static_cast<_MM_PERM_ENUM>(0xF5);
+    return _mm512_ternarylogic_epi32(_mm512_shuffle_epi32(a, kHighHalves), b, c, 0x96);
+  }
   HVDC_HD static char Bit(int bit) { return static_cast<char>(1 << bit); }
   HVDC_HD static __m128i Load128(const uint8_t* p) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   }
-  HVDC_HD static D Widen(F x) {
+  HVDC_HD static D Doubles(F x) {
     return {_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
             _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
   }

@@ -22,12 +22,17 @@ struct Plain {
   struct D {
     double v[kLanes];
   };
+  struct Wide {
+    uint64_t v[kLanes];
+  };
+  static constexpr int kWideParts = 1;
   struct M {
     uint32_t v[kLanes];
   };  // 0 or all bits
   struct Table {
     const float* values;
   };
+  static constexpr bool kPermutes = false;
 
   // Memory.
   HVDC_HD static F Load(const float* p) {
@@ -36,7 +41,6 @@ struct Plain {
     return r;
   }
   HVDC_HD static void Store(float* p, F x) { memcpy(p, x.v, sizeof(x.v)); }
-  HVDC_HD static void StoreWhere(float* p, M m, F x) { Store(p, Select(m, x, Load(p))); }
   // Past the caches, where there is a way; p is aligned to 64 bytes. Other threads may see it once
   // the streams are finished.
   HVDC_HD static void Stream(float* p, F x) { Store(p, x); }
@@ -194,10 +198,6 @@ struct Plain {
     HVDC_EACH_LANE a.v[l] |= b.v[l];
     return a;
   }
-  HVDC_HD static I Xor3(I a, I b, uint32_t c) {
-    HVDC_EACH_LANE a.v[l] ^= b.v[l] ^ c;
-    return a;
-  }
   template <int bits>
   HVDC_HD static I ShiftRight(I a) {
     HVDC_EACH_LANE a.v[l] >>= bits;
@@ -228,12 +228,26 @@ struct Plain {
     HVDC_EACH_LANE a.v[l] = (a.v[l] & m.v[l]) | (b.v[l] & ~m.v[l]);
     return a;
   }
-  HVDC_HD static void MultiplyWide(I a, uint32_t b, I* high, I* low) {
-    HVDC_EACH_LANE {
-      const uint64_t product = static_cast<uint64_t>(a.v[l]) * b;
-      high->v[l] = static_cast<uint32_t>(product >> 32);
-      low->v[l] = static_cast<uint32_t>(product);
-    }
+  // Lanes of 64 bits, in kWideParts parts that can be computed one after the other. Narrow and
+  // Multiply look at their lower halves alone, XorHigh at the upper ones of a; what it leaves in
+  // the upper halves of its result has no meaning.
+  HVDC_HD static Wide Widen(I x, int) {
+    Wide r;
+    HVDC_EACH_LANE r.v[l] = x.v[l];
+    return r;
+  }
+  HVDC_HD static I Narrow(const Wide* x) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(x->v[l]);
+    return r;
+  }
+  HVDC_HD static Wide Multiply(Wide a, uint32_t b) {
+    HVDC_EACH_LANE a.v[l] = (a.v[l] & 0xFFFFFFFFu) * b;
+    return a;
+  }
+  HVDC_HD static Wide XorHigh(Wide a, Wide b, uint32_t c) {
+    HVDC_EACH_LANE a.v[l] = a.v[l] >> 32 ^ b.v[l] ^ c;
+    return a;
   }
   HVDC_HD static uint32_t LargestLane(I x) {
     uint32_t r = x.v[0];

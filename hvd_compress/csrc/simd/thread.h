@@ -19,9 +19,12 @@ struct Thread {
   using I = uint32_t;
   using D = double;
   using M = bool;
+  using Wide = uint64_t;
+  static constexpr int kWideParts = 1;
   struct Table {
     const float* values;
   };
+  static constexpr bool kPermutes = false;
 
   // Memory: of one element.
   __device__ static F Load(const float* p) { return *p; }
@@ -78,7 +81,6 @@ struct Thread {
   __device__ static I SubI(I x, I y) { return x - y; }
   __device__ static I And(I x, I y) { return x & y; }
   __device__ static I Or(I x, I y) { return x | y; }
-  __device__ static I Xor3(I x, I y, uint32_t c) { return x ^ y ^ c; }
   template <int bits>
   __device__ static I ShiftRight(I x) {
     return x >> bits;
@@ -92,10 +94,13 @@ struct Thread {
   __device__ static I MinI(I x, I y) { return LessI(x, y) ? x : y; }
   __device__ static I MaxI(I x, I y) { return LessI(y, x) ? x : y; }
   __device__ static I SelectI(M m, I x, I y) { return m ? x : y; }
-  __device__ static void MultiplyWide(I x, uint32_t factor, I* high, I* low) {
-    const uint64_t product = static_cast<uint64_t>(x) * factor;
-    *high = static_cast<uint32_t>(product >> 32);
-    *low = static_cast<uint32_t>(product);
+  __device__ static Wide Widen(I x, int) { return x; }
+  __device__ static I Narrow(const Wide* x) { return static_cast<uint32_t>(*x); }
+  __device__ static Wide Multiply(Wide x, uint32_t factor) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(x)) * factor;
+  }
+  __device__ static Wide XorHigh(Wide x, Wide y, uint32_t c) {
+    return static_cast<uint32_t>(x >> 32) ^ static_cast<uint32_t>(y) ^ c;
   }
   __device__ static uint32_t LargestLane(I x) {
     for (int width = kLanes / 2; width; width /= 2) x = MaxI(x, Across(x, width));
