@@ -1,10 +1,11 @@
-"""How fast the codecs are: nanoseconds per element and multiples of ``torch.Tensor.copy_``."""
+"""How fast the codecs are: nanoseconds per element, multiples of ``torch.Tensor.copy_``, and bytes a second
+as a share of a triad's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import sys
 from fnmatch import fnmatch
@@ -16,29 +17,39 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import machine
-from benchmarks.codec_cases import CODECS, BitsAndBytesCase, Buffers, CodecCase
+from benchmarks.codec_cases import CODECS, Buffers, CodecCase
+from benchmarks.codec_others import OTHERS, BitsAndBytesCase, PiQuantCase
 from benchmarks.command_line import Parser, positive
 from benchmarks.tables import Table
-from benchmarks.timing import Timing, beside_copies
+from benchmarks.timing import Timing, beside
 from hvd_compress.kernels.interface import Kernels
 
 SCHEMA = "hvd_compress/codec/1"
 QUICK_ELEMENTS = 1 << 16
-_MEASURED = ("encode", "encode_with_feedback", "decode", "decode_and_add")
+_MEASURED = {"encode": 4, "encode_with_feedback": 12, "decode": 4, "decode_and_add": 8}
+"""What is measured, and how many bytes an element of gradient, residual and output it moves."""
 
 
-def measure(case: CodecCase | BitsAndBytesCase, buffers: Buffers, repeats: int) -> dict[str, Any]:
+def measure(
+    case: CodecCase | BitsAndBytesCase | PiQuantCase, buffers: Buffers, repeats: int
+) -> dict[str, Any]:
     """Times and error of one case."""
     destination, source = torch.from_numpy(buffers.out), torch.from_numpy(buffers.x)
+    residual = torch.from_numpy(buffers.residual)
     timings: dict[str, Timing | None] = dict.fromkeys(_MEASURED)
     case.encode()
-    case.decode()
-    error = _relative_error(buffers)
-    for name in _MEASURED:
+    decoded = case.decode()
+    error = _relative_error(buffers.x, buffers.out if decoded is None else decoded)
+    for name, values in _MEASURED.items():
         work = getattr(case, name, None)
         if work is not None:
-            timings[name] = beside_copies(
-                work, lambda: destination.copy_(source), buffers.x.size, repeats
+            timings[name] = beside(
+                work,
+                lambda: destination.copy_(source),
+                lambda: torch.add(source, residual, alpha=0.5, out=destination),
+                buffers.x.size,
+                values + case.bits / 8,
+                repeats,
             )
     return {
         "config": case.config,
@@ -49,7 +60,7 @@ def measure(case: CodecCase | BitsAndBytesCase, buffers: Buffers, repeats: int) 
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Multiples of a copy, with ns per element in brackets."""
+    """Multiples of a copy, with ns per element and the share of a triad's bandwidth in brackets."""
     header = ("codec", "bits", "error", *(name.replace("_", " ") for name in _MEASURED))
     return Table(header, [_row(name, row) for name, row in rows.items()])
 
@@ -63,15 +74,15 @@ def main(command_line: list[str] | None = None) -> int:
     kernels = _kernels(args.kernels, args.threads)
     buffers = Buffers(np.random.default_rng(0).standard_normal(args.elements, np.float32))
     chosen = _chosen(args)
-    with_bitsandbytes = importlib.util.find_spec("bitsandbytes") and args.codec == ["*"]
+    others = OTHERS if args.codec == ["*"] else ()
     rows: dict[str, dict[str, Any]] = {}
     with tqdm(chosen, disable=not sys.stderr.isatty()) as bar:
         for name in bar:
             bar.set_description(name)
             case = CodecCase(CODECS[name], kernels, buffers)
             rows[name] = measure(case, buffers, args.repeats)
-    if with_bitsandbytes:
-        rows[BitsAndBytesCase.name] = measure(BitsAndBytesCase(buffers), buffers, args.repeats)
+    for other in others:
+        rows[other.name] = measure(other(buffers, args.threads), buffers, args.repeats)
     isa = getattr(kernels, "isa", "numpy")
     result = {
         "schema": SCHEMA,
@@ -86,6 +97,7 @@ def main(command_line: list[str] | None = None) -> int:
         "copy_ns_per_element": float(
             np.median([row["encode"]["copy_ns_per_element"] for row in rows.values()])
         ),
+        "triad_gigabytes_per_second": _triad(rows),
         "codecs": rows,
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +105,9 @@ def main(command_line: list[str] | None = None) -> int:
     shown = table(rows)
     print(shown.markdown() if args.markdown else shown.text())
     print(
-        f"\nmultiples of torch.Tensor.copy_ (ns per element), which took "
-        f"{result['copy_ns_per_element']:.3f} ns per element; {args.elements} float32, "
+        f"\nmultiples of torch.Tensor.copy_ (ns per element; bytes a second, as a share of a triad's); a "
+        f"copy took {result['copy_ns_per_element']:.3f} ns per element, a triad moved "
+        f"{result['triad_gigabytes_per_second']:.1f} GB/s; {args.elements} float32, "
         f"{args.threads} threads, {isa}, {machine.description()['cpu']}"
     )
     return 0
@@ -159,15 +172,28 @@ def _kernels(name: str, threads: int) -> Kernels:
     return CpuKernels(threads=threads)
 
 
-def _relative_error(buffers: Buffers) -> float:
+def _relative_error(x: np.ndarray, decoded: np.ndarray) -> float:
     """``|x - decoded|^2 / |x|^2``."""
-    difference = buffers.x - buffers.out
-    return float(np.dot(difference, difference) / np.dot(buffers.x, buffers.x))
+    difference = x - decoded
+    return float(np.dot(difference, difference) / np.dot(x, x))
+
+
+def _triad(rows: dict[str, dict[str, Any]]) -> float:
+    """The median of what the triads moved, 10^9 bytes a second."""
+    found = [
+        row[name]["gigabytes_per_second"] / row[name]["bandwidth"]
+        for row in rows.values()
+        for name in _MEASURED
+        if row[name]
+    ]
+    return float(np.median(found))
 
 
 def _row(name: str, row: dict[str, Any]) -> list[str]:
     times = [
-        f"{row[m]['copies']:.2f} ({row[m]['ns_per_element']:.2f})" if row[m] else "-"
+        f"{row[m]['copies']:.2f} ({row[m]['ns_per_element']:.2f}; {row[m]['bandwidth']:.0%})"
+        if row[m]
+        else "-"
         for m in _MEASURED
     ]
     return [name, f"{row['bits_per_element']:.3f}", f"{row['relative_error']:.2g}", *times]

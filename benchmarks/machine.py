@@ -38,7 +38,12 @@ def network() -> dict[str, str | bool | None]:
 
 
 def _cpu_name() -> str:
+    """The name, and the family and model by which its generation is known where the name hides it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
+    pairs = [line.split(":", 1) for line in lines if ":" in line]
+    found = {key.strip(): value.strip() for key, value in reversed(pairs)}
+    name = found.get("model name") or platform.processor() or "unknown"
+    if "cpu family" not in found:
+        return name
+    return f"{name} (family {found['cpu family']}, model {found['model']})"

@@ -20,6 +20,10 @@ def test_every_variant_is_measured(tmp_path, capsys, kernels):
     for name in CODECS:
         row = found["codecs"][name]
         assert row["encode_with_feedback"]["copies"] > 0 and row["decode_and_add"]["copies"] > 0
+        assert row["encode_with_feedback"]["bandwidth"] > 0
+        # A gradient and a residual are read, and a residual and a payload written.
+        moved = 12 + row["bits_per_element"] / 8
+        assert row["encode_with_feedback"]["bytes_per_element"] == moved
     assert found["codecs"]["none"]["relative_error"] == 0
     assert found["codecs"]["onebit 1024"]["bits_per_element"] < 1.1
     assert found["codecs"]["onebit 1024"]["relative_error"] == pytest.approx(0.363, abs=0.01)
