@@ -76,7 +76,7 @@ struct Ladder {
 };
 
 // The same by segments, whose tables are in registers. Where a place is too close to the edge of
-// its code to be sure of it, and where there are no segments, the ladder answers.
+// its code to be sure of it, the ladder answers.
 template <class V>
 struct Segments {
   using F = typename V::F;
@@ -84,7 +84,6 @@ struct Segments {
 
   HVDC_HD explicit Segments(const Int8Tables& tables)
       : ladder(tables),
-        segmented(tables.segmented != 0),
         least(V::SetI(tables.least)),
         most(V::SetI(tables.most)),
         boundary(V::LoadTable32(tables.boundary)),
@@ -95,10 +94,8 @@ struct Segments {
 
   template <int count>
   HVDC_HD void Codes(const I* magnitudes, I* found) const {
-    uint32_t unsure = segmented ? 0 : ~0u;
-    if (segmented) {
-      for (int i = 0; i < count; ++i) unsure |= Code(magnitudes[i], &found[i]);
-    }
+    uint32_t unsure = 0;
+    for (int i = 0; i < count; ++i) unsure |= Code(magnitudes[i], &found[i]);
     if (__builtin_expect(unsure != 0, 0)) ladder.template Codes<count>(magnitudes, found);
   }
 
@@ -119,7 +116,6 @@ struct Segments {
   }
 
   Ladder<V> ladder;
-  bool segmented;
   I least, most;
   typename V::Table32 boundary, segment;
   I slope, offset, end;

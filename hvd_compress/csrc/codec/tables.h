@@ -53,7 +53,6 @@ HVDC_HD void BuildInt8Segments(const uint32_t* order, const uint32_t* thresholds
   uint32_t octave = 0;  // the first one whose boundary is not known
   int segment = 0;
   for (int begin = 0, end; begin < steps; begin = end + 1, ++segment) {
-    if (segment == Int8Tables::kSegments) return;
     for (end = begin; end + 1 < steps && IsSegment(order, values, begin, end + 1);) ++end;
     const double low = values[order[begin]], high = values[order[end]];
     const double slope = end > begin ? kOne * (end - begin) / (high - low) : 0.0;
@@ -63,13 +62,11 @@ HVDC_HD void BuildInt8Segments(const uint32_t* order, const uint32_t* thresholds
     tables->end[segment] = static_cast<uint32_t>(kOne * (order[end] + 0.5));
     const bool more = end + 1 < steps;
     const uint32_t next = more ? (thresholds[end] >> 23) - kFirstOctave : Int8Tables::kOctaves - 1;
-    if (next < octave || next >= Int8Tables::kOctaves) return;
     for (; octave <= next; ++octave) {
       tables->boundary[octave] = more && octave == next ? thresholds[end] : 0x7FFFFFFFu;
       tables->segment[octave] = static_cast<uint32_t>(segment);
     }
   }
-  tables->segmented = 1;
 }
 
 // The tables of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, into memory that is all zeros.

@@ -83,10 +83,9 @@ struct Int8Tables {
   static constexpr int kFraction = 14;  // bits of a place behind the point
   float magnitudes[128];
   uint32_t ladder[kEntries];
-  uint32_t first, last;  // ranges that the ladder covers; outside, the nearest one holds
-  uint32_t zero;         // the code of +0
-  uint32_t segmented;    // whether there are segments: else the magnitudes are not so regular
-  uint32_t least, most;  // bits of the |y| that others are set to
+  uint32_t first, last;         // ranges that the ladder covers; outside, the nearest one holds
+  uint32_t zero;                // the code of +0
+  uint32_t least, most;         // bits of the |y| that others are set to
   uint32_t boundary[kOctaves];  // bits of the threshold that begins a segment
   uint32_t segment[kOctaves];   // the segment before it
   float slope[kSegments], offset[kSegments];
