@@ -6,16 +6,21 @@ by force, and takes the whole process with it ("terminate called without an acti
 that drops the last reference to its own process group, which would wait for it ("Resource deadlock
 avoided"). PyTorch's own synchronous collectives have the first problem too where a group outlives
 ``destroy_process_group()``, as in a DDP model.
+
+A collective whose peers have lost another rank ends when those do: when their connections close, perhaps
+while this interpreter ends. So this rank closes its own first, where that is possible.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import datetime
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,6 +31,9 @@ _TIMEOUT = 10.0
 _MOMENT = 0.05
 """Seconds, at the end of the process, for what PyTorch's synchronous collectives sent: one that gathers a
 checkpoint's state or sums a metric is often the last. Nothing tells when a thread has dropped that."""
+
+_TAG = 0x68766463
+"""Of receives that nobody answers: users' have small ones."""
 
 
 class _Underway:
@@ -81,14 +89,38 @@ def _let_go() -> None:
 
 @atexit.register
 def _wait() -> None:
-    end = time.monotonic() + _TIMEOUT
-    # One that is not over will not be: its peers are gone.
-    while any(one.over and not one.dropped for one in _underway) and time.monotonic() < end:
-        time.sleep(0.001)
+    _wait_for([one for one in _underway if one.over])
     if _underway:
         time.sleep(_MOMENT)
+    left = [one for one in _underway if not one.over]
+    closed = [group for group in {one.group for one in left} if _close(group)]
+    _wait_for([one for one in left if one.group in closed])
     _let_go()
     for one in _underway:
         # Never freed: its thread's own reference must not be the last one even now.
         for kept in (one.work, one.group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _wait_for(these: Sequence[_Underway]) -> None:
+    end = time.monotonic() + _TIMEOUT
+    while any(not one.dropped for one in these) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _close(group: dist.ProcessGroup) -> bool:
+    """Closes a group's connections, where that is known to be possible, which ends its collectives.
+
+    Gloo does so for all peers of a device when a receive from one of them times out; its ``abort()`` does
+    nothing.
+    """
+    backend = group._get_backend(torch.device("cpu"))
+    if backend.name() != "gloo":
+        return False
+    devices = getattr(backend.options, "_devices", [None])  # Gloo chooses one by the tag.
+    for device in range(len(devices)):
+        for rank in range(group.size()):
+            with contextlib.suppress(RuntimeError):  # As it should, or for the rank that is lost.
+                work = group.recv([torch.empty(1)], rank, _TAG + device)
+                work.wait(datetime.timedelta(milliseconds=1))
+    return True

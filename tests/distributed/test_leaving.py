@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,47 @@ def test_the_process_ends_well_right_after(exchange: str, last: str) -> None:
         assert printed.count("started") == 2, printed
         assert "terminate" not in printed, printed
         assert "FAILED" not in printed, printed
+
+
+LEFT = """
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.collectives import Collectives
+
+dist.init_process_group("gloo")
+path = sys.argv[1]
+
+
+class Slow:
+    def __del__(self, mark=os.mkdir, path=path, sleep=time.sleep):
+        mark(path)
+        sleep(1)
+
+
+if dist.get_rank() == 0:
+    sys.slow = Slow()  # The interpreter frees it while it ends.
+    collectives = Collectives(None)
+    for _ in range(3):
+        _, work = collectives.all_gather(torch.zeros(10))
+        collectives.when_over(work, lambda error: print(f"told {error is not None}", flush=True))
+else:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    os._exit(0)
+"""
+
+
+def test_the_process_ends_well_while_its_peers_leave_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEFT, str(tmp_path / "ends")]
+    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
+    assert printed.count("told True") == 3, printed
+    assert "terminate" not in printed, printed
+    assert "FAILED" not in printed, printed
 
 
 class _Late:
