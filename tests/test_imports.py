@@ -102,9 +102,15 @@ ALLOWED = {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
         "hvd_compress.distributed",
         "hvd_compress.local",
+    },
+    "optim": {
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.distributed",
+        "hvd_compress.optim",
     },
     "fsdp": {
         "torch",

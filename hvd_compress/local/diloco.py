@@ -11,15 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import base
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.distributed.agreement import Agreement
-from hvd_compress.distributed.device_collectives import collectives_of
-from hvd_compress.exchange import agreement
+from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.local.fragments import split
 
 _log = logging.getLogger(__name__)
@@ -93,7 +90,7 @@ class DiLoCo:
         self._sync_every = sync_every
         self._delay = delay
         self._compressor = compressor
-        self._agree_and_begin()
+        begin_alike(compressor, self._own, self._configuration())
         self._common = {name: _common(parameter) for name, parameter in self._own.items()}
         self._outer = outer_optimizer(list(self._common.values()))
         self._under_way: dict[int, _Round] = {}
@@ -251,16 +248,6 @@ class DiLoCo:
             if mixing:
                 common = torch.lerp(common, own.detach().to(common.dtype), mixing)
             own.data.copy_(common)
-
-    def _agree_and_begin(self) -> None:
-        """Compares the ranks' settings, and takes the first rank's parameters."""
-        group = self._compressor.process_group
-        device = next(iter(self._own.values())).device
-        shapes = {name: [str(p.dtype), list(p.shape)] for name, p in self._own.items()}
-        line = agreement.serialize({**self._configuration(), "parameters": shapes})
-        Agreement(collectives_of(group, device), line).settle()
-        for parameter in self._own.values():
-            dist.broadcast(parameter.data, group=group, group_src=0)
 
     def _configuration(self) -> dict[str, Any]:
         return {

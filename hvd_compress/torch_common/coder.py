@@ -76,6 +76,11 @@ class GradientCoder:
         self._seed = seed
         self.counters = Counters()
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps at the start that go uncompressed."""
+        return self._warmup_steps
+
     def _join(self, group: Group, owner_step: OwnerWork | None = None) -> None:
         """Takes a place among ranks; the frontend chooses all routes then.
 

@@ -24,6 +24,7 @@ SCRIPTS = {
     "docs/examples/ddp_quickstart.py": TORCHRUN,
     "docs/examples/distributed_quickstart.py": TORCHRUN,
     "docs/examples/diloco_quickstart.py": TORCHRUN,
+    "docs/examples/onebit_adam_quickstart.py": TORCHRUN,
     "docs/examples/fsdp_quickstart.py": FOUR,
     "docs/examples/lightning_quickstart.py": TORCHRUN,
     "docs/examples/accelerate_quickstart.py": TORCHRUN,

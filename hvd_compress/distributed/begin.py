@@ -1,0 +1,36 @@
+"""How ranks begin whose parameters this package keeps alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.agreement import Agreement
+from hvd_compress.distributed.compressor import Compressor
+from hvd_compress.distributed.device_collectives import collectives_of
+from hvd_compress.exchange import agreement
+
+
+def begin_alike(
+    compressor: Compressor, parameters: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+) -> None:
+    """Compares the ranks' settings and parameters, and gives every rank the first one's values.
+
+    Args:
+        compressor: its process group has the ranks.
+        parameters: by names; there is at least one.
+        settings: what else has to be the same on every rank; fit for JSON.
+
+    Raises:
+        ExchangeError: on every rank, naming what differs; or there is no process group.
+    """
+    group = compressor.process_group
+    device = next(iter(parameters.values())).device
+    shapes = {name: [str(p.dtype), list(p.shape)] for name, p in parameters.items()}
+    line = agreement.serialize({**settings, "parameters": shapes})
+    Agreement(collectives_of(group, device), line).settle()
+    for parameter in parameters.values():
+        dist.broadcast(parameter.data, group=group, group_src=0)

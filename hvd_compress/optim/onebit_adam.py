@@ -1,0 +1,235 @@
+"""Adam with a frozen variance and a compressed momentum."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import base
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.distributed.begin import begin_alike
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS = ("lr", "betas", "eps", "weight_decay")
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """AdamW that averages gradients at first, and from then on its momentum, encoded.
+
+    1-bit Adam (Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+    Convergence Speed", 2021, algorithm 1), with weight decay as in AdamW, corrections for the means' start
+    at zero, and any codec. Adam divides each parameter's step by the root of a mean of squared gradients,
+    so that a quantized gradient that comes late through error feedback does not make up for what was
+    missing. Here the divisor stays as it is after the compressor's ``warmup_steps``. Each rank then adds
+    its own gradient to the common momentum, and the average of these, encoded with error feedback, is the
+    next common momentum: the step is linear in what is sent.
+
+    It replaces both the optimizer and what averages gradients: use it with a model of each rank's own, not
+    within ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank;
+    buffers, such as running means of batch normalisation, stay each rank's own. A parameter without a
+    gradient has one of zeros.
+
+    Where a gradient of some rank holds an Inf or a NaN, no rank makes the step, and residuals are what they
+    were.
+
+    Args:
+        params: ``model.named_parameters()``, or groups of them. Without names, tensors are numbered, and a
+            compressor's ``layers`` and ``exclude`` find none.
+        compressor: of :mod:`hvd_compress.distributed`, such as ``OneBit(warmup_steps=1000)``; it is this
+            optimizer's alone.
+        lr: the learning rate.
+        betas: how much the momentum and the variance keep in each step.
+        eps: added to the divisor.
+        weight_decay: times the learning rate, the share of each parameter that goes in each step.
+
+    Attributes:
+        skipped_steps: steps that no rank made because of an Inf or a NaN.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ranks differ in arguments or parameters; there is no process group.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler leaves Inf to step(), which refuses it.
+
+    def __init__(
+        self,
+        params: Any,
+        compressor: hvdc.Compressor,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        call = "OneBitAdam(model.named_parameters(), {})"
+        expect_instance(
+            "OneBitAdam", compressor, hvdc.Compressor, call, "OneBit(warmup_steps=1000)"
+        )
+        if compressor.warmup_steps < 1:
+            raise ValueError(
+                f"OneBitAdam.compressor: expected one whose first steps are uncompressed, as "
+                f"OneBit(warmup_steps=1000), to learn the variance in, got "
+                f"warmup_steps={compressor.warmup_steps}"
+            )
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            base.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
+        for beta in betas:
+            base.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
+        self._compressor = compressor
+        self.skipped_steps = 0
+        super().__init__(
+            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, on every rank; all get the first rank's parameters.
+
+        Raises:
+            ExchangeError: ranks differ in options or parameters.
+        """
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        options = {name: added[name] for name in _OPTIONS}
+        named = dict(zip(self._names()[-1], added["params"], strict=True))
+        settings = {**options, "warmup_steps": self._compressor.warmup_steps}
+        begin_alike(self._compressor, named, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchanges gradients or momenta, and makes a step; every rank has to call it.
+
+        Args:
+            closure: computes the loss and its gradients.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            TypeError: called by a ``GradScaler``.
+            ExchangeError: ranks differ, or another rank has failed.
+            PayloadError: a payload was altered on its way.
+        """
+        if getattr(self, "found_inf", None) is not None:
+            raise TypeError(
+                "OneBitAdam.step: expected gradients of the loss itself, got a GradScaler's: a scale that "
+                "changes does not fit a momentum that stays; use bfloat16, which needs none"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parts = list(self._parts())
+        sent = [part.messages() for part in parts]
+        names = [name for part in parts for name in part.named]
+        averages = [tensor for tensors in sent for tensor in tensors]
+        hvdc.all_reduce(averages, self._compressor, key=names)
+        for part in parts:
+            part.count()
+        # The same bits on every rank, so that all decide alike.
+        if bool(torch.stack([one.isfinite().all() for one in averages]).all()):
+            for part, tensors in zip(parts, sent, strict=True):
+                part.update(tensors)
+        else:
+            self.skipped_steps += 1
+            _log.warning("an Inf or a NaN in some rank's gradients; no rank makes this step")
+        return loss
+
+    def _names(self) -> list[list[str]]:
+        """Of the parameters of each group."""
+        names, count = [], 0
+        for group in self.param_groups:
+            numbers = range(count, count + len(group["params"]))
+            names.append(group.get("param_names") or [f"parameter.{n}" for n in numbers])
+            count += len(group["params"])
+        return names
+
+    def _parts(self) -> Iterator[_Part]:
+        """Trainable parameters that are treated alike."""
+        for group, names in zip(self.param_groups, self._names(), strict=True):
+            every = zip(names, group["params"], strict=True)
+            named = {name: parameter for name, parameter in every if parameter.requires_grad}
+            for parameter in named.values():
+                _begin(self.state[parameter], parameter)
+            for warm in (True, False):
+                own = {n: p for n, p in named.items() if warm == self._warm(p)}
+                if own:
+                    yield _Part(group, own, [self.state[p] for p in own.values()], warm)
+
+    def _warm(self, parameter: torch.Tensor) -> bool:
+        calls: int = self.state[parameter]["calls"]
+        return calls < self._compressor.warmup_steps
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Parameters of one group that are all in the warm-up, or all past it.
+
+    Attributes:
+        group: their options.
+        named: the parameters.
+        states: theirs, in the same order.
+        warm: whether they are in the warm-up.
+    """
+
+    group: dict[str, Any]
+    named: dict[str, torch.Tensor]
+    states: list[dict[str, Any]]
+    warm: bool
+
+    def messages(self) -> list[torch.Tensor]:
+        """What this rank would have averaged: gradients, or the momenta that they make."""
+        zeros = torch.zeros_like
+        gradients = [zeros(p) if p.grad is None else p.grad for p in self.named.values()]
+        if self.warm:
+            return [gradient.clone() for gradient in gradients]
+        beta, _ = self.group["betas"]
+        momenta = torch._foreach_mul(self._all("exp_avg"), beta)
+        torch._foreach_add_(momenta, gradients, alpha=1 - beta)
+        return list(momenta)
+
+    def count(self) -> None:
+        """Counts an exchange, whatever became of it."""
+        for state in self.states:
+            state["calls"] += 1
+
+    def update(self, averages: list[torch.Tensor]) -> None:
+        """Makes the step with what :meth:`messages` became."""
+        lr, (beta1, beta2) = float(self.group["lr"]), self.group["betas"]
+        for state, average in zip(self.states, averages, strict=True):
+            state["step"] += 1
+            state["variance_step"] += self.warm
+            if not self.warm:
+                state["exp_avg"] = average
+        if self.warm:
+            torch._foreach_lerp_(self._all("exp_avg"), averages, 1 - beta1)
+            variances = self._all("exp_avg_sq")
+            torch._foreach_mul_(variances, beta2)
+            torch._foreach_addcmul_(variances, averages, averages, 1 - beta2)
+        divisors = torch._foreach_div(
+            self._all("exp_avg_sq"), [1 - beta2**step for step in self._all("variance_step")]
+        )
+        torch._foreach_sqrt_(divisors)
+        torch._foreach_add_(divisors, self.group["eps"])
+        parameters = list(self.named.values())
+        torch._foreach_mul_(parameters, 1 - lr * self.group["weight_decay"])
+        rates = [-lr / (1 - beta1**step) for step in self._all("step")]
+        torch._foreach_addcdiv_(parameters, self._all("exp_avg"), divisors, rates)
+
+    def _all(self, what: str) -> list[Any]:
+        return [state[what] for state in self.states]
+
+
+def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
+    if not state:
+        # Exchanges, which the compressor counts too; steps that were made; those that changed the variance.
+        state.update(calls=0, step=0, variance_step=0)
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)

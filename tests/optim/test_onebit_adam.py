@@ -1,0 +1,236 @@
+"""Adam with a compressed momentum, beside the same in one process."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import Int8, OneBit
+from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.optim import OneBitAdam
+from tests.ranks import on_ranks
+from tests.torch_models import Probe, Simulation, assert_same_bits, targets
+
+SHAPES = {"first": (70, 40), "second": (3000,), "third": (1500,)}
+WARM = 3
+OPTIONS: dict[str, Any] = {"lr": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def _compressor(codec: Any = None, **options: Any) -> hvdc.Compressor:
+    codec = codec or OneBit()
+    options = {"threshold": 0, "warmup_steps": WARM, **options}
+    return hvdc.Compressor(codec, scheme_of(codec).feedback, **options)
+
+
+def _model() -> Probe:
+    """Other parameters on every rank; those of the first one count."""
+    model = Probe(SHAPES)
+    values = targets(SHAPES, dist.get_rank(), 1000)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+    return model
+
+
+def _gradients(model: torch.nn.Module, step: int, rank: int | None = None) -> None:
+    values = targets(SHAPES, dist.get_rank() if rank is None else rank, step, 1.0 + step)
+    for name, parameter in model.named_parameters():
+        parameter.grad = values[name]
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _assert_alike(model: torch.nn.Module) -> None:
+    """The same bits on every rank."""
+    for parameter in model.parameters():
+        rows = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, parameter.detach())
+        for row in rows:
+            assert torch.equal(row, rows[0])
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_warm_up_is_adamw_with_averaged_gradients() -> None:
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    stock = Probe(SHAPES)
+    stock.load_state_dict(model.state_dict())
+    adamw = torch.optim.AdamW(stock.parameters(), **OPTIONS)
+    for step in range(WARM):
+        _gradients(model, step)
+        optimizer.step()
+        everybodys = [targets(SHAPES, rank, step, 1.0 + step) for rank in range(2)]
+        for name, parameter in stock.named_parameters():
+            parameter.grad = (everybodys[0][name] + everybodys[1][name]) / 2
+        adamw.step()
+    for got, expected in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_then_the_average_of_the_encoded_momenta_is_the_momentum() -> None:
+    """Algorithm 1 of the paper, written once more."""
+    for codec, exchange in ((OneBit(), "allgather"), (Int8(), "two_shot")):
+        model = _model()
+        compressor = _compressor(codec, exchange=exchange)
+        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+        for step in range(WARM):
+            _gradients(model, step)
+            optimizer.step()
+        feedback = scheme_of(codec).feedback
+        simulation = Simulation(exchange, codec, feedback, SHAPES, 2)
+        states = {name: optimizer.state[p] for name, p in model.named_parameters()}
+        momentum = {name: state["exp_avg"].clone() for name, state in states.items()}
+        variance = {name: state["exp_avg_sq"].clone() for name, state in states.items()}
+        for step in range(WARM, WARM + 5):
+            before = _parameters(model)
+            _gradients(model, step)
+            optimizer.step()
+            sent = [
+                {
+                    name: momentum[name] * 0.9 + (1 - 0.9) * gradient
+                    for name, gradient in targets(SHAPES, rank, step, 1.0 + step).items()
+                }
+                for rank in range(2)
+            ]
+            momentum = simulation.average(sent)
+            for name, parameter in model.named_parameters():
+                state = states[name]
+                assert torch.equal(state["exp_avg_sq"], variance[name])
+                torch.testing.assert_close(state["exp_avg"], momentum[name], rtol=1e-5, atol=1e-6)
+                mean = state["exp_avg"] / (1 - 0.9 ** (step + 1))
+                root = (variance[name] / (1 - 0.95**WARM)).sqrt()
+                expected = before[name] * (1 - 0.1 * 0.1) - 0.1 * mean / (root + 1e-8)
+                torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
+            momentum = {name: state["exp_avg"].clone() for name, state in states.items()}
+        _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+    for saved_after in (2, 5):
+        model, compressor = _model(), _compressor()
+        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+        for step in range(saved_after):
+            _gradients(model, step)
+            optimizer.step()
+        file = io.BytesIO()
+        torch.save([model.state_dict(), optimizer.state_dict(), compressor.state_dict()], file)
+        file.seek(0)
+        saved = torch.load(file)
+        again, other = _model(), _compressor()
+        resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
+        for what, state in zip((again, resumed, other), saved, strict=True):
+            what.load_state_dict(state)
+        for step in range(saved_after, 8):
+            for one, made in ((model, optimizer), (again, resumed)):
+                _gradients(one, step)
+                made.step()
+        assert_same_bits(_parameters(again), _parameters(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_no_rank_makes_a_step_with_an_inf() -> None:
+    model, compressor = _model(), _compressor()
+    optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+    for step in range(8):
+        _gradients(model, step)
+        bad = step in (1, 5)  # In the warm-up, and after it.
+        if bad and dist.get_rank() == 1:
+            assert model.second.grad is not None
+            model.second.grad[7] = float("inf")
+        before = _parameters(model)
+        kept, norm = copy.deepcopy(optimizer.state_dict()["state"]), compressor.residual_norm()
+        optimizer.step()
+        if bad:
+            assert_same_bits(_parameters(model), before)
+            for number, state in optimizer.state_dict()["state"].items():
+                assert torch.equal(state["exp_avg"], kept[number]["exp_avg"])
+                assert state["step"] == kept[number]["step"]
+            assert compressor.residual_norm() == norm
+        else:
+            assert not torch.equal(model.second, before["second"])
+    assert optimizer.skipped_steps == 2
+    assert float(compressor.residual_norm()) > 0
+    _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_parameters_without_gradients_and_groups() -> None:
+    """A rank that does not use a parameter has zeros to send; frozen ones stay as they are."""
+    model = _model()
+    model.third.requires_grad_(False)
+    first = {"params": [("first", model.first)], "lr": 0.01}
+    second = {"params": [("second", model.second), ("third", model.third)]}
+    optimizer = OneBitAdam([first, second], _compressor(), **OPTIONS)
+    before = _parameters(model)
+    for step in range(WARM + 3):
+        _gradients(model, step)
+        if dist.get_rank() == 1:
+            model.second.grad = None
+        optimizer.step()
+    _assert_alike(model)
+    assert torch.equal(model.third, before["third"])
+    assert not torch.equal(model.second, before["second"])
+    moved = [(_parameters(model)[name] - before[name]).abs().mean() for name in ("first", "second")]
+    assert moved[0] < moved[1] / 3
+
+
+@on_ranks(2, launcher="torchrun")
+def test_unnamed_parameters_and_half_precision() -> None:
+    model = Probe(SHAPES, torch.bfloat16)
+    optimizer = OneBitAdam(model.parameters(), _compressor(), **OPTIONS)
+    for step in range(WARM + 3):
+        values = targets(SHAPES, dist.get_rank(), step)
+        for name, parameter in model.named_parameters():
+            parameter.grad = values[name].bfloat16()
+        optimizer.step()
+    _assert_alike(model)
+    assert all(parameter.abs().mean() > 0.1 for parameter in model.parameters())
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_closure() -> None:
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    values = targets(SHAPES, dist.get_rank(), 0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(values)
+        loss.backward()
+        return loss
+
+    losses = [float(optimizer.step(closure)) for _ in range(WARM + 5)]
+    assert losses[-1] < losses[0]
+    _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_what_is_wrong_is_said() -> None:
+    model = _model()
+    named = list(model.named_parameters())
+    with pytest.raises(TypeError, match=r"OneBit\(warmup_steps=1000\)"):
+        OneBitAdam(named, OneBit())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got warmup_steps=0"):
+        OneBitAdam(named, _compressor(warmup_steps=0))
+    with pytest.raises(ValueError, match="lr"):
+        OneBitAdam(named, _compressor(), lr=-1.0)
+    with pytest.raises(ValueError, match="betas"):
+        OneBitAdam(named, _compressor(), betas=(0.9, 1.0))
+    with pytest.raises(hvdc.ExchangeError, match="lr"):
+        OneBitAdam(named, _compressor(), lr=0.1 * (1 + dist.get_rank()))
+    optimizer = OneBitAdam(named, _compressor())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(targets(SHAPES, 0, 0))).backward()
+    with pytest.raises(TypeError, match="bfloat16"):
+        scaler.step(optimizer)
