@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-OPTIMIZERS = ("sgd", "adamw")
+ONEBIT_ADAM = "onebit-adam"
+OPTIMIZERS = ("sgd", "adamw", ONEBIT_ADAM)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn import functional as F
 
 import hvd_compress.torch as hvdc
@@ -17,8 +20,10 @@ from benchmarks.compressions import LOCAL, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.torch import build
 from benchmarks.models.torch.paced import Paced
-from benchmarks.settings import Settings
+from benchmarks.settings import ONEBIT_ADAM, Settings
+from hvd_compress import distributed
 from hvd_compress.exchange.counters import Counters
+from hvd_compress.optim import OneBitAdam
 
 
 class TorchSession:
@@ -32,9 +37,20 @@ class TorchSession:
         self._model = model
         self._device = settings.device
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        self._optimizer = optimizer(model, settings)
-        self.compressor: hvdc.Compressor | None = None
+        self.compressor: hvdc.Compressor | distributed.Compressor | None = None
         self.counters = Counters()
+        self._optimizer: torch.optim.Optimizer
+        if settings.optimizer == ONEBIT_ADAM:
+            self.compressor = _adams_compressor(compression, seed)
+            self._optimizer = OneBitAdam(
+                model.named_parameters(),
+                self.compressor,
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+            )
+            self.counters = self.compressor.counters
+            return
+        self._optimizer = optimizer(model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
                 compression.name, model, **{"seed": seed, **compression.options}
@@ -95,6 +111,31 @@ def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
     return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
+
+
+def _adams_compressor(compression: Compression, seed: int) -> distributed.Compressor:
+    """1-bit Adam's, which averages by torch.distributed.
+
+    Uncompressed, it never leaves its warm-up, and is AdamW.
+
+    Raises:
+        ValueError: nothing is to be exchanged, or ranks are on several machines.
+    """
+    if compression.name == LOCAL or hvd.local_size() < hvd.size():
+        raise ValueError(
+            f"expected a compression and ranks on one machine with --optimizer {ONEBIT_ADAM}, got "
+            f"{compression.name} on {hvd.size() // hvd.local_size()} machines"
+        )
+    if not dist.is_initialized():
+        first = hvd.rank() == 0
+        store = TCPStore("127.0.0.1", 0, is_master=True) if first else None
+        port = hvd.broadcast_object(store.port if store else None, name="port")
+        store = store or TCPStore("127.0.0.1", port)
+        dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+    options = {"seed": seed, **compression.options}
+    if compression.name == "none":
+        options["warmup_steps"] = sys.maxsize
+    return distributed.Compression.by_name(compression.name, **options)
 
 
 class TorchTrainer:

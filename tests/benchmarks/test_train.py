@@ -76,6 +76,19 @@ def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
     assert int8.compression_ratio > 3.8
 
 
+def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
+    recipe = ["--model", "gpt", "--optimizer", "onebit-adam", "--lr", "0.003", "--test-at-end"]
+    chosen = ["--compression", "none", "onebit:warmup_steps=15", "--option", "threshold=1024"]
+    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "30", "--quiet")
+
+    none, onebit = outcome.runs
+    for run in (none, onebit):
+        assert run.parameters_identical and run.uncompressed_bytes_per_step == 4 * 470_784
+        assert 3 < run.test_bits < 6
+    assert onebit.test_bits == pytest.approx(none.test_bits, rel=0.05)
+    assert 1.9 < onebit.compression_ratio < 2  # Half of the steps are uncompressed.
+
+
 def test_keras_trains_as_a_tape_does(several):
     """The same model, batches, learning rates and codecs give the same losses and residuals."""
     for ours, tape in zip(several("keras").runs, several("tensorflow").runs, strict=True):
