@@ -25,7 +25,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--model", choices=tuple(MODELS), required=True)
     add("--compression", nargs="+", type=compression, required=True, metavar="NAME[:key=value,...]",
         help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "
-        "auto, which chooses by measurement, or local, which exchanges nothing")  # fmt: skip
+        "auto, which chooses by measurement, local, which exchanges nothing, "
+        "or powersgd, PyTorch's own hook (ddp)")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip

@@ -6,7 +6,7 @@ import argparse
 from difflib import get_close_matches
 from typing import NoReturn
 
-from benchmarks.compressions import LOCAL, STOCK
+from benchmarks.compressions import LOCAL, POWERSGD, STOCK
 from hvd_compress.codecs.registry import SCHEMES
 
 AUTO = "auto"
@@ -32,7 +32,7 @@ def positive(text: str) -> int:
 
 def compression(text: str) -> str:
     """A type of arguments: ``NAME`` or ``NAME:key=value,...``, whose settings are checked later."""
-    names = (*SCHEMES, AUTO, LOCAL, STOCK)
+    names = (*SCHEMES, AUTO, LOCAL, STOCK, POWERSGD)
     name = text.partition(":")[0]
     if name not in names:
         nearest = get_close_matches(name, names, 1)

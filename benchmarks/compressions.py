@@ -15,6 +15,9 @@ LOCAL = "local"
 STOCK = "stock"
 """Horovod without any compressor, in TensorFlow."""
 
+POWERSGD = "powersgd"
+"""PyTorch's own hook of that name, in DDP."""
+
 _LISTS = ("exclude", "codecs", "exchanges")
 """Settings whose values are several, separated by ``|``."""
 
@@ -26,7 +29,7 @@ class Compression:
     Attributes:
         text: as it was written; tables and JSON call it so.
         name: what ``Compression.by_name`` of a frontend knows, ``auto`` included, or
-            :data:`LOCAL`, or :data:`STOCK`.
+            :data:`LOCAL`, :data:`STOCK` or :data:`POWERSGD`.
         options: its further keywords.
     """
 
@@ -56,6 +59,8 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
         if own:
             raise ValueError(f"expected {name} without settings, got {text!r}")
         return Compression(text, name)
+    if name == POWERSGD:
+        common = {}  # Those are this package's.
     return Compression(text, name, {**defaults, **common, **own})
 
 

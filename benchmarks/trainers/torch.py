@@ -6,13 +6,12 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import horovod.torch as hvd
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn import functional as F
 
 import hvd_compress.torch as hvdc
@@ -21,6 +20,7 @@ from benchmarks.loop import Batch
 from benchmarks.models.torch import build
 from benchmarks.models.torch.paced import Paced
 from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.trainers import process_group
 from hvd_compress import distributed
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.optim import OneBitAdam
@@ -37,27 +37,31 @@ class TorchSession:
         self._model = model
         self._device = settings.device
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        self.compressor: hvdc.Compressor | distributed.Compressor | None = None
+        self.compressor: Any = None
         self.counters = Counters()
         self._optimizer: torch.optim.Optimizer
+        self._connect(settings, compression, seed)
+
+    def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
+        """Makes the optimizer, and what averages gradients for it."""
         if settings.optimizer == ONEBIT_ADAM:
             self.compressor = _adams_compressor(compression, seed)
             self._optimizer = OneBitAdam(
-                model.named_parameters(),
+                self._model.named_parameters(),
                 self.compressor,
                 lr=settings.lr,
                 weight_decay=settings.weight_decay,
             )
             self.counters = self.compressor.counters
             return
-        self._optimizer = optimizer(model, settings)
+        self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
-                compression.name, model, **{"seed": seed, **compression.options}
+                compression.name, self._model, **{"seed": seed, **compression.options}
             )
             self._optimizer = hvd.DistributedOptimizer(
                 self._optimizer,
-                named_parameters=model.named_parameters(),
+                named_parameters=self._model.named_parameters(),
                 compression=self.compressor,
             )
             self.counters = self.compressor.counters
@@ -119,19 +123,11 @@ def _adams_compressor(compression: Compression, seed: int) -> distributed.Compre
     Uncompressed, it never leaves its warm-up, and is AdamW.
 
     Raises:
-        ValueError: nothing is to be exchanged, or ranks are on several machines.
+        ValueError: nothing is to be exchanged.
     """
-    if compression.name == LOCAL or hvd.local_size() < hvd.size():
-        raise ValueError(
-            f"expected a compression and ranks on one machine with --optimizer {ONEBIT_ADAM}, got "
-            f"{compression.name} on {hvd.size() // hvd.local_size()} machines"
-        )
-    if not dist.is_initialized():
-        first = hvd.rank() == 0
-        store = TCPStore("127.0.0.1", 0, is_master=True) if first else None
-        port = hvd.broadcast_object(store.port if store else None, name="port")
-        store = store or TCPStore("127.0.0.1", port)
-        dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+    if compression.name == LOCAL:
+        raise ValueError(f"expected a compression with --optimizer {ONEBIT_ADAM}, got {LOCAL}")
+    process_group.join()
     options = {"seed": seed, **compression.options}
     if compression.name == "none":
         options["warmup_steps"] = sys.maxsize
@@ -140,6 +136,8 @@ def _adams_compressor(compression: Compression, seed: int) -> distributed.Compre
 
 class TorchTrainer:
     """Implements :class:`benchmarks.loop.Trainer`."""
+
+    _session: ClassVar[type[TorchSession]] = TorchSession
 
     def __init__(self) -> None:
         self.rank: int = hvd.rank()
@@ -151,7 +149,7 @@ class TorchTrainer:
         torch.manual_seed(seed)
         if settings.device == "cuda":
             torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-        return TorchSession(self._build(settings, classes), settings, compression, seed)
+        return self._session(self._build(settings, classes), settings, compression, seed)
 
     def _build(self, settings: Settings, classes: int) -> nn.Module:
         return build(settings.model, classes).to(settings.device)

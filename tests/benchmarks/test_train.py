@@ -76,6 +76,18 @@ def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
     assert int8.compression_ratio > 3.8
 
 
+def test_powersgd_is_a_baseline_in_ddp(tmp_path):
+    chosen = ["--compression", "none", "powersgd:rank=2,warmup_steps=20", "--framework", "ddp"]
+    recipe = ["--steps", "60", "--lr", "0.05", "--option", "threshold=1024", "--quiet"]
+    none, powersgd = _train(tmp_path / "out.json", *recipe, *chosen).runs
+
+    assert none.parameters_identical and powersgd.parameters_identical
+    assert powersgd.uncompressed_bytes_per_step == 4 * 61_706
+    assert powersgd.curve[-1].loss < 0.9 * powersgd.curve[0].loss
+    assert 2.5 < powersgd.compression_ratio < 3, "a third of the steps are uncompressed"
+    assert powersgd.residual_norm > 0
+
+
 def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
     recipe = ["--model", "gpt", "--optimizer", "onebit-adam", "--lr", "0.003", "--test-at-end"]
     chosen = ["--compression", "none", "onebit:warmup_steps=15", "--option", "threshold=1024"]

@@ -1,0 +1,96 @@
+"""Training with PyTorch's DDP; Horovod starts the ranks and gathers the results.
+
+Without postponed annotations: DDP looks at those of a hook as they are.
+"""
+
+import math
+
+import horovod.torch as hvd
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hvdc
+from benchmarks.compressions import LOCAL, POWERSGD, Compression
+from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.trainers import process_group
+from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer
+from hvd_compress.exchange.counters import Counters
+
+
+class PowerSGD:
+    """PyTorch's hook of PowerSGD (Vogels et al., 2019), and counters of what it sends.
+
+    Args:
+        rank: of the matrices that are sent for a layer's gradient.
+        warmup_steps: before them; from 2 on. 1,000 by default, as PyTorch has it.
+    """
+
+    def __init__(self, rank: int = 1, warmup_steps: int = 1000) -> None:
+        self._state = power_sgd.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=warmup_steps
+        )
+        self.counters = Counters()
+
+    def hook(
+        self,
+        state: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """DDP's communication hook."""
+        gradients = bucket.buffer()
+        before = self._state.total_numel_after_compression
+        future = power_sgd.powerSGD_hook(self._state, bucket)
+        sent = self._state.total_numel_after_compression - before
+        width = gradients.element_size()
+        self.counters.uncompressed_bytes += gradients.numel() * width
+        self.counters.add_allreduce(dist.get_world_size(), (sent or gradients.numel()) * width)
+        return future
+
+    def residual_norm(self) -> float:
+        """The l2 norm of what has not been sent."""
+        return math.hypot(*(float(error.norm()) for error in self._state.error_dict.values()))
+
+
+class DDPSession(TorchSession):
+    """Implements :class:`benchmarks.loop.Session`."""
+
+    _power_sgd: PowerSGD | None = None
+
+    def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
+        if settings.optimizer == ONEBIT_ADAM:
+            raise ValueError(
+                f"expected --framework torch with --optimizer {ONEBIT_ADAM}, which needs no DDP"
+            )
+        self._optimizer = optimizer(self._model, settings)
+        if compression.name == LOCAL:
+            return
+        model = DistributedDataParallel(self._model)
+        if compression.name == POWERSGD:
+            self._power_sgd = PowerSGD(**compression.options)
+            model.register_comm_hook(None, self._power_sgd.hook)
+            self.counters = self._power_sgd.counters
+        else:
+            options = {"seed": seed, **compression.options}
+            self.compressor = hvdc.Compression.by_name(compression.name, model, **options)
+            model.register_comm_hook(self.compressor, hvdc.hook)
+            self.counters = self.compressor.counters
+        self._model = model
+
+    def residual_norm(self) -> float:
+        return self._power_sgd.residual_norm() if self._power_sgd else super().residual_norm()
+
+
+class DDPTrainer(TorchTrainer):
+    """Implements :class:`benchmarks.loop.Trainer`."""
+
+    _session = DDPSession
+
+
+def start(threads: int) -> DDPTrainer:
+    """Initialises Horovod, torch and torch.distributed in this process."""
+    torch.set_num_threads(threads)
+    hvd.init()
+    process_group.join()
+    return DDPTrainer()
