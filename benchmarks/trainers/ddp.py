@@ -18,6 +18,10 @@ from benchmarks.trainers import process_group
 from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer
 from hvd_compress.exchange.counters import Counters
 
+_ONE_BUCKET = 2**20
+"""MB. PowerSGD's hook waits for a collective in the thread that has ended another one. Gloo has two
+threads: with two buckets, both of them wait for ever."""
+
 
 class PowerSGD:
     """PyTorch's hook of PowerSGD (Vogels et al., 2019), and counters of what it sends.
@@ -66,12 +70,13 @@ class DDPSession(TorchSession):
         self._optimizer = optimizer(self._model, settings)
         if compression.name == LOCAL:
             return
-        model = DistributedDataParallel(self._model)
         if compression.name == POWERSGD:
+            model = DistributedDataParallel(self._model, bucket_cap_mb=_ONE_BUCKET)
             self._power_sgd = PowerSGD(**compression.options)
             model.register_comm_hook(None, self._power_sgd.hook)
             self.counters = self._power_sgd.counters
         else:
+            model = DistributedDataParallel(self._model)
             options = {"seed": seed, **compression.options}
             self.compressor = hvdc.Compression.by_name(compression.name, model, **options)
             model.register_comm_hook(self.compressor, hvdc.hook)
