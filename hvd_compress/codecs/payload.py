@@ -31,7 +31,9 @@ _LENGTH_UNIT = 16
 _LENGTH_LIMIT = (1 << (32 - _LENGTH_SHIFT)) * _LENGTH_UNIT
 
 _HEADER = struct.Struct("<HBBIQIIQ")
-_FLAGS_OFFSET = 16
+FLAGS_OFFSET = 16
+"""Bytes from a payload's start to its flags."""
+
 _CHECKSUM_OFFSET = 24
 
 
@@ -88,7 +90,7 @@ def assemble(
         plain[begin:length] = 0
         plain[begin : begin + coded.size] = coded
         flags = read_header(plain).flags | FLAG_CODED | length // _LENGTH_UNIT << _LENGTH_SHIFT
-        plain[_FLAGS_OFFSET : _FLAGS_OFFSET + 4] = np.frombuffer(struct.pack("<I", flags), np.uint8)
+        plain[FLAGS_OFFSET : FLAGS_OFFSET + 4] = np.frombuffer(struct.pack("<I", flags), np.uint8)
         _seal(plain[:length])
     return plain
 
@@ -148,15 +150,17 @@ def payload_length(payload: bytes | np.ndarray, capacity: int) -> int:
     """
     if not isinstance(payload, np.ndarray):
         payload = np.frombuffer(payload, np.uint8)
-    flags = read_header(payload).flags
-    if not flags & FLAG_CODED:
-        return capacity
-    length = (flags >> _LENGTH_SHIFT) * _LENGTH_UNIT
+    length = length_in(read_header(payload).flags, capacity)
     if not HEADER_BYTES <= length <= capacity:
         raise PayloadError(
             f"payload: expected a length from {HEADER_BYTES} to {capacity} bytes, got {length}"
         )
     return length
+
+
+def length_in(flags: int, capacity: int) -> int:
+    """What a header's flags say of a payload's length, unchecked: see :func:`payload_length`."""
+    return (flags >> _LENGTH_SHIFT) * _LENGTH_UNIT if flags & FLAG_CODED else capacity
 
 
 def open_payload(

@@ -23,7 +23,7 @@ import numpy as np
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.base import round_up
-from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
+from hvd_compress.codecs.payload import FLAGS_OFFSET, HEADER_BYTES, length_in
 from hvd_compress.exchange.layout import ALIGNMENT, Layout, Piece
 
 HEAD_BYTES = 16
@@ -31,6 +31,8 @@ HEAD_BYTES = 16
 _HEAD = struct.Struct("<4I")
 _MESSAGE, _WAITING = 1, 2
 _NONE = bytes(HEAD_BYTES)
+_WORD = struct.Struct("<I")
+_NO_PAYLOAD = b"\xff" * HEADER_BYTES
 
 _STEPS = 16
 """Steps that a length is chosen from: needs that change a little from step to step change no length."""
@@ -158,6 +160,8 @@ class Places:
 
     def __init__(self, pieces: Sequence[Piece], begin: int, flags: int, size: int) -> None:
         self._places = [(piece.offset - begin, piece.size) for piece in pieces]
+        offsets = np.array([offset for offset, _ in self._places], np.int64)
+        self._flag_words = (offsets + FLAGS_OFFSET) // 4
         self._flags = flags
         self.size = size
         self.full = HEAD_BYTES + size if size else 0
@@ -173,9 +177,10 @@ class Places:
         Returns:
             The packed message, shape=(bytes,), uint8.
         """
+        flags = message.view("<u4")[self._flag_words].tolist()
         parts = [
-            message[offset : offset + payload_length(message[offset : offset + size], size)]
-            for offset, size in self._places
+            message[offset : offset + length_in(word, size)]
+            for (offset, size), word in zip(self._places, flags, strict=True)
         ]
         parts.append(message[self._flags :])
         needed = HEAD_BYTES + sum(map(len, parts))
@@ -196,17 +201,20 @@ class Places:
         if packed[:HEAD_BYTES].tobytes() == _NONE:
             message[:] = 0
             return
+        # Slices of memoryviews take less than half the time of NumPy's.
+        source, target = memoryview(packed), memoryview(message)
         at, end = HEAD_BYTES, len(packed) - (self.size - self._flags)
         for offset, size in self._places:
-            length = _length(packed[at:end], size)
-            place = message[offset : offset + size]
-            if length:
-                place[:length] = packed[at : at + length]
+            length = 0
+            if at + HEADER_BYTES <= end:
+                length = length_in(_WORD.unpack_from(source, at + FLAGS_OFFSET)[0], size)
+            if HEADER_BYTES <= length <= min(size, end - at):
+                target[offset : offset + length] = source[at : at + length]
                 at += length
             else:
-                place[:HEADER_BYTES] = 255
+                target[offset : offset + HEADER_BYTES] = _NO_PAYLOAD
                 at = end
-        message[self._flags :] = packed[at : at + self.size - self._flags]
+        target[self._flags :] = source[at : at + self.size - self._flags]
 
 
 def places(layout: Layout) -> Places:
@@ -239,17 +247,6 @@ def places_by_section(layout: Layout) -> list[Places]:
 
 def _within(layout: Layout, begin: int, end: int) -> list[Piece]:
     return [piece for piece in layout.pieces if begin <= piece.offset < end]
-
-
-def _length(rest: np.ndarray, size: int) -> int:
-    """Of the payload that bytes begin with; 0 where none can begin there that fits."""
-    if len(rest) < HEADER_BYTES:
-        return 0
-    try:
-        length = payload_length(rest[:HEADER_BYTES], size)
-    except PayloadError:
-        return 0
-    return length if HEADER_BYTES <= length <= min(size, len(rest)) else 0
 
 
 def _check(words: Sequence[int]) -> int:
