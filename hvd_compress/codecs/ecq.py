@@ -122,8 +122,6 @@ class ECQ(LevelCodec):
 
     def native(self) -> dict[str, int | float]:
         """``variant`` (the norm), ``levels``, ``coding``, ``grouping`` and ``group`` of the C interface."""
-        if self.varies:
-            raise NotImplementedError("no kernel has the entropy code yet")
         return {
             "variant": _NORMS[self.norm],
             "levels": self.levels,

@@ -112,8 +112,6 @@ class Ternary(LevelCodec):
 
     def native(self) -> dict[str, int | float]:
         """``grouping``, ``group``, ``factor`` (0: no clipping) and ``coding`` of the C interface."""
-        if self.varies:
-            raise NotImplementedError("no kernel has the entropy code yet")
         return {
             "factor": self.clip or 0.0,
             "coding": base.CODINGS[self.coding],
