@@ -1,18 +1,24 @@
-"""Payloads of varying length: exchanges of all ranks in one process."""
+"""Payloads of varying length: exchanges of all ranks in one process, and of real ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, Ternary
+from hvd_compress.exchange import buckets
 from hvd_compress.exchange.reference import Simulation
+from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
+from tests.torch.probes import distributed, exchange, watch
+from tests.torch_models import Probe
 
 SHAPES = {"a": (30, 70), "b": (1300,), "tiny": (3,), "scalar": ()}
 CODEC, WEAK = ECQ(coding="entropy", bucket=256), ErrorFeedback(0.01, 1.0)
@@ -142,3 +148,32 @@ def test_lengths_outlive_plans_and_are_forgotten_by_all_ranks() -> None:
     short = ranks.started[0][0][1]
     ranks.step(everybodys)
     assert ranks.started[0][0][1] == short
+
+
+@on_ranks(3)
+def test_buckets_that_need_more_beside_others_that_do_not() -> None:
+    """Under Horovod, in buckets of one gradient, whose hooks fire in another order on each rank."""
+    limit, buckets.LIMIT = buckets.LIMIT, 0
+    names = list(SHAPES)
+    for name in RANKS:
+        model = Probe(SHAPES)
+        compressor = hvdc.Compressor(
+            model.named_parameters(), CODEC, WEAK, exchange=name, threshold=0
+        )
+        optimizer = distributed(model, compressor)
+        simulation = Simulation(name, CODEC, WEAK, SHAPES, 3, local=3)
+        started: list[str] = []
+        watch(compressor, started=started.append)
+        for step in range(5):
+            everybodys = [_gradients(rank, step, 0.02) for rank in range(3)]
+            everybodys[1]["ab"[step % 2]] = _gradients(1, step, 1.0 if step > 1 else 0.02)[
+                "ab"[step % 2]
+            ]
+            turn = (step + hvd.rank()) % len(names)
+            got = exchange(model, optimizer, everybodys[hvd.rank()], names[turn:] + names[:turn])
+            expected = simulation.average(
+                [{n: t.numpy() for n, t in g.items()} for g in everybodys]
+            )
+            _assert_alike([got], expected)
+        assert any("remainder" in one for one in started) == (name != "hierarchical"), started
+    buckets.LIMIT = limit
