@@ -85,9 +85,6 @@ ROWS = (
     Row("ecq-entropy-64", ECQ(7, "linf", 64, "entropy"), 0x3414EC73, WEAK),
     Row("ecq-entropy-tensor", ECQ(127, "linf", "tensor", "entropy"), 0x45D4708A, WEAK, whole=True),
     Row("ternary-entropy", Ternary(coding="entropy"), 0xE0B9E06C, WEAK),
-    Row(
-        "ternary-entropy-tensor", Ternary("tensor", coding="entropy"), 0xA118F031, WEAK, whole=True
-    ),
     Row("fp16", FP16(), 0x526E7D04, FULL),
     Row("bf16", BF16(), 0x0EE4FD6A, DECAYING),
     Row("none", NoCompression(), 0x98ACEC5C, FULL),
