@@ -20,6 +20,7 @@ from hvd_compress.codecs import (
     NoiseKey,
     OneBit,
     Ternary,
+    payload_length,
 )
 from hvd_compress.kernels.interface import Kernels
 
@@ -44,6 +45,9 @@ CODECS: dict[str, Codec] = {
     "ecq l2 2048": ECQ(4, "l2", 2048),
     "ecq linf 2048": ECQ(4, "linf", 2048),
     "ecq l2 tensor": ECQ(4, "l2", "tensor"),
+    "ternary 2048 entropy": Ternary(2048, coding="entropy"),
+    "ecq l2 4096 entropy": ECQ(4, "l2", 4096, "entropy"),
+    "ecq linf 2048 entropy": ECQ(4, "linf", 2048, "entropy"),
 }
 """Every variant, by the name that tables call it."""
 
@@ -78,19 +82,26 @@ class CodecCase:
     def __init__(self, codec: Codec, kernels: Kernels, buffers: Buffers) -> None:
         self.config: dict[str, Any] = codec.to_config()
         self.shape = matrix(buffers.x.size)
-        self.bits = codec.bits_per_element(self.shape)
         self._codec, self._kernels, self._buffers = codec, kernels, buffers
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
+        # Of its own, so that the payload to be decoded stays that of the gradient alone.
+        self._fed = np.zeros_like(self._payload[0])
         self._coefficients = stable_feedback(codec, buffers.x.size)
         buffers.residual.fill(0)
 
+    @property
+    def bits(self) -> float:
+        """An element's bits in the payload that was encoded without error feedback."""
+        used = payload_length(self._payload[0], self._payload[0].size)
+        return 8 * used / self._buffers.x.size
+
     def encode(self) -> None:
         """Without error feedback."""
-        self._encode(ErrorFeedback(alpha=0.0), None)
+        self._encode(ErrorFeedback(alpha=0.0), None, self._payload[0])
 
     def encode_with_feedback(self) -> None:
         """The fused step: compensate, encode, keep what was lost."""
-        self._encode(self._coefficients, self._buffers.residual)
+        self._encode(self._coefficients, self._buffers.residual, self._fed)
 
     def decode(self) -> None:
         """Into memory that is overwritten."""
@@ -100,12 +111,14 @@ class CodecCase:
         """Onto what the memory holds, as for the payload of one more rank."""
         self._decode(accumulate=True)
 
-    def _encode(self, feedback: ErrorFeedback, residual: np.ndarray | None) -> None:
+    def _encode(
+        self, feedback: ErrorFeedback, residual: np.ndarray | None, payload: np.ndarray
+    ) -> None:
         self._kernels.encode(
             self._codec,
             self.shape,
             self._buffers.x,
-            self._payload[0],
+            payload,
             feedback=feedback,
             residual=residual,
             noise=NoiseKey(),

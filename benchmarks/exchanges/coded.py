@@ -54,7 +54,12 @@ class Coded(Exchange):
         if compression.name not in known:
             raise ValueError(f"expected one of {', '.join(known)}, got {compression.text!r}")
         chosen = SCHEMES[compression.name]
-        return cls(name, chosen.codec(**compression.options), chosen.feedback)
+        codec = chosen.codec(**compression.options)
+        if codec.varies:
+            raise ValueError(
+                f"expected coding='plain', got {compression.text!r}: bytes are counted before they are sent"
+            )
+        return cls(name, codec, chosen.feedback)
 
     def wire_bytes(self, elements: int, ranks: int) -> float:
         exchange = EXCHANGES[self.name]

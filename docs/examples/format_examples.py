@@ -14,10 +14,20 @@ from pathlib import Path
 
 import numpy as np
 
-from hvd_compress.codecs import ECQ, HEADER_BYTES, Codec, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.codecs import (
+    ECQ,
+    HEADER_BYTES,
+    Codec,
+    Int8,
+    LevelCodec,
+    NoiseKey,
+    OneBit,
+    Ternary,
+)
+from hvd_compress.codecs.base import round_up
 from hvd_compress.codecs.noise import philox, uniform
 from hvd_compress.codecs.packing import pack_planes, pack_trits
-from hvd_compress.codecs.payload import assemble, checksum
+from hvd_compress.codecs.payload import assemble, checksum, payload_length
 from hvd_compress.kernels.reference import dequantize, quantize
 
 SHAPE = (7, 10)
@@ -27,6 +37,7 @@ CODECS: dict[str, Codec] = {
     "int8": Int8(kind="dynamic", group=64),
     "ternary": Ternary(bucket=64, clip=2.5),
     "ecq": ECQ(levels=4, norm="l2", bucket=64),
+    "entropy": ECQ(levels=4, norm="l2", bucket=64, coding="entropy"),
 }
 
 
@@ -39,7 +50,8 @@ def tensor() -> np.ndarray:
 def payload(name: str) -> np.ndarray:
     """The payload of :func:`tensor`, without error feedback."""
     scales, codes = quantize(CODECS[name], SHAPE, tensor(), NOISE)
-    return assemble(CODECS[name], SHAPE, NOISE.step, scales, codes)
+    slot = assemble(CODECS[name], SHAPE, NOISE.step, scales, codes)
+    return slot[: payload_length(slot, slot.size)]
 
 
 def decoded(name: str) -> np.ndarray:
@@ -81,8 +93,15 @@ def _dump(codec: Codec, data: np.ndarray) -> str:
     layout = codec.layout(SHAPE)
     scales = HEADER_BYTES + 4 * layout.scales
     codes = HEADER_BYTES + layout.codes_offset
-    end = codes + (layout.blocks - 1) * layout.block_bytes + layout.last_bytes
-    marks = {0: "header", HEADER_BYTES: "scales", scales: "padding", codes: "codes", end: "padding"}
+    marks = {0: "header", HEADER_BYTES: "scales", scales: "padding"}
+    if isinstance(codec, LevelCodec) and codec.varies:
+        # One chunk, of one state.
+        table = codes + 2 * codec.alphabet
+        states = round_up(table, 4)
+        marks |= {codes: "table", table: "padding", states: "state", states + 4: "words"}
+    else:
+        end = codes + (layout.blocks - 1) * layout.block_bytes + layout.last_bytes
+        marks |= {codes: "codes", end: "padding"}
     edges = sorted({*marks, len(data)})
     lines = []
     for start, stop in itertools.pairwise(edges):

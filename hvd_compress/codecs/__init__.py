@@ -11,7 +11,13 @@ from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.levels import LevelCodec
 from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.onebit import OneBit
-from hvd_compress.codecs.payload import HEADER_BYTES, Header, PayloadError, read_header
+from hvd_compress.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    PayloadError,
+    payload_length,
+    read_header,
+)
 from hvd_compress.codecs.registry import CODECS, SCHEMES, Scheme, codec_from_config
 from hvd_compress.codecs.ternary import Ternary
 
@@ -35,5 +41,6 @@ __all__ = [
     "Scheme",
     "Ternary",
     "codec_from_config",
+    "payload_length",
     "read_header",
 ]

@@ -27,6 +27,9 @@ PACK_BLOCK = 2560
 TINY = np.float32(2.0**-120)
 """Groups whose scale is below this are sent as zeros: its reciprocal would not be finite."""
 
+CODINGS = {"plain": 0, "entropy": 1}
+"""``hvdc_coding`` by the word for it: whether all codes take the same number of bits."""
+
 Shape = tuple[int, ...]
 Group = int | Literal["tensor"]
 """Elements of a contiguous group, or all of them."""
@@ -88,6 +91,11 @@ class Codec:
         return False
 
     @property
+    def varies(self) -> bool:
+        """Whether a payload may be shorter than :meth:`payload_bytes`, which is then its capacity."""
+        return False
+
+    @property
     def shaped(self) -> bool:
         """Whether the code depends on the tensor's rows and columns, not only on its elements in a row."""
         return False
@@ -128,11 +136,15 @@ class Codec:
         raise NotImplementedError
 
     def payload_bytes(self, shape: Shape) -> int:
-        """Exact size in bytes of a payload for a tensor of that shape, header and padding included."""
+        """Bytes that a payload for a tensor of that shape takes, header and padding included.
+
+        What it occupies of them is less where the codec :attr:`varies`
+        (:func:`hvd_compress.codecs.payload.payload_length`).
+        """
         return _payload_bytes(self, shape)
 
     def bits_per_element(self, shape: Shape) -> float:
-        """Payload bits per element, everything included; infinite for an empty tensor."""
+        """Bits of :meth:`payload_bytes` per element; infinite for an empty tensor."""
         count = math.prod(shape)
         return 8 * self.payload_bytes(shape) / count if count else math.inf
 

@@ -28,6 +28,8 @@ class ECQ(LevelCodec):
         levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
         norm: the scaling factor of a bucket, ``"l2"`` or ``"linf"``.
         bucket: elements that share a norm: a multiple of 64 contiguous elements, or ``"tensor"``.
+        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
+            less, and payloads have a size that depends on the gradient.
     """
 
     codec_id: ClassVar[int] = 4
@@ -37,12 +39,14 @@ class ECQ(LevelCodec):
     levels: int = 7
     norm: Literal["l2", "linf"] = "linf"
     bucket: int | Literal["tensor"] = 4096
+    coding: Literal["plain", "entropy"] = "plain"
 
     def __post_init__(self) -> None:
         base.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
         base.store(self, "levels", int(self.levels))
         base.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
         base.check_group("ECQ", "bucket", self.bucket)
+        base.check_choice("ECQ", "coding", self.coding, tuple(base.CODINGS))
 
     @property
     def bits(self) -> int:
@@ -57,6 +61,14 @@ class ECQ(LevelCodec):
     def top_level(self) -> int:
         """The number of non-zero magnitudes."""
         return self.levels
+
+    def pack(self, symbols: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.pack`: bit planes."""
+        return packing.pack_planes(symbols, self.bits)
+
+    def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
+        """See :meth:`LevelCodec.unpack`."""
+        return packing.unpack_planes(codes, count, self.bits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
@@ -88,12 +100,12 @@ class ECQ(LevelCodec):
         offset = self.to_levels(x, norms, noise) + self.levels
         blank = base.spread(np.isinf(norms), x.size, self.bucket)
         codes = np.where(blank, 0, offset).astype(np.uint8)
-        return self.units(norms), packing.pack_planes(codes, self.bits)
+        return self.units(norms), self.pack(codes)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
         """(code - s) times the bucket's scale, which is norm / s."""
         count = self.layout(shape).count
-        offset = packing.unpack_planes(codes, count, self.bits)
+        offset = self.unpack(codes, count)
         level = offset.astype(np.float32) - np.float32(self.levels)
         return level * base.spread(scales, count, self.bucket)
 
@@ -109,10 +121,11 @@ class ECQ(LevelCodec):
         return stability.variance_factor(d, self.levels)
 
     def native(self) -> dict[str, int | float]:
-        """``variant`` (the norm), ``levels``, ``grouping`` and ``group`` of the C interface."""
+        """``variant`` (the norm), ``levels``, ``coding``, ``grouping`` and ``group`` of the C interface."""
         return {
             "variant": _NORMS[self.norm],
             "levels": self.levels,
+            "coding": base.CODINGS[self.coding],
             **base.native_grouping(self.bucket),
         }
 

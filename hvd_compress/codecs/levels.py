@@ -6,6 +6,8 @@ no common grid, and their sum is as long as floats; with the largest scale for a
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from hvd_compress.codecs import base, packing
@@ -20,6 +22,25 @@ class LevelCodec(base.Codec):
     """
 
     bucket: base.Group
+    coding: Literal["plain", "entropy"]
+
+    @property
+    def varies(self) -> bool:
+        """With ``coding="entropy"``."""
+        return self.coding == "entropy"
+
+    @property
+    def alphabet(self) -> int:
+        """How many codes there are."""
+        return 2 * self.top_level + 1
+
+    def pack(self, symbols: np.ndarray) -> np.ndarray:
+        """A tensor's codes, shape=(n,), dtype uint8, as the plain payload has them: dtype uint8."""
+        raise NotImplementedError
+
+    def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
+        """The inverse of :meth:`pack`, shape=(count,), dtype uint8."""
+        raise NotImplementedError
 
     @property
     def top_level(self) -> int:

@@ -1,13 +1,19 @@
-"""The payload: a fixed header, the scales, the codes (``docs/format.md``)."""
+"""The payload: a fixed header, the scales, the codes (``docs/format.md``).
+
+A tensor's shape and the codec give the size of a payload with plain codes: its capacity. A payload with
+entropy-coded codes stands at the front of as many bytes, and says itself how many of them it occupies."""
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.codecs.base import Codec, Layout, Shape
+from hvd_compress.codecs import rans
+from hvd_compress.codecs.base import Codec, Layout, Shape, round_up
+from hvd_compress.codecs.levels import LevelCodec
 
 HEADER_BYTES = 32
 FORMAT_VERSION = 1
@@ -17,7 +23,17 @@ MAGIC = 0x4348
 FLAG_NONFINITE = 1
 """Some scale is NaN: the gradient held an Inf or a NaN."""
 
+FLAG_CODED = 2
+"""The codes are entropy coded, and the flags' upper bits are the payload's length."""
+
+_LENGTH_SHIFT = 4
+_LENGTH_UNIT = 16
+_LENGTH_LIMIT = (1 << (32 - _LENGTH_SHIFT)) * _LENGTH_UNIT
+
 _HEADER = struct.Struct("<HBBIQIIQ")
+FLAGS_OFFSET = 16
+"""Bytes from a payload's start to its flags."""
+
 _CHECKSUM_OFFSET = 24
 
 
@@ -57,7 +73,31 @@ def checksum(payload: np.ndarray) -> int:
 def assemble(
     codec: Codec, shape: Shape, step: int, scales: np.ndarray, codes: np.ndarray
 ) -> np.ndarray:
-    """Writes header, scales and codes into one payload, shape=(payload_bytes,), dtype uint8."""
+    """Writes header, scales and codes into one payload, shape=(payload_bytes,), dtype uint8.
+
+    Where the codec entropy codes and gains by it, what stands behind the payload's length is left over
+    from the plain codes, as the kernels leave it.
+    """
+    plain = _assemble_plain(codec, shape, step, scales, codes)
+    if not isinstance(codec, LevelCodec) or not codec.varies or not math.prod(shape):
+        return plain
+    layout = codec.layout(shape)
+    symbols = codec.unpack(codes, layout.count)
+    coded = rans.encode(symbols, layout, codec.alphabet)
+    begin = HEADER_BYTES + layout.codes_offset
+    length = round_up(begin + coded.size, _LENGTH_UNIT)
+    if length < min(plain.size, _LENGTH_LIMIT):
+        plain[begin:length] = 0
+        plain[begin : begin + coded.size] = coded
+        flags = read_header(plain).flags | FLAG_CODED | length // _LENGTH_UNIT << _LENGTH_SHIFT
+        plain[FLAGS_OFFSET : FLAGS_OFFSET + 4] = np.frombuffer(struct.pack("<I", flags), np.uint8)
+        _seal(plain[:length])
+    return plain
+
+
+def _assemble_plain(
+    codec: Codec, shape: Shape, step: int, scales: np.ndarray, codes: np.ndarray
+) -> np.ndarray:
     layout = codec.layout(shape)
     payload = np.zeros(HEADER_BYTES + layout.body_bytes, np.uint8)
     body = payload[HEADER_BYTES:]
@@ -66,9 +106,13 @@ def assemble(
     flags = FLAG_NONFINITE if _nonfinite(codec, layout, scales, codes) else 0
     fields = (MAGIC, FORMAT_VERSION, codec.codec_id, codec.config_hash(), layout.count, flags)
     payload[:HEADER_BYTES] = np.frombuffer(_HEADER.pack(*fields, step & 0xFFFFFFFF, 0), np.uint8)
+    _seal(payload)
+    return payload
+
+
+def _seal(payload: np.ndarray) -> None:
     total = checksum(payload)
     payload[_CHECKSUM_OFFSET:HEADER_BYTES] = np.frombuffer(struct.pack("<Q", total), np.uint8)
-    return payload
 
 
 def _nonfinite(codec: Codec, layout: Layout, scales: np.ndarray, codes: np.ndarray) -> bool:
@@ -91,13 +135,50 @@ def read_header(payload: np.ndarray) -> Header:
     return Header(*fields)
 
 
+def payload_length(payload: bytes | np.ndarray, capacity: int) -> int:
+    """How many bytes a payload occupies: all, unless its codes are entropy coded.
+
+    Args:
+        payload: its header at least, as bytes or shape=(bytes,), dtype uint8.
+        capacity: bytes that there are for it (:meth:`Codec.payload_bytes`).
+
+    Returns:
+        A multiple of 16 where the codes are entropy coded, else ``capacity``.
+
+    Raises:
+        PayloadError: fewer bytes than a header, another magic, or a length that no payload can have.
+    """
+    if not isinstance(payload, np.ndarray):
+        payload = np.frombuffer(payload, np.uint8)
+    length = length_in(read_header(payload).flags, capacity)
+    if not HEADER_BYTES <= length <= capacity:
+        raise PayloadError(
+            f"payload: expected a length from {HEADER_BYTES} to {capacity} bytes, got {length}"
+        )
+    return length
+
+
+def length_in(flags: int, capacity: int) -> int:
+    """What a header's flags say of a payload's length, unchecked: see :func:`payload_length`."""
+    return (flags >> _LENGTH_SHIFT) * _LENGTH_UNIT if flags & FLAG_CODED else capacity
+
+
 def open_payload(
     codec: Codec, shape: Shape, step: int, payload: np.ndarray
 ) -> tuple[Header, np.ndarray, np.ndarray]:
-    """Checks a payload and returns its header, scales and codes (views, not copies).
+    """Checks a payload and returns its header, its scales, and its codes as a plain payload has them.
+
+    Scales and plain codes are views, not copies.
+
+    Args:
+        codec: what wrote it.
+        shape: the tensor's shape.
+        step: how often the tensor was encoded before.
+        payload: shape=(payload_bytes,), dtype uint8; what stands behind its length does not matter.
 
     Raises:
-        PayloadError: size, header or checksum are not what this codec writes for this shape and step.
+        PayloadError: size, header, checksum or the entropy code are not what this codec writes for this
+            shape and step.
     """
     header = read_header(payload)
     layout = codec.layout(shape)
@@ -112,11 +193,24 @@ def open_payload(
     for field, (want, got) in expected.items():
         if want != got:
             raise PayloadError(f"payload: expected {field} {want}, got {got}")
+    if codec.varies:
+        payload = payload[: payload_length(payload, payload.size)]
     total = checksum(payload)
     if total != header.checksum:
         raise PayloadError(f"payload: expected checksum {total:#018x}, got {header.checksum:#018x}")
     body = payload[HEADER_BYTES:]
     scales = body[: 4 * layout.scales].view("<f4")
     codes = body[layout.codes_offset :]
+    if isinstance(codec, LevelCodec) and codec.varies and header.flags & FLAG_CODED:
+        return header, scales, _decode(codec, layout, codes)
     used = (layout.blocks - 1) * layout.block_bytes + layout.last_bytes if layout.count else 0
     return header, scales, codes[:used]
+
+
+def _decode(codec: LevelCodec, layout: Layout, coded: np.ndarray) -> np.ndarray:
+    if not layout.count:
+        raise PayloadError("payload: expected no entropy-coded codes of an empty tensor, got some")
+    try:
+        return codec.pack(rans.decode(coded, layout, codec.alphabet))
+    except rans.StreamError as error:
+        raise PayloadError(f"payload: {error}") from None

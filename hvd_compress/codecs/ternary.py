@@ -30,6 +30,8 @@ class Ternary(LevelCodec):
         bucket: elements that share a scale: a multiple of 64 contiguous elements, or ``"tensor"``
             (layer-wise ternarizing, section 3.3).
         clip: the paper's ``c``; ``None`` does not clip.
+        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
+            less, and payloads have a size that depends on the gradient.
     """
 
     codec_id: ClassVar[int] = 3
@@ -38,12 +40,14 @@ class Ternary(LevelCodec):
 
     bucket: int | Literal["tensor"] = 2048
     clip: float | None = 2.5
+    coding: Literal["plain", "entropy"] = "plain"
 
     def __post_init__(self) -> None:
         base.check_group("Ternary", "bucket", self.bucket)
         if self.clip is not None:
             base.check_number("Ternary", "clip", self.clip, 0.1, 1000.0)
             base.store(self, "clip", float(self.clip))
+        base.check_choice("Ternary", "coding", self.coding, tuple(base.CODINGS))
 
     def layout(self, shape: base.Shape) -> base.Layout:
         """One scale a bucket, five trits a byte."""
@@ -53,6 +57,21 @@ class Ternary(LevelCodec):
     def top_level(self) -> int:
         """Minus one, zero or one."""
         return 1
+
+    def pack(self, symbols: np.ndarray) -> np.ndarray:
+        """See :meth:`LevelCodec.pack`: trits, block by block."""
+        block = self.layout(symbols.shape).block
+        codes = [packing.pack_trits(part) for part in base.groups_of(symbols, block)]
+        return np.concatenate(codes)
+
+    def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
+        """See :meth:`LevelCodec.unpack`."""
+        layout = self.layout((count,))
+        digits = [
+            packing.unpack_trits(codes[start * layout.block_bytes :][: packing.trit_bytes(n)], n)
+            for start, n in enumerate(base.group_lengths(count, layout.block))
+        ]
+        return np.concatenate(digits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
         """See :meth:`LevelCodec.norms`: absolute maxima, after clipping."""
@@ -79,18 +98,12 @@ class Ternary(LevelCodec):
         """Clips, then rounds each element to 0 or to the scale at random; digit 2 is minus one."""
         norms = self.norms(x)
         digits = (self.to_levels(x, norms, noise) % 3).astype(np.uint8)
-        block = self.layout(shape).block
-        codes = [packing.pack_trits(part) for part in base.groups_of(digits, block)]
-        return self.units(norms), np.concatenate(codes)
+        return self.units(norms), self.pack(digits)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
         """Digit 0 is zero, 1 the scale, 2 minus the scale."""
-        layout = self.layout(shape)
-        digits = [
-            packing.unpack_trits(codes[start * layout.block_bytes :][: packing.trit_bytes(n)], n)
-            for start, n in enumerate(base.group_lengths(layout.count, layout.block))
-        ]
-        unit = np.array([0, 1, -1], np.float32)[np.concatenate(digits)]
+        digits = self.unpack(codes, self.layout(shape).count)
+        unit = np.array([0, 1, -1], np.float32)[digits]
         return unit * base.spread(scales, unit.size, self.bucket)
 
     def variance_factor(self, count: int) -> float:
@@ -98,8 +111,12 @@ class Ternary(LevelCodec):
         return math.sqrt(count if self.bucket == "tensor" else min(count, self.bucket))
 
     def native(self) -> dict[str, int | float]:
-        """``grouping``, ``group`` and ``factor`` (0: no clipping) of the C interface."""
-        return {"factor": self.clip or 0.0, **base.native_grouping(self.bucket)}
+        """``grouping``, ``group``, ``factor`` (0: no clipping) and ``coding`` of the C interface."""
+        return {
+            "factor": self.clip or 0.0,
+            "coding": base.CODINGS[self.coding],
+            **base.native_grouping(self.bucket),
+        }
 
     def _norm(self, bucket: np.ndarray) -> np.float32:
         largest = np.max(np.abs(bucket))

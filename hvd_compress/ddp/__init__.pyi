@@ -121,6 +121,8 @@ class Ternary(Compressor):
         bucket: elements that share a scale: a multiple of 64 contiguous elements, or ``"tensor"``
             (layer-wise ternarizing, section 3.3).
         clip: the paper's ``c``; ``None`` does not clip.
+        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
+            less, and payloads have a size that depends on the gradient.
         alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
         beta: time decay of the residual, 1/16 <= beta <= 1 (ECQ-SGD, equation 5).
     """
@@ -131,6 +133,7 @@ class Ternary(Compressor):
         *,
         bucket: int | Literal["tensor"] = 2048,
         clip: float | None = 2.5,
+        coding: Literal["plain", "entropy"] = "plain",
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
@@ -155,6 +158,8 @@ class ECQ(Compressor):
         levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
         norm: the scaling factor of a bucket, ``"l2"`` or ``"linf"``.
         bucket: elements that share a norm: a multiple of 64 contiguous elements, or ``"tensor"``.
+        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
+            less, and payloads have a size that depends on the gradient.
         alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
         beta: time decay of the residual, 1/16 <= beta <= 1 (ECQ-SGD, equation 5).
     """
@@ -166,6 +171,7 @@ class ECQ(Compressor):
         levels: int = 7,
         norm: Literal["l2", "linf"] = "linf",
         bucket: int | Literal["tensor"] = 4096,
+        coding: Literal["plain", "entropy"] = "plain",
         alpha: float = 0.01,
         beta: float = 1.0,
         exchange: str = "allgather",
@@ -190,6 +196,8 @@ class QSGD(Compressor):
         levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
         norm: the scaling factor of a bucket, ``"l2"`` or ``"linf"``.
         bucket: elements that share a norm: a multiple of 64 contiguous elements, or ``"tensor"``.
+        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
+            less, and payloads have a size that depends on the gradient.
         alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
         beta: time decay of the residual, 1/16 <= beta <= 1 (ECQ-SGD, equation 5).
     """
@@ -201,6 +209,7 @@ class QSGD(Compressor):
         levels: int = 7,
         norm: Literal["l2", "linf"] = "linf",
         bucket: int | Literal["tensor"] = 4096,
+        coding: Literal["plain", "entropy"] = "plain",
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",

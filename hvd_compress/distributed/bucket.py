@@ -23,11 +23,13 @@ class Part:
         content: the tensors.
         pending: their exchange.
         stages: the scopes of its collectives.
+        remainders: the scopes of those that follow where messages were too short.
     """
 
     content: Batch | Uncompressed
     pending: Pending
     stages: tuple[Scope, ...]
+    remainders: tuple[Scope, ...] = ()
 
 
 @dataclass(eq=False)

@@ -118,7 +118,7 @@ class GroupCoder(GradientCoder):
     def _begin(self) -> Step:
         self._kernels.check()  # What a device has met in an earlier step.
         self._collectives.begin_step()
-        self._encoder.begin_step()
+        self._begin_encoding()
         asked = None
         if not self._agreed:
             line = agreement.serialize(self._configuration())
@@ -132,8 +132,13 @@ class GroupCoder(GradientCoder):
         return dropped
 
     def _prepare(self) -> None:
-        for exchange in sorted({s.route.exchange for s in self._slots if not s.route.uncompressed}):
-            self._launcher.prepare(EXCHANGES[exchange].stages)
+        used = {
+            (s.route.exchange, s.route.codec.varies)
+            for s in self._slots
+            if not s.route.uncompressed
+        }
+        for exchange, varies in sorted(used):
+            self._launcher.prepare(EXCHANGES[exchange], varies)
 
     def _pack(
         self,
@@ -191,7 +196,9 @@ class GroupCoder(GradientCoder):
         batch, exchanging = self._batches.make(slots, tensors, used)
         pending = Pending("", 0, exchanging, batch.note)
         batch.count_encoding(self.counters)
-        return Part(batch, pending, EXCHANGES[batch.plan.exchange].stages)
+        exchange = EXCHANGES[batch.plan.exchange]
+        remainders = exchange.remainders if batch.plan.varies else ()
+        return Part(batch, pending, exchange.stages, remainders)
 
     def _as_it_is(
         self,

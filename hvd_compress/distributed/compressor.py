@@ -88,7 +88,7 @@ class Compressor(GroupCoder):
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
         self._calls = 0
-        self._prepared: set[str] = set()
+        self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
 
     @property
@@ -122,14 +122,18 @@ class Compressor(GroupCoder):
             bucket = Bucket(tensors, self._device, scale)
             self._kernels.check()  # What a device has met in an earlier call.
             self._collectives.begin_step()
-            self._encoder.begin_step()
+            self._begin_encoding()
             self._pack(bucket, zip(slots, tensors, tensors, strict=True))
         except Exception as error:
             for new in self._by_key.keys() - known:
                 del self._by_key[new]
             self._tell(error)
             raise
-        exchanges = {slot.route.exchange for slot in slots if not slot.route.uncompressed}
+        exchanges = {
+            (slot.route.exchange, slot.route.codec.varies)
+            for slot in slots
+            if not slot.route.uncompressed
+        }
         self._send(bucket, exchanges, settings)
         for slot in slots:
             slot.pending = True
@@ -268,7 +272,9 @@ class Compressor(GroupCoder):
         with contextlib.suppress(ExchangeError):
             self._compare({"error": f"{type(problem).__name__}: {problem}"})
 
-    def _send(self, bucket: Bucket, exchanges: set[str], settings: dict[str, Any]) -> None:
+    def _send(
+        self, bucket: Bucket, exchanges: set[tuple[str, bool]], settings: dict[str, Any]
+    ) -> None:
         if self._made_launcher is not None and exchanges <= self._prepared:
             self._compare(settings, lambda error: self._go(bucket, error))
             return
@@ -276,8 +282,8 @@ class Compressor(GroupCoder):
         for other in self._under_way:
             with contextlib.suppress(Exception):
                 other.future.wait()
-        for exchange in sorted(exchanges - self._prepared):
-            self._launcher.prepare(EXCHANGES[exchange].stages)
+        for exchange, varies in sorted(exchanges - self._prepared):
+            self._launcher.prepare(EXCHANGES[exchange], varies)
         self._prepared |= exchanges
         self._go(bucket, None)
 

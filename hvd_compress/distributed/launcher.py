@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from hvd_compress.distributed.collectives import Collectives, Over
-from hvd_compress.exchange.registry import Group, Scope
+from hvd_compress.exchange.registry import Exchange, Group, Scope
 from hvd_compress.torch_common.drivers import Pending
 
 Begin = Callable[[Collectives], None]
+
+_REMAINDERS = -1
+"""In the place of a stage's number: collectives that are rare share a line."""
 
 
 class Line:
@@ -55,11 +58,40 @@ class Line:
                     self._starting = False
 
 
+class _Tickets:
+    """Those of one exchange.
+
+    Args:
+        stages: the lines of its collectives; None where this rank is alone.
+        remainders: the lines of those that it may need behind them.
+    """
+
+    def __init__(self, stages: Sequence[Line | None], remainders: Sequence[Line | None]) -> None:
+        self._stages = [(line, line.ticket()) if line else None for line in stages]
+        self._remainders = [(line, line.ticket()) for line in remainders if line]
+
+    def start(self, pending: Pending, begin: Begin) -> None:
+        """Calls ``begin`` when it is the turn of the collective that the exchange waits for."""
+        assert pending.request is not None
+        remainder = pending.request.remainder
+        ticket = self._remainders.pop(0) if remainder else self._stages[pending.stage]
+        assert ticket is not None, "a collective of one rank has its result without being started"
+        line, number = ticket
+        line.start(number, begin)
+
+    def end(self) -> None:
+        """Has others go on that wait for remainders of this exchange, which do not come."""
+        for line, number in self._remainders:
+            line.start(number, lambda group: None)
+
+
 class Launcher:
     """Resumes exchanges from the callbacks of their collectives: a driver for torch.distributed.
 
     Hooks, which DDP calls in the same order on every rank, start the first collectives. But these end in
-    another order on each rank, and so would their successors start: so every stage has its own line.
+    another order on each rank, and so would their successors start: so every stage has its own line, and
+    all remainders have one. An exchange that needs no remainders gives its tickets for them back at its
+    end.
 
     Args:
         collectives: all ranks.
@@ -72,51 +104,61 @@ class Launcher:
         self._first = Line(collectives)
         self._lines: dict[tuple[int, Scope], Line] = {}
 
-    def prepare(self, stages: Sequence[Scope]) -> None:
-        """Makes the process groups for an exchange's stages.
+    def prepare(self, exchange: Exchange, varies: bool) -> None:
+        """Makes the process groups for an exchange's collectives.
 
         Called when all ranks have agreed on their exchanges, by every rank; waits for the others.
 
         Args:
-            stages: the scopes of its collectives.
+            exchange: that will be submitted.
+            varies: whether its payloads may be shorter than their places.
         """
-        for number, scope in enumerate(stages):
+        keys = list(enumerate(exchange.stages))
+        if varies:
+            keys += [(_REMAINDERS, scope) for scope in exchange.remainders]
+        for number, scope in keys:
             ranks = self._group.members(scope)
             key = (number, scope)
             if key not in self._lines and len(ranks) > 1 and key != (0, "all"):
                 self._lines[key] = Line(self._collectives.among(ranks))
 
-    def submit(self, pending: Pending, stages: Sequence[Scope], over: Over) -> None:
+    def submit(
+        self,
+        pending: Pending,
+        stages: Sequence[Scope],
+        remainders: Sequence[Scope],
+        over: Over,
+    ) -> None:
         """Has an exchange run through its stages. Returns at once.
 
         Args:
             pending: the exchange.
             stages: the scopes of its collectives, which are prepared.
+            remainders: the scopes of those that it may need behind them, which are prepared.
             over: called at its end.
         """
-        lines = [self._line(number, scope) for number, scope in enumerate(stages)]
-        self._go_on(pending, [(line, line.ticket()) if line else None for line in lines], over)
+        tickets = _Tickets(
+            [self._line(number, scope) for number, scope in enumerate(stages)],
+            [self._line(_REMAINDERS, scope) for scope in remainders],
+        )
+        self._go_on(pending, tickets, over)
 
     def _line(self, number: int, scope: Scope) -> Line | None:
         return self._first if (number, scope) == (0, "all") else self._lines.get((number, scope))
 
-    def _go_on(
-        self, pending: Pending, tickets: Sequence[tuple[Line, int] | None], over: Over
-    ) -> None:
+    def _go_on(self, pending: Pending, tickets: _Tickets, over: Over) -> None:
         if pending.request is None:
+            tickets.end()
             with self._collectives.behind():
                 over(pending.error)
             return
-        ticket = tickets[pending.stage]
-        assert ticket is not None, "a collective of one rank has its result without being started"
-        line, number = ticket
-        line.start(number, lambda group: self._begin(group, pending, tickets, over))
+        tickets.start(pending, lambda group: self._begin(group, pending, tickets, over))
 
     def _begin(
         self,
         group: Collectives,
         pending: Pending,
-        tickets: Sequence[tuple[Line, int] | None],
+        tickets: _Tickets,
         over: Over,
     ) -> None:
         assert pending.request is not None

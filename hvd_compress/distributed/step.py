@@ -110,7 +110,10 @@ class Step:
                 self._finish(bucket)
         for part in bucket.parts:
             self._launcher.submit(
-                part.pending, part.stages, lambda error: self._returned(bucket, error)
+                part.pending,
+                part.stages,
+                part.remainders,
+                lambda error: self._returned(bucket, error),
             )
 
     def _returned(self, bucket: Bucket, error: Exception | None) -> None:

@@ -29,13 +29,19 @@ def check(name: str, codec: Codec, size: int) -> LevelCodec:
     """The codec, which has levels.
 
     Raises:
-        ValueError: it has none, or lanes would be too wide to be worth it.
+        ValueError: it has none, they are entropy coded, or lanes would be too wide to be worth it.
     """
     if not isinstance(codec, LevelCodec):
         raise ValueError(
             f"{name}: expected a codec of evenly spaced levels around 0 for exchange='integer_sum', such "
             f"as ternary, ecq or qsgd, got {codec!r}: its codes have no common unit in which they could "
             f"be added; use exchange='two_shot', or None for this tensor in layers="
+        )
+    if codec.varies:
+        raise ValueError(
+            f"{name}: expected coding='plain' for exchange='integer_sum', got {codec!r}: ranks add levels, "
+            f"and send no payloads that an entropy code could shorten; use coding='plain', or another "
+            f"exchange"
         )
     if size > most_ranks(codec):
         raise ValueError(

@@ -57,6 +57,8 @@ class Exchange:
             shape, the codec, the bytes of an element, and the ranks.
         owners: how ranks share gradients out; None where they do not.
         on_device: whether it has kernels for GPUs.
+        remainders: the scopes of the collectives that follow in a step in which payloads of varying length
+            do not fit, in order (:mod:`hvd_compress.exchange.packing`).
     """
 
     stages: tuple[Scope, ...]
@@ -65,6 +67,7 @@ class Exchange:
     check: Callable[[str, Shape, Codec, int, Group], None]
     owners: Callable[[Group], Owners | None] = lambda group: None
     on_device: bool = True
+    remainders: tuple[Scope, ...] = ()
 
     def sends(self, gradient: Gradient) -> list[tuple[Scope, Message]]:
         """What a rank sends of a gradient, and among which ranks."""
@@ -96,13 +99,14 @@ def _owners_on_host(group: Group) -> Owners:
 
 
 EXCHANGES: dict[str, Exchange] = {
-    "allgather": Exchange(("all",), steps.allgather, True, _check_allgather),
+    "allgather": Exchange(("all",), steps.allgather, True, _check_allgather, remainders=("all",)),
     "two_shot": Exchange(
         ("all", "all"),
         steps.two_shot,
         True,
         _check_two_shot,
         lambda group: Owners(group.size, group.rank, group.size),
+        remainders=("all", "all"),
     ),
     "hierarchical": Exchange(
         ("local", "cross", "local"),
@@ -110,6 +114,7 @@ EXCHANGES: dict[str, Exchange] = {
         False,
         _check_hierarchical,
         _owners_on_host,
+        remainders=("cross",),
     ),
     "integer_sum": Exchange(
         ("all", "all"), steps.integer_sum, True, _check_integer_sum, on_device=False

@@ -97,6 +97,12 @@ class Router:
             p: _layer_route(p, codec, route.exchange) for p, codec in (layers or {}).items()
         }
 
+    @property
+    def codecs(self) -> list[Codec]:
+        """Those that some tensor may be encoded with."""
+        routes = [self._route, *self._layers.values()]
+        return [route.codec for route in routes if not route.uncompressed]
+
     def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
         """The route of one tensor.
 

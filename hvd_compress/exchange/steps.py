@@ -3,7 +3,8 @@
 There is one function for each exchange. The performance model, the planner and the benchmarks take bytes
 and computation from here. The gradients of a bucket do each step together. What a bucket adds to its
 messages is left out: flags, the zeros behind an owner's message that is shorter than the longest, and the
-word in which an integer sum counts the ranks.
+word in which an integer sum counts the ranks. Payloads of varying length count as the longest ones, for
+their lengths depend on the gradients.
 """
 
 from __future__ import annotations

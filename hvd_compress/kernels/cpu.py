@@ -194,7 +194,7 @@ def _check(
 ) -> None:
     if status == 0:
         return
-    if payload is not None and status in (2, 3, 4):
+    if payload is not None and status in (2, 3, 4, 6):
         # The reference's checks name the field and both values; the library only finds the payload.
         from hvd_compress.codecs.payload import open_payload
 

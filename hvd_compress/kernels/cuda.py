@@ -396,6 +396,10 @@ def _spec(codec: Codec, shape: Shape) -> Spec:
     spec = spec_of(codec, shape)
     if spec is None:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
+    if codec.varies:
+        raise KernelError(
+            f'expected coding="plain" on a CUDA device, got {codec!r}: keep its gradients on the CPU'
+        )
     return spec
 
 

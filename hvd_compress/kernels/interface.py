@@ -34,7 +34,8 @@ class Coder(Protocol):
             codec: what to encode with.
             shape: the tensor's shape.
             gradient: shape=(n,), float32, float16 or bfloat16, row-major. Not changed.
-            payload: shape=(codec.payload_bytes(shape),), uint8, overwritten.
+            payload: shape=(codec.payload_bytes(shape),), uint8, overwritten. What stands behind the length
+                of a payload whose size varies has no meaning.
             feedback: coefficients; where it is not enabled, ``residual`` must be None.
             residual: shape=(n,), float32, in and out; groups with a non-finite number keep theirs.
             noise: the tensor's position in the noise; its step is stamped on the payload.

@@ -43,7 +43,7 @@ class Spec(ctypes.Structure):
         ("group", ctypes.c_uint32),
         ("levels", ctypes.c_uint32),
         ("factor", ctypes.c_float),
-        ("reserved", ctypes.c_uint32),
+        ("coding", ctypes.c_uint32),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
     ]

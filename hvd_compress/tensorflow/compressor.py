@@ -162,6 +162,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
+        _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._ops = operations()
@@ -439,3 +440,13 @@ class Compressor(tf.Module, HorovodCompressor):
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
         return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))
+
+
+def _check_lengths(codecs: Sequence[Codec]) -> None:
+    for codec in codecs:
+        if codec.varies:
+            raise ValueError(
+                f"hvd_compress.tensorflow: expected coding='plain', got {codec!r}: tracing gives "
+                f"a graph's messages their lengths, so that entropy-coded payloads would be padded to the "
+                f"length of plain ones; entropy coding is for the PyTorch frontends"
+            )

@@ -256,7 +256,7 @@ class Compressor(GradientCoder, HorovodCompressor):
                 f"call compressor.rebind() after each hvd.init()"
             )
         self._kernels.check()
-        self._encoder.begin_step()
+        self._begin_encoding()
         self._tokens.copy_(self._token)
         self._step.begin()
         self._exchanging = True

@@ -133,12 +133,9 @@ class Batch:
         Raises:
             BatchPayloadError: a payload was altered on its way, or is missing.
         """
-        started = time.perf_counter()
         self._kernels.order(rows)
-        try:
+        with self.decoding():
             return table.kernels.decode_sum(values, self.steps, rows, scale)
-        finally:
-            self.decode_seconds += time.perf_counter() - started
 
     def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """The ranks' average of the parts that this rank owns, changed by the owner's step.
@@ -281,6 +278,15 @@ class Batch:
         started = time.perf_counter()
         yield
         self._encode_seconds += time.perf_counter() - started
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Counts the time within it to that of decoding."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.decode_seconds += time.perf_counter() - started
 
     def note(self, collective: Collective) -> None:
         """Called with every collective that is started for this batch."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_compress.exchange.packing import Length, describe
 from hvd_compress.exchange.registry import Group
 from hvd_compress.torch_common.batch import Batch, OwnerWork
 from hvd_compress.torch_common.comm import Comm, Exchanging
@@ -16,6 +17,9 @@ from hvd_compress.torch_common.slots import Slot
 
 _MOST_PLANS = 256
 """Kept at a time: where other gradients are missing in every step, their number would grow for ever."""
+
+_MOST_BUCKETS = 1024
+"""Whose messages' lengths are kept at a time, for the same reason."""
 
 
 class Batches:
@@ -37,10 +41,27 @@ class Batches:
         self._encoder = encoder
         self._group = group
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._lengths: dict[tuple[object, ...], dict[str, Length]] = {}
+
+    def begin_step(self) -> None:
+        """Called before a step's first gradient.
+
+        Lengths are forgotten here and nowhere else: between steps all ranks have made the same batches.
+        """
+        if len(self._lengths) > _MOST_BUCKETS:
+            self._lengths.clear()
+            self._plans.clear()  # They hold lengths, too.
 
     def forget_plans(self) -> None:
-        """Called when gradients are to travel in another way."""
+        """Called when gradients are to travel in another way.
+
+        Lengths stay. They are those of a bucket and its codecs, and a rank may call this alone.
+        """
         self._plans.clear()
+
+    def lengths(self) -> str:
+        """What ranks know of the lengths of each other's messages, in a few characters, to be compared."""
+        return describe(self._lengths)
 
     def make(
         self,
@@ -61,6 +82,8 @@ class Batches:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0])
+            codecs = ((slot.index, slot.route.exchange, slot.route.codec) for slot in slots)
+            lengths = self._lengths.setdefault(tuple(codecs), {})
+            plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0], lengths)
         batch = Batch(self._encoder, plan, gradients, used, self.owner_step)
         return batch, exchange_of(plan.exchange)(batch, self.comm)

@@ -200,6 +200,11 @@ class GradientCoder:
                 f"residuals and positions belong to a whole step; call it after step()"
             )
 
+    def _begin_encoding(self) -> None:
+        """Called before a step's first gradient."""
+        self._encoder.begin_step()
+        self._batches.begin_step()
+
     def _busy(self) -> bool:
         """Whether gradients are on their way."""
         raise NotImplementedError
@@ -217,6 +222,11 @@ class GradientCoder:
                 f"{slot.name}: expected a parameter in the memory of the CPU for "
                 f"exchange={route.exchange!r}, got one on {device}: its kernels are for CPUs; use another "
                 f"exchange"
+            )
+        if route.codec.varies and device.type != "cpu":
+            raise ValueError(
+                f"{slot.name}: expected coding='plain' for a parameter on {device}, got {route.codec!r}: "
+                f"the processor would have to wait for the device to learn how long payloads are"
             )
         width = slot.parameter.element_size()
         exchange.check(slot.name, slot.shape, route.codec, width, self._group)
@@ -258,6 +268,8 @@ class GradientCoder:
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
             "gradient of": tensors,
+            # Of some slots, others may be on their way, and ranks learn lengths at different times.
+            **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),
         }
 
     @staticmethod

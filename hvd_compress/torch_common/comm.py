@@ -27,6 +27,7 @@ class Collective:
         scope: which they are.
         sizes: of an all_to_all, the bytes for each rank, the same on every rank; they add up to n.
         op: of an all_reduce.
+        remainder: whether it brings what an earlier collective of the exchange was too short for.
     """
 
     kind: Literal["all_gather", "all_to_all", "all_reduce"]
@@ -36,6 +37,7 @@ class Collective:
     scope: Scope
     sizes: Sequence[int] = ()
     op: Literal["sum", "max"] = "sum"
+    remainder: bool = False
 
     @property
     def own(self) -> torch.Tensor | None:
@@ -90,21 +92,34 @@ class Comm:
         """The ranks with this local rank, one on each host."""
         return Comm(self.group, "cross")
 
-    def all_gather(self, message: torch.Tensor) -> Collective:
+    def all_gather(self, message: torch.Tensor, *, remainder: bool = False) -> Collective:
         """Every rank gets every rank's message, shape=(n,), as rows in rank order, shape=(size, n)."""
-        return Collective("all_gather", message, self.size, self.rank, self.scope)
+        return Collective(
+            "all_gather", message, self.size, self.rank, self.scope, remainder=remainder
+        )
 
-    def all_to_all(self, message: torch.Tensor, sizes: Sequence[int]) -> Collective:
+    def all_to_all(
+        self, message: torch.Tensor, sizes: Sequence[int], *, remainder: bool = False
+    ) -> Collective:
         """Each rank gets its part of every rank's message, as rows in rank order.
 
         Args:
             message: shape=(n,), uint8, the ranks' parts one after the other.
             sizes: bytes of the parts, the same on every rank.
+            remainder: see :class:`Collective`.
 
         Returns:
             A collective whose result has shape=(size, sizes[rank]).
         """
-        return Collective("all_to_all", message, self.size, self.rank, self.scope, tuple(sizes))
+        return Collective(
+            "all_to_all",
+            message,
+            self.size,
+            self.rank,
+            self.scope,
+            tuple(sizes),
+            remainder=remainder,
+        )
 
     def all_reduce(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> Collective:
         """Every rank gets the element-wise sum or maximum; ``values`` may be overwritten."""

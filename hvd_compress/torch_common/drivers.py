@@ -46,7 +46,7 @@ class Pending:
 
     Attributes:
         name: of its collectives.
-        stage: how many collectives are over.
+        stage: how many collectives are over, remainders not counted.
         request: the collective that it waits for; None at its end.
         error: what the generator raised, or its collective.
     """
@@ -70,11 +70,17 @@ class Pending:
     @property
     def label(self) -> str:
         """The name of the collective that it waits for."""
-        return f"{self.name}, stage {self.stage}"
+        remainder = self.request is not None and self.request.remainder
+        return f"{self.name}, stage {self.stage}" + ", remainder" * remainder
+
+    @property
+    def place(self) -> tuple[int, bool, int]:
+        """Of the collective that it waits for, in the order in which ranks wait."""
+        remainder = self.request is not None and self.request.remainder
+        return self.stage, remainder, self.number
 
     def resume(self, result: torch.Tensor) -> None:
         """Goes on with a collective's result, to the next collective or to the end. Never raises."""
-        self.stage += 1
         self._go_on(lambda: self._exchanging.send(result))
 
     def fail(self, error: Exception) -> None:
@@ -85,16 +91,20 @@ class Pending:
     @torch.no_grad()
     def _go_on(self, step: Callable[[], Collective]) -> None:
         try:
-            self.request = step()
-            self._started(self.request)
-            while self.request.own is not None:
-                self.stage += 1
-                self.request = self._exchanging.send(self.request.own)
-                self._started(self.request)
+            self._ask(step())
+            while self.request is not None and self.request.own is not None:
+                self._ask(self._exchanging.send(self.request.own))
         except StopIteration:
             self.request = None
         except Exception as error:
             self.fail(error)
+
+    def _ask(self, request: Collective) -> None:
+        # A remainder belongs to the stage before, whether some ranks of a host need one or not.
+        if self.request is not None and not request.remainder:
+            self.stage += 1
+        self.request = request
+        self._started(request)
 
 
 class Progress:
@@ -106,8 +116,9 @@ class Progress:
     takes its place, and waits in the collectives themselves. The thread exists from the first exchange of
     several stages on.
 
-    No order of hooks can block the ranks: :meth:`finish` waits for the lowest stage first, and among
-    exchanges in the same stage for the lowest number, so that some rank can always go on.
+    No order of hooks can block the ranks: :meth:`finish` waits for the lowest stage first, then for its
+    remainders, and among exchanges in the same stage for the lowest number, so that some rank can always go
+    on.
 
     Args:
         transport: the collectives.
@@ -191,7 +202,7 @@ class _ProgressState:
                     if not over and not self._under_way:
                         return
                     if not over:
-                        first = min(self._under_way, key=lambda p: (p.stage, p.number))
+                        first = min(self._under_way, key=lambda p: p.place)
                         handle = self._take(first)
                 if over:
                     yield from over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -73,6 +72,5 @@ class LevelBatch:
             scale: factor on the sums.
         """
         self._batch.nonfinite |= bool(self._norms[: self.flags].isinf().any())
-        started = time.perf_counter()
-        self._kernels.decode(self._batch.flats, self._norms, words, scale)
-        self._batch.decode_seconds += time.perf_counter() - started
+        with self._batch.decoding():
+            self._kernels.decode(self._batch.flats, self._norms, words, scale)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.exchange.layout import Layout, LevelLayout, Member, OwnedPart, Owners
+from hvd_compress.exchange.packing import Length
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.kernels.batch import Arrays, Entry
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
 from hvd_compress.kernels.interface import Batch as NativeBatch
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.slots import Slot
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +42,29 @@ class Plan:
         slots: the gradients' parameters; all take the same exchange.
         group: the ranks.
         like: a tensor on the gradients' device.
+        lengths: of the bucket's packed messages, by name; they outlive the plan.
 
     Attributes:
         members: the same for layouts.
+        varies: whether payloads may be shorter than their places.
         owners: how ranks share the gradients out; None where they do not.
         owned: of each gradient, what this rank owns; None where ranks do not share them out.
         owned_sizes: elements of these parts.
     """
 
     def __init__(
-        self, encoder: Encoder, slots: Sequence[Slot], group: Group, like: torch.Tensor
+        self,
+        encoder: Encoder,
+        slots: Sequence[Slot],
+        group: Group,
+        like: torch.Tensor,
+        lengths: dict[str, Length],
     ) -> None:
         self.slots = slots
         self.group = group
         self.exchange = slots[0].route.exchange
         self.members = [Member(slot.index, slot.shape, slot.route.codec) for slot in slots]
+        self.varies = any(member.codec.varies for member in self.members)
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:
@@ -60,6 +72,8 @@ class Plan:
         self.owned_sizes = [part[1] - part[0] if part else 0 for part in self.owned]
         self._encoder = encoder
         self._like = like.new_empty(0)
+        self._lengths = lengths
+        self._kept: dict[str, object] = {}
         self._tables: dict[str, Table] = {}
         self._levels: tuple[LevelLayout, CpuLevelBatch] | None = None
 
@@ -87,6 +101,23 @@ class Plan:
                 made, self._encoder.kernels.batch(entries, arrays, self._like)
             )
         return self._tables[name]
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What ``make`` returned when it was called for that name, the first time that it was asked for."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]  # type: ignore[return-value]
+
+    def length(self, name: str, full: int) -> Length:
+        """How long ranks send a packed message.
+
+        Args:
+            name: the message's, among those of the exchange.
+            full: bytes of the longest that there can be.
+        """
+        if name not in self._lengths:
+            self._lengths[name] = Length(full)
+        return self._lengths[name]
 
     def level_table(self, layout: Callable[[], LevelLayout]) -> tuple[LevelLayout, CpuLevelBatch]:
         """The layout of an integer sum's messages, and the kernels for them; as for :meth:`table`."""

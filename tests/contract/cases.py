@@ -23,6 +23,8 @@ _PAYLOADS: list[Row] = [
     (Ternary(), NONE),
     (Ternary(bucket="tensor"), NONE),
     (ECQ(), WEAK),
+    (ECQ(coding="entropy"), WEAK),
+    (Ternary(coding="entropy"), NONE),
     (BF16(), NONE),
     (FP16(), FULL),
 ]

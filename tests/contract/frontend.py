@@ -106,6 +106,7 @@ class Frontend(ABC):
         flag_bytes: what a message has for each gradient, before it is padded to 16 bytes in all.
         token_bytes: what Horovod adds up for each encoded gradient.
         alike: whether owners' messages are as long as the longest one.
+        varies: whether payloads may be shorter than their places.
     """
 
     name: ClassVar[str]
@@ -129,6 +130,7 @@ class Frontend(ABC):
     flag_bytes: ClassVar[int] = 1
     token_bytes: ClassVar[int] = 0
     alike: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
 
     @property
     @abstractmethod

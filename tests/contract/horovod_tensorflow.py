@@ -88,9 +88,11 @@ class HorovodTensorFlow(Frontend):
     exact = False
     flag_bytes = 0
     alike = False
+    varies = False
     cannot = {  # noqa: RUF012
         "parameters_that_are_not_used": "a graph has the same gradients in every step",
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
+        "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",
         "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",
     }
 

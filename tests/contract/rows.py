@@ -44,6 +44,11 @@ PROPERTIES = (
         flat=(ONE, TWO, THREE),
         hierarchical=(ONE, TWO, HOSTS_OF_ONE, HOSTS_OF_TWO),
     ),
+    Property(
+        results.payloads_of_any_length,
+        ("allgather", "two_shot", "hierarchical"),
+        flat=(TWO, THREE),
+    ),
     Property(results.every_form),
     Property(results.half_precision),
     Property(results.long_messages, ("allgather", "two_shot")),

@@ -149,6 +149,19 @@ def test_too_many_payloads(kernels: Checked) -> None:
         )
 
 
+def test_an_entropy_code_is_refused(kernels: Checked) -> None:
+    codec = ECQ(coding="entropy")
+    payloads = torch.zeros((1, codec.payload_bytes(SHAPE)), dtype=torch.uint8)
+    with pytest.raises(KernelError, match=r'expected coding="plain" on a CUDA device, got ECQ\('):
+        kernels.decode_sum(
+            codec,
+            SHAPE,
+            payloads.to(kernels.device),
+            torch.zeros(SHAPE, device=kernels.device),
+            step=0,
+        )
+
+
 def test_a_codec_without_a_kernel(kernels: Checked) -> None:
     codec = Truncated()
     with pytest.raises(KernelError, match="has no CUDA kernel: keep its gradients on the CPU"):

@@ -11,11 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_compress.codecs import CODECS, ECQ, FP16, Codec, Int8, NoiseKey, OneBit, Ternary
+from hvd_compress.codecs import (
+    CODECS,
+    ECQ,
+    FP16,
+    HEADER_BYTES,
+    Codec,
+    Int8,
+    LevelCodec,
+    NoiseKey,
+    OneBit,
+    Ternary,
+)
 from hvd_compress.codecs.int8 import magnitudes
 from hvd_compress.codecs.noise import uniform
 from hvd_compress.codecs.packing import pack_planes, pack_trits
-from hvd_compress.codecs.payload import read_header
+from hvd_compress.codecs.payload import assemble, payload_length, read_header
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "format.md").read_text()
@@ -116,6 +127,29 @@ def test_packed_codes(snippets: dict[str, Any], count: int) -> None:
         assert snippets["unpack_planes"](packed, count, bits) == codes.tolist()
     digits = random.integers(0, 3, count).astype(np.uint8)
     assert snippets["unpack_trits"](pack_trits(digits).tobytes(), count) == digits.tolist()
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape"),
+    (
+        (EXAMPLES.CODECS["entropy"], EXAMPLES.SHAPE),
+        (ECQ(4, "l2", 4096, "entropy"), (140_001,)),
+        (Ternary(192, coding="entropy"), (2_049,)),
+        (ECQ(127, "linf", "tensor", "entropy"), (70_000,)),
+    ),
+    ids=str,
+)
+def test_entropy_coded_codes(
+    snippets: dict[str, Any], codec: LevelCodec, shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32).reshape(-1)
+    scales, codes = codec.quantize(x, shape, NoiseKey())
+    slot = assemble(codec, shape, 0, scales, codes)
+    length, layout = payload_length(slot, slot.size), codec.layout(shape)
+    assert length < slot.size
+    coded = slot[HEADER_BYTES + layout.codes_offset : length].tobytes()
+    decoded = snippets["decode_coded"](coded, layout.count, layout.block, codec.alphabet)
+    assert decoded == codec.unpack(codes, layout.count).tolist()
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "mantissa"])

@@ -27,6 +27,12 @@ def test_lanes_as_long_as_halves_are_refused(codec: Codec, most: int) -> None:
         integer_sum.check("w", codec, most + 1)
 
 
+@pytest.mark.parametrize("codec", (ECQ(coding="entropy"), Ternary(coding="entropy")), ids=str)
+def test_entropy_coding_is_refused(codec: Codec) -> None:
+    with pytest.raises(ValueError, match=r"w: expected coding='plain' for exchange='integer_sum'"):
+        integer_sum.check("w", codec, 2)
+
+
 @pytest.mark.parametrize("codec", (OneBit(), Int8("linear"), FP16()), ids=str)
 def test_codecs_without_levels_are_refused(codec: Codec) -> None:
     with pytest.raises(ValueError, match=r"w: expected a codec of evenly spaced levels.*two_shot"):

@@ -22,7 +22,9 @@ from hvd_compress.codecs import (
     OneBit,
     PayloadError,
     Ternary,
+    payload_length,
 )
+from hvd_compress.codecs.payload import checksum
 from hvd_compress.kernels import cpu_library
 from hvd_compress.kernels.cpu import CpuKernels, KernelError
 from hvd_compress.kernels.reference import ReferenceKernels
@@ -216,20 +218,63 @@ def test_equal_configurations_encode_alike_however_they_are_written() -> None:
 # Altered payloads
 
 
-@pytest.mark.parametrize(
-    "codec", (CODEC, OneBit(64), OneBit("column"), Ternary(64), Int8("linear", 64), BF16()), ids=str
-)
+ENTROPY = ECQ(4, "l2", 64, "entropy")
+ALTERED = (CODEC, OneBit(64), OneBit("column"), Ternary(64), Int8("linear", 64), BF16(), ENTROPY)
+
+
+@pytest.mark.parametrize("codec", ALTERED, ids=str)
 def test_every_flipped_bit_is_found(codec: Codec, isa: str) -> None:
     sent = encode(codec, SHAPE, normal(SHAPE), noise=NoiseKey(step=3))
     payloads = np.stack([sent, sent])
     out, kernels = np.zeros(SHAPE, np.float32), CpuKernels()
     kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
-    for bit in range(8 * sent.size):
+    for bit in range(8 * payload_length(sent, sent.size)):
         payloads[1, bit // 8] ^= 1 << bit % 8
         with pytest.raises(PayloadError, match=r"rank 1's payload: expected .*, got "):
             kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
         payloads[1, bit // 8] ^= 1 << bit % 8
     kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
+
+
+@pytest.mark.parametrize("codec", (ENTROPY, ECQ(127, "linf", "tensor", "entropy")), ids=str)
+def test_any_change_under_a_fitting_checksum(codec: ECQ, isa: str) -> None:
+    """Library and reference refuse the same payloads, and decode the others to the same numbers."""
+    shape = (70_001,) if codec is ENTROPY else (5_000,)
+    layout = codec.layout(shape)
+    sent = encode(codec, shape, normal(shape), noise=NoiseKey(step=3))
+    length, codes = payload_length(sent, sent.size), 32 + layout.codes_offset
+    random = np.random.default_rng(1)
+    kernels, reference = CpuKernels(2), ReferenceKernels()
+    outcomes = {True: 0, False: 0}
+    for number in range(40):
+        changed = sent.copy()
+        if number % 4 == 0:  # another length
+            units = int(random.integers(0, sent.size // 16 + 2))
+            changed[16:20] = np.frombuffer((units << 4 | 2).to_bytes(4, "little"), np.uint8)
+        elif number % 4 == 1:  # frequencies with the same sum
+            table = changed[codes : codes + 2 * codec.alphabet].view("<u2")
+            table[np.argmax(table)] -= 1
+            table[int(random.integers(0, table.size))] += 1
+        elif number % 4 == 2:  # the table, the index, or the first states
+            changed[codes + int(random.integers(0, 40))] ^= 1 << int(random.integers(0, 8))
+        else:  # states and words
+            for at in random.integers(codes + 2 * codec.alphabet + 6, length, 20):
+                changed[at] ^= 1 << int(random.integers(0, 8))
+        units = int.from_bytes(changed[16:20].tobytes(), "little") >> 4
+        front = changed[: min(max(32, 16 * units), changed.size)]
+        front[24:32] = np.frombuffer(checksum(front).to_bytes(8, "little"), np.uint8)
+        want, got = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        try:
+            reference.decode_sum(codec, shape, changed[None], want, step=3)
+        except PayloadError:
+            with pytest.raises(PayloadError, match="rank 0's payload"):
+                kernels.decode_sum(codec, shape, changed[None], got, step=3)
+            outcomes[False] += 1
+        else:
+            kernels.decode_sum(codec, shape, changed[None], got, step=3)
+            assert np.array_equal(want, got), number
+            outcomes[True] += 1
+    assert min(outcomes.values()) > 5
 
 
 @pytest.mark.parametrize(

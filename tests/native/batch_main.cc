@@ -112,7 +112,8 @@ void CheckPayloads(Random* random) {
   const size_t victim = (*random)() % batch.tensors.size();
   const hvdc_tensor& tensor = batch.tensors[victim];
   const int64_t byte = static_cast<int64_t>((*random)()) & 0x7FFFFFFF;
-  both[static_cast<size_t>(batch.bytes + tensor.offset + byte % tensor.payload_bytes)] ^= 0x10;
+  uint8_t* const payload = both.data() + batch.bytes + tensor.offset;
+  payload[byte % cases::PayloadLength(tensor.spec, payload, tensor.payload_bytes)] ^= 0x10;
   DEMAND(hvdc_decode_batch(batch.tensors.data(), batch.Count(), both.data(), batch.bytes, 2, 0.5f,
                            batch.threads, &bad, &rank) >= HVDC_BAD_HEADER);
   DEMAND(bad == static_cast<int64_t>(victim) && rank == 1);
@@ -127,6 +128,7 @@ void CheckLevels(Random* random) {
   for (hvdc_tensor& tensor : batch.tensors) {
     tensor.spec.codec = tensor.spec.codec % 2 ? HVDC_TERNARY : HVDC_ECQ;
     tensor.spec.variant %= 2;
+    tensor.spec.coding = HVDC_PLAIN;
     tensor.spec.grouping %= 2;
     tensor.bits = bits;
     const bool contiguous = tensor.spec.grouping == HVDC_CONTIGUOUS;

@@ -42,8 +42,14 @@ inline Case MakeCase(const uint8_t* bytes) {
   spec.rows = bytes[6] + 256 * (bytes[7] % 40);
   spec.columns = bytes[8] + 256 * (bytes[9] % 40);
   if (bytes[10] % 2) spec.rows %= 9;
+  const bool levels = spec.codec == HVDC_TERNARY || spec.codec == HVDC_ECQ;
+  if (levels && bytes[13] >= 128) spec.coding = HVDC_ENTROPY;
   if (spec.rows * spec.columns > 20000) {
     (bytes[10] & 2 ? spec.columns : spec.rows) %= 9;
+  }
+  if (spec.coding && bytes[15] % 16 == 7) {  // several chunks
+    spec.rows = 65000 + 256 * bytes[6];
+    spec.columns = 1;
   }
   all.dtype = bytes[11] % 3;
   all.accumulate = bytes[11] & 4;
@@ -70,6 +76,13 @@ inline void WriteChecksum(uint8_t* payload, int64_t bytes) {
   memcpy(payload + 24, &total, 8);
 }
 
+// What a payload occupies by its flags, where they are possible.
+inline int64_t PayloadLength(const hvdc_spec& spec, const uint8_t* payload, int64_t bytes) {
+  uint32_t flags;
+  memcpy(&flags, payload + 16, 4);
+  return spec.coding && flags & 2 ? int64_t{flags >> 4} * 16 : bytes;
+}
+
 // A header that the decoder accepts, so that it goes on to the body.
 inline void WriteHeader(const hvdc_spec& spec, uint8_t* payload, int64_t bytes) {
   const uint16_t magic = 0x4348;
@@ -83,6 +96,42 @@ inline void WriteHeader(const hvdc_spec& spec, uint8_t* payload, int64_t bytes) 
   memcpy(payload + 16, &flags, 4);
   memcpy(payload + 20, &step, 4);
   WriteChecksum(payload, bytes);
+}
+
+// The same of an entropy-coded payload. Length, table and index follow from what stands there, and
+// are possible, if they have room; the states and words are any.
+inline void WriteCodedHeader(const hvdc_spec& spec, uint8_t* payload, int64_t bytes) {
+  const int64_t count = spec.rows * spec.columns;
+  const int64_t block = spec.grouping == HVDC_CONTIGUOUS ? spec.group : 2560;
+  const int64_t scales = spec.grouping == HVDC_CONTIGUOUS ? (count + block - 1) / block : 1;
+  const int64_t chunk = 65536 / block * block, chunks = (count + chunk - 1) / chunk;
+  const int64_t codes = 32 + (4 * scales + 15) / 16 * 16;
+  const int64_t alphabet = spec.codec == HVDC_TERNARY ? 3 : 2 * spec.levels + 1;
+  const int64_t head = codes + (2 * alphabet + 3) / 4 * 4 + 4 * (chunks - 1);
+  uint32_t any;
+  memcpy(&any, payload + 16, 4);
+  const int64_t units = count ? 2 + any % (bytes / 16 - 1) : 2;
+  WriteHeader(spec, payload, bytes);
+  if (count) {
+    const uint32_t flags = 2 | static_cast<uint32_t>(units) << 4;
+    memcpy(payload + 16, &flags, 4);
+    if (16 * units >= head + 64 * chunks) {
+      uint32_t left = 1 << 14;
+      for (int64_t c = 0; c < alphabet; ++c) {
+        uint16_t frequency;
+        memcpy(&frequency, payload + codes + 2 * c, 2);
+        frequency = static_cast<uint16_t>(c + 1 < alphabet ? frequency % (left + 1) : left);
+        left -= frequency;
+        memcpy(payload + codes + 2 * c, &frequency, 2);
+      }
+      const int64_t words = (16 * units - head) / 4 / chunks;
+      for (int64_t i = 1; i < chunks; ++i) {
+        const uint32_t begin = static_cast<uint32_t>(words * i - any % (words - 15) * (i == 1));
+        memcpy(payload + head - 4 * (chunks - i), &begin, 4);
+      }
+    }
+  }
+  WriteChecksum(payload, count ? 16 * units : bytes);
 }
 
 }  // namespace cases

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import ECQ
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Owner
 from tests.ranks import on_ranks
@@ -36,6 +37,9 @@ def test_operations_that_cannot_be_done_fail_when_traced() -> None:
 def test_wrong_uses() -> None:
     with pytest.raises(ValueError, match="multiple of 64"):
         hvdc.OneBit(group=100)
+    for options in ({}, {"layers": {"*": ECQ(coding="entropy")}, "coding": "plain"}):
+        with pytest.raises(ValueError, match=r"expected coding='plain', got ECQ\(.*'entropy'"):
+            hvdc.ECQ(**{"coding": "entropy", **options})
     with pytest.raises(hvdc.ExchangeError, match="registered process set"):
         hvdc.OneBit(process_set=hvd.ProcessSet([0]))
     with pytest.raises(hvdc.ExchangeError, match=r"in a tf\.function"):

@@ -11,6 +11,10 @@ constexpr int64_t kHeaderBytes = 32;
 constexpr uint16_t kMagic = 0x4348;
 constexpr uint8_t kFormatVersion = 1;
 constexpr uint32_t kFlagNonfinite = 1;
+constexpr uint32_t kFlagCoded = 2;  // and from bit kLengthShift on, the length in kLengthUnit bytes
+constexpr int kLengthShift = 4;
+constexpr int64_t kLengthUnit = 16;
+constexpr int64_t kChunkElements = 65536;        // of a chunk of entropy-coded codes, at the most
 constexpr int64_t kMaxCount = int64_t{1} << 44;  // so that no size overflows
 
 // The first 32 bytes of a payload.
@@ -55,6 +59,14 @@ HVDC_HD bool IsContiguous(const hvdc_spec& spec) {
   return !IsCast(spec) && spec.grouping == HVDC_CONTIGUOUS;
 }
 
+// Whether payloads may be shorter than what the layout says.
+HVDC_HD bool IsEntropyCoded(const hvdc_spec& spec) { return spec.coding == HVDC_ENTROPY; }
+
+// How many codes there are, of a codec that has levels.
+HVDC_HD int Alphabet(const hvdc_spec& spec) {
+  return spec.codec == HVDC_TERNARY ? 3 : static_cast<int>(2 * spec.levels + 1);
+}
+
 HVDC_HD int64_t CodeBytes(const hvdc_spec& spec, int64_t count) {
   switch (spec.codec) {
     case HVDC_ONEBIT:
@@ -76,6 +88,7 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
   if (spec.codec < HVDC_ONEBIT || spec.codec > HVDC_FP32) return false;
   if (spec.rows < 0 || spec.columns < 0) return false;
   if (spec.rows && spec.columns > kMaxCount / spec.rows) return false;
+  if (spec.coding > HVDC_ENTROPY || (spec.coding && !HasLevels(spec))) return false;
   if (IsCast(spec)) return true;
   if (spec.grouping > (spec.codec == HVDC_ONEBIT ? HVDC_COLUMN : HVDC_TENSOR)) return false;
   if (spec.grouping == HVDC_CONTIGUOUS &&
@@ -103,6 +116,7 @@ HVDC_HD Layout MakeLayout(const hvdc_spec& spec) {
   layout.count = count;
   layout.block = IsContiguous(spec) ? spec.group : kPackBlock;
   layout.blocks = (count + layout.block - 1) / layout.block;
+  layout.chunk = IsEntropyCoded(spec) ? kChunkElements / layout.block : 1;
   int64_t groups = 1;
   if (IsContiguous(spec)) groups = layout.blocks;
   if (spec.codec == HVDC_ONEBIT && spec.grouping == HVDC_ROW) groups = spec.rows;
@@ -126,6 +140,17 @@ HVDC_HD int64_t BlockOffset(const Layout& layout, int64_t block) {
 HVDC_HD int64_t BlockElements(const Layout& layout, int64_t block) {
   const int64_t rest = layout.count - block * layout.block;
   return rest < layout.block ? rest : layout.block;
+}
+
+HVDC_HD int64_t Chunks(const Layout& layout) {
+  return (layout.blocks + layout.chunk - 1) / layout.chunk;
+}
+
+// Of blocks [first, last).
+HVDC_HD int64_t RangeElements(const Layout& layout, int64_t first, int64_t last) {
+  const int64_t rest = layout.count - first * layout.block;
+  const int64_t full = (last - first) * layout.block;
+  return rest < full ? rest : full;
 }
 
 // Where the codes of the blocks before this one end; the last block's take the padding in.

@@ -26,6 +26,7 @@ struct Layout {
   int64_t scales;       // float32 values behind the header
   int64_t block;        // elements that are packed together
   int64_t blocks;       // the last one may be short
+  int64_t chunk;        // blocks that are entropy coded together; 1 of plain codes
   int64_t block_bytes;  // of a full block's codes
   int64_t last_bytes;   // of the last block's codes
   int64_t codes_offset;

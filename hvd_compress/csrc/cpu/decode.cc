@@ -1,8 +1,10 @@
 // Decoding: headers are checked, then the blocks of all tensors are decoded while their checksums
-// are taken.
+// are taken. Entropy-coded codes are first checked as a whole: they are few bytes, and where their
+// parts stand follows from what they say.
 #include <string.h>
 
 #include "codec/header.h"
+#include "codec/rans.h"
 #include "cpu/jobs.h"
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
@@ -27,10 +29,11 @@ uint64_t RestChecksum(const DecodeJob& job, const Kernels& kernels, int32_t inde
          kernels.checksum(payload, kHeaderBytes + own, job.layout.codes_offset);
 }
 
-uint64_t WholeChecksum(const DecodeJob& job, const Kernels& kernels, int32_t index) {
+uint64_t WholeChecksum(const DecodeJob& job, const Kernels& kernels, int32_t index,
+                       int64_t length) {
   const uint8_t* payload = job.payloads + index * job.stride;
   return kernels.checksum(payload, 0, kHeaderBytes - 8) +
-         kernels.checksum(payload, kHeaderBytes, job.layout.payload_bytes);
+         kernels.checksum(payload, kHeaderBytes, length);
 }
 
 // Where an error was found.
@@ -72,21 +75,40 @@ bool EachPayload(const DecodeJob* jobs, int64_t tensors, Culprit* culprit, const
   return true;
 }
 
+int64_t LengthOf(const DecodeJob& job, int32_t rank) {
+  return base::PayloadLength(*job.spec, job.layout, ReadHeader(job, rank).flags);
+}
+
 // All jobs have as many payloads.
 int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit* culprit) {
   const auto fits = [](const DecodeJob& job, int32_t rank, int64_t) {
     return base::HeaderFits(*job.spec, job.layout, job.step, ReadHeader(job, rank));
   };
   if (!EachPayload(jobs, tensors, culprit, fits)) return HVDC_BAD_HEADER;
-  // Sums may become anything where a payload is altered; a residual has to stay what it was.
-  const auto whole = [](const DecodeJob& job, int32_t rank, int64_t) {
-    return WholeChecksum(job, CurrentKernels(), rank) == ReadHeader(job, rank).checksum;
+  const auto possible = [](const DecodeJob& job, int32_t rank, int64_t) {
+    return LengthOf(job, rank) >= 0;
   };
-  if (back && !EachPayload(jobs, tensors, culprit, whole)) return HVDC_BAD_CHECKSUM;
+  if (!EachPayload(jobs, tensors, culprit, possible)) return HVDC_BAD_CODES;
+  // Sums may become anything where a payload is altered; a residual has to stay what it was.
+  const auto whole = [back](const DecodeJob& job, int32_t rank, int64_t) {
+    if (!back && !base::IsEntropyCoded(*job.spec)) return true;
+    const int64_t length = LengthOf(job, rank);
+    return WholeChecksum(job, CurrentKernels(), rank, length) == ReadHeader(job, rank).checksum;
+  };
+  if (!EachPayload(jobs, tensors, culprit, whole)) return HVDC_BAD_CHECKSUM;
+  bool coding = false;
+  const auto codes_fit = [&coding](const DecodeJob& job, int32_t rank, int64_t) {
+    if (!base::IsEntropyCoded(*job.spec)) return true;
+    coding = true;
+    if (!(ReadHeader(job, rank).flags & kFlagCoded)) return true;
+    const uint8_t* const payload = job.payloads + rank * job.stride;
+    return base::CodesFit(*job.spec, job.layout, payload, LengthOf(job, rank));
+  };
+  if (!EachPayload(jobs, tensors, culprit, codes_fit)) return HVDC_BAD_CODES;
   const Tasks<DecodeJob> tasks(jobs, tensors);
   if (!tasks) return HVDC_NO_MEMORY;
   threads = ClampThreads(threads, tasks.count());
-  const ScratchSet scratch(tasks.largest_block(), threads);
+  const ScratchSet scratch(tasks.largest_block(), threads, coding);
   // Sums of all payloads, and those of a thread's task, a cache line apart.
   const int64_t ranks = jobs[0].count, row = (ranks + 15) / 8 * 8;
   const Buffer<uint64_t> totals(tensors * ranks + row * threads);
@@ -102,6 +124,7 @@ int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit*
     for (int64_t k = 0; k < ranks; ++k) __atomic_fetch_add(all + k, own[k], __ATOMIC_RELAXED);
   });
   const auto sound = [&](const DecodeJob& job, int32_t rank, int64_t index) {
+    if (base::IsEntropyCoded(*job.spec)) return true;
     return totals[index] + RestChecksum(job, kernels, rank) == ReadHeader(job, rank).checksum;
   };
   return EachPayload(jobs, tensors, culprit, sound) ? HVDC_OK : HVDC_BAD_CHECKSUM;

@@ -177,9 +177,9 @@ struct BlockDecoder {
     }
   }
 
-  // Scales of the block into the coder, codes out of their packing.
-  static const T* Open(const DecodeJob& job, const uint8_t* payload, int64_t block, int64_t count,
-                       const Scratch& scratch, C* coder) {
+  // Scales of the block into the coder.
+  static void OpenScales(const DecodeJob& job, const uint8_t* payload, int64_t block, int64_t count,
+                         const Scratch& scratch, C* coder) {
     const Layout& layout = job.layout;
     if constexpr (kMatrix) {
       FillMatrixValues(*job.spec, payload, block * layout.block, count, scratch.lower,
@@ -197,7 +197,13 @@ struct BlockDecoder {
       }
       coder->SetGroup(scale);
     }
-    const uint8_t* packed = payload + BlockOffset(layout, block);
+  }
+
+  // The same, and codes out of their packing.
+  static const T* Open(const DecodeJob& job, const uint8_t* payload, int64_t block, int64_t count,
+                       const Scratch& scratch, C* coder) {
+    OpenScales(job, payload, block, count, scratch, coder);
+    const uint8_t* packed = payload + BlockOffset(job.layout, block);
     if constexpr (C::kPacking == Packing::kDirect) return reinterpret_cast<const T*>(packed);
     if constexpr (C::kPacking == Packing::kPlanes) {
       UnpackPlanes<V>(packed, count, EcqBits(job.spec->levels), scratch.codes);

@@ -1,8 +1,9 @@
 // Encoding: statistics where groups are larger than blocks, then the blocks of all tensors, then
-// headers.
+// the entropy code, then headers.
 #include <string.h>
 
 #include "codec/header.h"
+#include "cpu/entropy.h"
 #include "cpu/fp_env.h"
 #include "cpu/jobs.h"
 #include "cpu/kernels.h"
@@ -13,17 +14,26 @@
 namespace hvdc {
 namespace {
 
-// Header and whatever stands between it and the codes that no block has summed.
-void FinishPayload(const Kernels& kernels, const EncodeJob& job, const EncodeResult& result) {
+// Header and whatever stands between it and the codes that no block has summed. length: of a
+// payload whose codes are entropy coded, of which nothing has been summed; else 0.
+void FinishPayload(const Kernels& kernels, const EncodeJob& job, const EncodeResult& result,
+                   int64_t length) {
   const Layout& layout = job.layout;
   Header header = base::MakeHeader(*job.spec, layout, job.step);
   header.flags = result.nonfinite ? kFlagNonfinite : 0;
+  if (length) {
+    header.flags |= kFlagCoded | static_cast<uint32_t>(length / kLengthUnit) << kLengthShift;
+  }
   memcpy(job.payload, &header, sizeof(header));
   const int64_t scales_end = kHeaderBytes + 4 * layout.scales;
   memset(job.payload + scales_end, 0, static_cast<size_t>(layout.codes_offset - scales_end));
-  const bool summed = base::IsContiguous(*job.spec);
-  const int64_t end = summed ? kHeaderBytes : layout.codes_offset;
-  header.checksum = result.checksum + kernels.checksum(job.payload, 0, end);
+  if (length) {
+    header.checksum = kernels.checksum(job.payload, 0, length);
+  } else {
+    const bool summed = base::IsContiguous(*job.spec);
+    const int64_t end = summed ? kHeaderBytes : layout.codes_offset;
+    header.checksum = result.checksum + kernels.checksum(job.payload, 0, end);
+  }
   memcpy(job.payload, &header, sizeof(header));
 }
 
@@ -31,7 +41,10 @@ int Encode(EncodeJob* jobs, EncodeResult* results, int64_t count, int threads) {
   const Tasks<EncodeJob> tasks(jobs, count);
   if (!tasks) return HVDC_NO_MEMORY;
   threads = ClampThreads(threads, tasks.count());
-  const ScratchSet scratch(tasks.largest_block(), threads);
+  const EntropyCoder entropy(jobs, count);
+  const Buffer<int64_t> lengths(count);
+  if (!entropy || !lengths) return HVDC_NO_MEMORY;
+  const ScratchSet scratch(tasks.largest_block(), threads, entropy.any());
   if (!scratch) return HVDC_NO_MEMORY;
   StreamResiduals(jobs, count);
   const DefaultFpEnv env;
@@ -40,13 +53,20 @@ int Encode(EncodeJob* jobs, EncodeResult* results, int64_t count, int threads) {
   if (!EachWithLargeGroups(jobs, count, kernels, scratch, threads, scale)) return HVDC_NO_MEMORY;
   tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
     EncodeResult part = {};
-    kernels.encode(jobs[tensor], first, last, scratch.Of(worker), &part);
+    const Scratch own = scratch.Of(worker);
+    const bool coded = base::IsEntropyCoded(*jobs[tensor].spec);
+    if (coded) memset(own.counts, 0, sizeof(uint32_t) * kMaxAlphabet);
+    kernels.encode(jobs[tensor], first, last, own, &part);
+    if (coded) entropy.AddCounts(tensor, own.counts);
     // Several threads may work on one tensor.
     EncodeResult* const all = &results[tensor];
     __atomic_fetch_add(&all->checksum, part.checksum, __ATOMIC_RELAXED);
     if (part.nonfinite) __atomic_store_n(&all->nonfinite, true, __ATOMIC_RELAXED);
   });
-  for (int64_t i = 0; i < count; ++i) FinishPayload(kernels, jobs[i], results[i]);
+  if (entropy.any() && !entropy.Code(scratch, threads, kernels, lengths.data())) {
+    return HVDC_NO_MEMORY;
+  }
+  for (int64_t i = 0; i < count; ++i) FinishPayload(kernels, jobs[i], results[i], lengths[i]);
   return HVDC_OK;
 }
 

@@ -194,7 +194,14 @@ struct BlockEncoder {
     memcpy(job.next_residual + start, job.residual + start, bytes);
   }
 
-  static void Pack(const EncodeJob& job, uint8_t* codes, int64_t count, uint8_t* packed) {
+  // And counts the codes where they are to be entropy coded.
+  static void Pack(const EncodeJob& job, const Scratch& scratch, int64_t count, uint8_t* packed) {
+    uint8_t* const codes = scratch.codes;
+    if constexpr (C::kPacking != Packing::kDirect) {
+      if (IsEntropyCoded(*job.spec)) {
+        CountCodes<V>(codes, count, Alphabet(*job.spec), scratch.counts);
+      }
+    }
     if constexpr (C::kPacking == Packing::kPlanes) {
       memset(codes + count, 0, kTile);
       PackPlanes<V>(codes, count, EcqBits(job.spec->levels), packed);
@@ -215,7 +222,7 @@ struct BlockEncoder {
     } else if constexpr (C::kType == CodeType::kByte) {
       uint8_t* codes = C::kPacking == Packing::kDirect ? packed : scratch.codes;
       memset(codes, static_cast<int>(coder.BlankCode()), static_cast<size_t>(count));
-      Pack(job, codes, count, packed);
+      Pack(job, scratch, count, packed);
     }
   }
 
@@ -274,7 +281,7 @@ struct BlockEncoder {
       T* codes = reinterpret_cast<T*>(C::kPacking == Packing::kDirect ? packed : scratch.codes);
       const uint32_t largest = QuantizeBlock(job, coder, scale.kept, block, scratch, codes);
       if (C::kCast && largest >= kInfinityBits) result->nonfinite = true;
-      Pack(job, scratch.codes, count, packed);
+      Pack(job, scratch, count, packed);
     }
     result->checksum += BlocksChecksum<V>(*job.spec, layout, job.payload, first, last);
   }

@@ -3,6 +3,7 @@
 #ifndef HVDC_CPU_KERNELS_H_
 #define HVDC_CPU_KERNELS_H_
 
+#include "codec/rans.h"
 #include "codec/types.h"
 
 namespace hvdc {
@@ -14,6 +15,10 @@ struct Scratch {
   float* lower;  // 1-bit by row or column: values of a block's elements
   float* upper;
   uint8_t* codes;  // a byte an element
+  // Entropy-coded codes only.
+  uint8_t* reversed;       // codes of a block from the last to the first
+  uint32_t* counts;        // how often each code is in a task
+  RansDecodeTable* table;  // of a payload
 };
 
 // What the tasks of one call share.
@@ -76,13 +81,18 @@ struct Kernels {
   // Encodes blocks [first, last), and adds to result.
   void (*encode)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  EncodeResult* result);
+  // Entropy codes a chunk of a payload whose plain codes are in place. Writes its words, the last
+  // one first, and its states; returns how many words there are.
+  int64_t (*encode_chunk)(const EncodeJob& job, const RansEncodeTable& table, int64_t chunk,
+                          const Scratch& scratch, uint16_t* words, uint32_t* states);
   // Chunks [first, last) of rows of row_length elements, each row cut into chunks of its own.
   void (*chunk_stats)(const EncodeJob& job, int64_t row_length, int64_t first, int64_t last,
                       const Scratch& scratch, GroupStats* stats);
   // Columns [column, column + width) of rows [row, row + rows). Returns the largest absolute bits.
   uint32_t (*column_stats)(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
                            int64_t width, const ColumnSums& sums);
-  // Decodes blocks [first, last) of all payloads; adds the checksum of their bytes to checksums.
+  // Decodes blocks [first, last) of all payloads; adds the checksum of their bytes to checksums,
+  // but where codes may be entropy coded: then the blocks are whole chunks.
   void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  uint64_t* checksums);
   void (*take_back)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,

@@ -2,6 +2,7 @@
 #ifndef HVDC_CPU_MAKE_KERNELS_H_
 #define HVDC_CPU_MAKE_KERNELS_H_
 
+#include "cpu/chunks.h"
 #include "cpu/decode_blocks.h"
 #include "cpu/encode_blocks.h"
 #include "cpu/level_blocks.h"
@@ -13,20 +14,22 @@ namespace HVDC_ARCH {
 template <class V>
 void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                uint64_t* checksums) {
+  if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, false, first, last, scratch);
   Decode<V>(job, false, first, last, scratch, checksums);
 }
 
 template <class V>
 void DecodeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                 uint64_t* checksums) {
+  if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, true, first, last, scratch);
   Decode<V>(job, true, first, last, scratch, checksums);
 }
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,          Encode<V>,       ChunkStats<V>,   ColumnStats<V>,
-          DecodeSum<V>,  DecodeBack<V>,   SquareChunks<V>, Checksum<V>,
-          LevelNorms<V>, EncodeLevels<V>, DecodeLevels<V>};
+  return {name,           Encode<V>,     EncodeChunk<V>,  ChunkStats<V>,
+          ColumnStats<V>, DecodeSum<V>,  DecodeBack<V>,   SquareChunks<V>,
+          Checksum<V>,    LevelNorms<V>, EncodeLevels<V>, DecodeLevels<V>};
 }
 
 }  // namespace HVDC_ARCH

@@ -54,6 +54,17 @@ inline void UnpackTrits(const uint8_t* __restrict packed, int64_t count,
   }
 }
 
+// Of a codec that has levels; reads and writes whole tiles.
+template <class V>
+inline void UnpackCodes(const hvdc_spec& spec, const uint8_t* packed, int64_t count,
+                        uint8_t* codes) {
+  if (spec.codec == HVDC_TERNARY) {
+    UnpackTrits(packed, count, codes);
+  } else {
+    UnpackPlanes<V>(packed, count, EcqBits(spec.levels), codes);
+  }
+}
+
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

@@ -3,12 +3,14 @@
 #ifndef HVDC_CPU_TASKS_H_
 #define HVDC_CPU_TASKS_H_
 
+#include "codec/layout.h"
 #include "cpu/scratch.h"
 #include "cpu/thread_pool.h"
 
 namespace hvdc {
 
-// Elements of a task: enough to hide its cost, few enough for the cache.
+// Elements of a task: enough to hide its cost, few enough for the cache. Chunks of entropy-coded
+// codes have more.
 constexpr int64_t kTaskElements = 16384;
 
 // A task is some blocks that follow each other, of one tensor or of several. Job: EncodeJob or
@@ -22,7 +24,10 @@ class Tasks {
     int64_t room = 0;  // elements that the last task still takes
     for (int64_t tensor = 0; tensor < tensors; ++tensor) {
       const Layout& layout = jobs[tensor].layout;
+      const int64_t unit = layout.chunk * layout.block;  // is not cut
+      const int64_t longest = unit < layout.count ? unit : base::RoundUp(layout.count, kTile);
       if (layout.block > largest_block_) largest_block_ = layout.block;
+      if (layout.chunk > 1 && longest > largest_block_) largest_block_ = longest;
       for (int64_t block = 0; block < layout.blocks;) {
         if (room <= 0) {
           starts_[count_++] = {tensor, block};
@@ -33,9 +38,9 @@ class Tasks {
           room -= rest;
           break;
         }
-        const int64_t some = (room + layout.block - 1) / layout.block;
-        room -= some * layout.block;
-        block += some;
+        const int64_t some = (room + unit - 1) / unit;
+        room -= some * unit;
+        block += some * layout.chunk;
       }
     }
     starts_[count_] = {tensors, 0};

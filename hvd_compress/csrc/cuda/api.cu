@@ -59,10 +59,13 @@ int Settle(int status, const hvdc_cuda_queue& queue) {
   return Check(cudaStreamSynchronize(StreamOf(queue)));
 }
 
+// Payloads here have plain codes.
+bool Supported(const hvdc_spec* spec) { return spec && ValidSpec(*spec) && !IsEntropyCoded(*spec); }
+
 // Checks what every call has, and finds the layout and the workspace.
 template <class Job>
 int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* job, Passes* passes) {
-  if (!spec || !queue || !ValidSpec(*spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
+  if (!queue || !Supported(spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
   job->spec = *spec;
   job->dtype = dtype;
   job->layout = MakeLayout(*spec);
@@ -127,7 +130,7 @@ extern "C" uint32_t hvdc_cuda_abi_version(void) { return HVDC_CUDA_ABI_VERSION; 
 extern "C" const char* hvdc_cuda_message(void) { return message; }
 
 extern "C" int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
-  if (!spec || !ValidSpec(*spec)) return -1;
+  if (!Supported(spec)) return -1;
   int64_t bytes;
   MakeWorkspace(*spec, MakePasses(*spec, MakeLayout(*spec)), nullptr, &bytes);
   return bytes;

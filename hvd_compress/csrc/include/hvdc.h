@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 3
+#define HVDC_ABI_VERSION 4
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -34,6 +34,7 @@ enum hvdc_dtype { HVDC_DTYPE_FLOAT32 = 0, HVDC_DTYPE_FLOAT16 = 1, HVDC_DTYPE_BFL
 enum hvdc_grouping { HVDC_CONTIGUOUS = 0, HVDC_TENSOR = 1, HVDC_ROW = 2, HVDC_COLUMN = 3 };
 enum hvdc_int8_variant { HVDC_LINEAR = 0, HVDC_DYNAMIC = 1, HVDC_STATIC = 2, HVDC_MANTISSA = 3 };
 enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
+enum hvdc_coding { HVDC_PLAIN = 0, HVDC_ENTROPY = 1 };
 
 // 0 is success; everything else leaves the outputs unspecified, and nothing else touched.
 enum hvdc_status {
@@ -43,18 +44,19 @@ enum hvdc_status {
   HVDC_BAD_HEADER = 3,    // magic, version, codec, configuration, count or step differ
   HVDC_BAD_CHECKSUM = 4,  // the payload has been altered
   HVDC_NO_MEMORY = 5,     // scratch memory could not be allocated
+  HVDC_BAD_CODES = 6,     // an entropy-coded payload's length, table or index is not possible
 };
 
 // A codec's configuration and a tensor's shape. Fields that a codec does not use are 0.
 typedef struct {
-  uint32_t codec;        // hvdc_codec
-  uint32_t config_hash;  // stamped on payloads and demanded of them
-  uint32_t variant;      // Int8: hvdc_int8_variant; ECQ: hvdc_norm
-  uint32_t grouping;     // hvdc_grouping
-  uint32_t group;        // elements of a group, where contiguous: a multiple of 64 up to 65,536
-  uint32_t levels;       // ECQ: s, 1 to 127
-  float factor;          // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
-  uint32_t reserved;
+  uint32_t codec;         // hvdc_codec
+  uint32_t config_hash;   // stamped on payloads and demanded of them
+  uint32_t variant;       // Int8: hvdc_int8_variant; ECQ: hvdc_norm
+  uint32_t grouping;      // hvdc_grouping
+  uint32_t group;         // elements of a group, where contiguous: a multiple of 64 up to 65,536
+  uint32_t levels;        // ECQ: s, 1 to 127
+  float factor;           // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
+  uint32_t coding;        // Ternary, ECQ: hvdc_coding; not of levels
   int64_t rows, columns;  // the tensor as a matrix; their product is the number of elements
 } hvdc_spec;
 
@@ -78,7 +80,8 @@ HVDC_API uint32_t hvdc_abi_version(void);
 HVDC_API const char* hvdc_isa(void);
 HVDC_API int hvdc_set_isa(const char* name);
 
-// Exact size of a payload in bytes, or -1 where the spec is not valid.
+// Exact size of a payload in bytes, or -1 where the spec is not valid. With HVDC_ENTROPY it is what
+// a payload may take: its header says how much of it is used, and the rest has no meaning.
 HVDC_API int64_t hvdc_payload_bytes(const hvdc_spec* spec);
 
 // Encodes gradient into payload; feedback may be null. threads: how many may work, at least 1.

@@ -3,7 +3,8 @@
 // Every pointer is to memory of the queue's device, unless it says otherwise. Calls return as soon
 // as the work is in the stream: they neither synchronise nor allocate, and can be captured into a
 // CUDA graph (which then repeats the same step and noise). Payloads are aligned to 16 bytes,
-// tensors to their elements. The bytes are those of hvdc.h.
+// tensors to their elements. The bytes are those of hvdc.h. There is no entropy code: a spec with
+// HVDC_ENTROPY is not valid here.
 #ifndef HVDC_CUDA_H_
 #define HVDC_CUDA_H_
 

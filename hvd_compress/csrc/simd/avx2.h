@@ -11,6 +11,23 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+// By eight-bit masks: for each lane, which of the packed values it takes, and the opposite.
+struct Orders {
+  uint64_t expand[256], compress[256];
+  constexpr Orders() : expand(), compress() {
+    for (unsigned mask = 0; mask < 256; ++mask) {
+      unsigned packed = 0;
+      for (unsigned lane = 0; lane < 8; ++lane) {
+        expand[mask] |= static_cast<uint64_t>(packed) << 8 * lane;
+        if (!(mask >> lane & 1)) continue;
+        compress[mask] |= static_cast<uint64_t>(lane) << 8 * packed;
+        packed = packed < 7 ? packed + 1 : 7;
+      }
+    }
+  }
+};
+constexpr Orders kOrders{};
+
 struct Avx2 {
   struct F {
     __m256 a, b;
@@ -32,6 +49,7 @@ struct Avx2 {
     const float* values;
   };
   static constexpr bool kPermutes = false;
+  static constexpr bool kCountsBytes = true;
 
   // Memory.
   HVDC_HD static F Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -76,6 +94,28 @@ struct Avx2 {
   HVDC_HD static I Gather(const uint32_t* table, I index) {
     const int* base = reinterpret_cast<const int*>(table);
     return {_mm256_i32gather_epi32(base, index.a, 4), _mm256_i32gather_epi32(base, index.b, 4)};
+  }
+  HVDC_HD static I Lookup16(I table, I index) {
+    return {Lookup8(table, index.a), Lookup8(table, index.b)};
+  }
+  HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
+    const uint32_t a = Mask8(m.a), b = Mask8(m.b);
+    return {ExpandEight(p, a), ExpandEight(p + _mm_popcnt_u32(a), b)};
+  }
+  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
+    const uint32_t a = Mask8(m.a), b = Mask8(m.b);
+    const I low = And(x, SetI(0xFFFF));
+    const __m256i shorts = Shorts({Compress(low.a, a), Compress(low.b, b)});
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(shorts));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + _mm_popcnt_u32(a)),
+                     _mm256_extracti128_si256(shorts, 1));
+  }
+  HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
+    const __m256i all = _mm256_set1_epi8(static_cast<char>(byte));
+    const I bytes = LoadWords(tile);
+    const int a = _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes.a, all));
+    const int b = _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes.b, all));
+    return _mm_popcnt_u32(static_cast<uint32_t>(a)) + _mm_popcnt_u32(static_cast<uint32_t>(b));
   }
   HVDC_HD static Table LoadTable(const float* values) { return {values}; }
   HVDC_HD static F Lookup(const Table& table, I index) {
@@ -180,6 +220,13 @@ struct Avx2 {
     const __m128i by = _mm_cvtsi32_si128(bits);
     return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
   }
+  HVDC_HD static I ShiftRightEach(I x, I bits) {
+    return {_mm256_srlv_epi32(x.a, bits.a), _mm256_srlv_epi32(x.b, bits.b)};
+  }
+  HVDC_HD static I MulLow(I x, I y) {
+    return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
+  }
+  HVDC_HD static I MulHigh(I x, I y) { return {HighProducts(x.a, y.a), HighProducts(x.b, y.b)}; }
   HVDC_HD static I MinI(I x, I y) {
     return {_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b)};
   }
@@ -286,6 +333,31 @@ struct Avx2 {
   HVDC_HD static uint64_t Unweighted(const WordSums& sums) { return Sum64(sums.plain); }
 
  private:
+  HVDC_HD static uint32_t Mask8(__m256i m) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(m)));
+  }
+  HVDC_HD static __m256i Permute(__m256i x, uint64_t order) {
+    return _mm256_permutevar8x32_epi32(
+        x, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(order))));
+  }
+  HVDC_HD static __m256i ExpandEight(const uint16_t* p, uint32_t mask) {
+    return Permute(_mm256_cvtepu16_epi32(Load128(p)), kOrders.expand[mask]);
+  }
+  HVDC_HD static __m256i Compress(__m256i x, uint32_t mask) {
+    return Permute(x, kOrders.compress[mask]);
+  }
+  HVDC_HD static __m256i Lookup8(I table, __m256i index) {
+    const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.a, index));
+    const __m256 high = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.b, index));
+    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+    return _mm256_castps_si256(_mm256_blendv_ps(low, high, upper));
+  }
+  HVDC_HD static __m256i HighProducts(__m256i x, __m256i y) {
+    const __m256i even = _mm256_mul_epu32(x, y);
+    const __m256i odd =
+        _mm256_mul_epu32(_mm256_shuffle_epi32(x, 0xF5), _mm256_shuffle_epi32(y, 0xF5));
+    return _mm256_blend_epi32(_mm256_shuffle_epi32(even, 0xF5), odd, 0xAA);
+  }
   HVDC_HD static __m128i Load128(const void* p) {
     return _mm_loadu_si128(static_cast<const __m128i*>(p));
   }

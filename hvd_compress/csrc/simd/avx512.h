@@ -29,6 +29,7 @@ struct Avx512 {
     __m512i part[2];
   };
   static constexpr bool kPermutes = true;
+  static constexpr bool kCountsBytes = true;
 
   // Memory.
   HVDC_HD static F Load(const float* p) { return _mm512_loadu_ps(p); }
@@ -71,6 +72,17 @@ struct Avx512 {
   }
   // By the lowest bits of the index.
   HVDC_HD static I Lookup16(I table, I index) { return _mm512_permutexvar_epi32(index, table); }
+  HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
+    return _mm512_maskz_expand_epi32(m, LoadShorts(p));
+  }
+  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
+    StoreShorts(p, _mm512_maskz_compress_epi32(m, x));
+  }
+  HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
+    const __mmask64 equal =
+        _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(tile), _mm512_set1_epi8(static_cast<char>(byte)));
+    return static_cast<int>(_mm_popcnt_u64(equal));
+  }
   HVDC_HD static I Lookup32(const Table32& table, I index) {
     return _mm512_permutex2var_epi32(table.part[0], index, table.part[1]);
   }
@@ -144,6 +156,15 @@ struct Avx512 {
   }
   HVDC_HD static I ShiftLeftBy(I a, int bits) {
     return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits));
+  }
+  HVDC_HD static I ShiftRightEach(I a, I bits) { return _mm512_srlv_epi32(a, bits); }
+  HVDC_HD static I MulLow(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  HVDC_HD static I MulHigh(I a, I b) {
+    constexpr _MM_PERM_ENUM kHighHalves = static_cast<_MM_PERM_ENUM>(0xF5);
+    const I even = _mm512_mul_epu32(a, b);
+    const I odd = _mm512_mul_epu32(_mm512_shuffle_epi32(a, kHighHalves),
+                                   _mm512_shuffle_epi32(b, kHighHalves));
+    return _mm512_mask_shuffle_epi32(odd, 0x5555, even, kHighHalves);
   }
   HVDC_HD static I MinI(I a, I b) { return _mm512_min_epi32(a, b); }
   HVDC_HD static I MaxI(I a, I b) { return _mm512_max_epi32(a, b); }

@@ -33,6 +33,8 @@ struct Plain {
     const float* values;
   };
   static constexpr bool kPermutes = false;
+  // Whether CountEqual, for each of sixteen bytes, is sooner done than a histogram.
+  static constexpr bool kCountsBytes = false;
 
   // Memory.
   HVDC_HD static F Load(const float* p) {
@@ -80,6 +82,35 @@ struct Plain {
     I r;
     HVDC_EACH_LANE r.v[l] = table[index.v[l]];
     return r;
+  }
+  // From a table of sixteen numbers; the index is below sixteen.
+  HVDC_HD static I Lookup16(I table, I index) {
+    I r;
+    HVDC_EACH_LANE r.v[l] = table.v[index.v[l]];
+    return r;
+  }
+  // The lanes of a mask, in order, get the shorts from p on; others have no meaning. Reads sixteen.
+  HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
+    I r;
+    HVDC_EACH_LANE {
+      r.v[l] = *p;
+      p += m.v[l] & 1u;
+    }
+    return r;
+  }
+  // The lower halves of a mask's lanes, in order, to p; what is written behind them has no meaning.
+  // Writes up to sixteen shorts.
+  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
+    HVDC_EACH_LANE {
+      *p = static_cast<uint16_t>(x.v[l]);
+      p += m.v[l] & 1u;
+    }
+  }
+  // How many bytes of a tile are a given one.
+  HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
+    int count = 0;
+    for (int e = 0; e < kTile; ++e) count += tile[e] == byte;
+    return count;
   }
   HVDC_HD static Table LoadTable(const float* values) { return {values}; }
   HVDC_HD static F Lookup(const Table& table, I index) {
@@ -214,6 +245,19 @@ struct Plain {
   }
   HVDC_HD static I ShiftLeftBy(I a, int bits) {
     HVDC_EACH_LANE a.v[l] <<= bits;
+    return a;
+  }
+  HVDC_HD static I ShiftRightEach(I a, I bits) {
+    HVDC_EACH_LANE a.v[l] >>= bits.v[l];
+    return a;
+  }
+  // The lower and the upper half of the products of unsigned numbers.
+  HVDC_HD static I MulLow(I a, I b) {
+    HVDC_EACH_LANE a.v[l] *= b.v[l];
+    return a;
+  }
+  HVDC_HD static I MulHigh(I a, I b) {
+    HVDC_EACH_LANE a.v[l] = static_cast<uint32_t>(static_cast<uint64_t>(a.v[l]) * b.v[l] >> 32);
     return a;
   }
   HVDC_HD static I MinI(I a, I b) {

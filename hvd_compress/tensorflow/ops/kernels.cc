@@ -17,6 +17,11 @@ absl::Status BadPayload(const Senders& senders, int status, int copy) {
                       ", got another header");
     case HVDC_BAD_CHECKSUM:
       return DataLoss(senders.label, ": expected ", whose, " as it was sent, got another checksum");
+    case HVDC_BAD_CODES:
+      return DataLoss(
+          senders.label, ": expected ", whose,
+          " to have an entropy code that can be read, got an impossible length, table or "
+          "index");
     default:
       return Internal(senders.label, ": decoding failed with status ", status);
   }

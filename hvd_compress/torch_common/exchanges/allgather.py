@@ -5,11 +5,12 @@ from __future__ import annotations
 from hvd_compress.exchange import layout
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Comm, Exchanging
+from hvd_compress.torch_common.packing import all_gather
 
 
 def allgather(batch: Batch, comm: Comm) -> Exchanging:
     """Each rank decodes and adds all ranks' payloads, in rank order; traffic grows with their number."""
     plan = batch.plan
     table = plan.table("whole", lambda: layout.whole(plan.members, comm.rank))
-    rows = yield comm.all_gather(batch.encode(table))
+    rows = yield from all_gather(batch, comm, batch.encode(table), table)
     batch.load(table, rows, lambda piece, row: row, rows[:, table.layout.flags :])

@@ -8,6 +8,7 @@ import torch
 
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Comm, Exchanging
+from hvd_compress.torch_common.packing import all_gather
 
 
 def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
@@ -28,7 +29,7 @@ def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
     message = batch.guard(
         lambda: batch.encode_averages(own, _averages(batch, rows)), own.layout.size
     )
-    payloads = yield cross.all_gather(message)
+    payloads = yield from all_gather(batch, cross, message, own)
     blocks = yield local.all_gather(payloads.reshape(-1))
     # A host's payloads of a part stand in one block; row h begins with host h's payload of the first.
     by_host = blocks.as_strided((cross.size, blocks.numel() - (cross.size - 1) * size), (size, 1))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from hvd_compress.exchange import layout
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Comm, Exchanging
+from hvd_compress.torch_common.packing import two_shots
 
 
 def two_shot(batch: Batch, comm: Comm) -> Exchanging:
@@ -17,10 +20,11 @@ def two_shot(batch: Batch, comm: Comm) -> Exchanging:
     own = plan.table("own", lambda: owners.message(members, layout.own_stream(rank, size)))
     every = plan.table("every", lambda: owners.gathered(members, own.layout.size))
 
-    rows = yield comm.all_to_all(batch.encode(parts), parts.layout.sections)
-    averages = batch.guard(
-        lambda: batch.encode_averages(own, batch.average(received, rows)), own.layout.size
-    )
-    rows = yield comm.all_gather(averages)
+    def average(rows: torch.Tensor) -> torch.Tensor:
+        return batch.guard(
+            lambda: batch.encode_averages(own, batch.average(received, rows)), own.layout.size
+        )
+
+    rows = yield from two_shots(batch, comm, batch.encode(parts), average, parts, own, every)
     flags = rows[:, own.layout.flags :]
     batch.load(every, rows.view(1, -1), lambda piece, row: piece.offset // rows.shape[1], flags)

@@ -1,0 +1,391 @@
+// The entropy code of codes: interleaved range asymmetric numeral systems with a table a payload
+// (docs/format.md, "Entropy-coded codes").
+#ifndef HVDC_CODEC_RANS_H_
+#define HVDC_CODEC_RANS_H_
+
+#include <string.h>
+
+#include "codec/layout.h"
+
+namespace hvdc {
+
+constexpr int kRansPrecision = 14;  // frequencies are in units of 2^-14
+constexpr uint32_t kRansTotal = 1u << kRansPrecision;
+constexpr int kRansWord = 16;  // bits that a state takes in or gives away at a time
+constexpr uint32_t kRansLower = 1u << kRansWord;
+constexpr int64_t kElementsPerState = 1024;
+constexpr int kMaxAlphabet = 256;
+
+// What encoding needs to know of each code: arrays, so that vectors can be looked up in them.
+struct RansEncodeTable {
+  uint32_t frequency[kMaxAlphabet];
+  // x / frequency is (h + ((x - h) >> 1)) >> shift, where h is the upper half of x * multiplier;
+  // of frequency 1, it is x - 1, and bias makes up for that.
+  uint32_t multiplier[kMaxAlphabet], shift[kMaxAlphabet];
+  uint32_t bias[kMaxAlphabet];
+};
+
+// What decoding needs to know of the codes that are there.
+struct RansDecodeTable {
+  int present;                       // how many
+  uint32_t symbol[kMaxAlphabet];     // of the codes that are there, in order
+  uint32_t frequency[kMaxAlphabet];  // by place in that order
+  uint32_t start[kMaxAlphabet];
+  // The place by slot; filled where there are more codes than a vector has lanes.
+  uint32_t place[kRansTotal];
+};
+
+// A chunk's states, and the words that are left of it.
+struct RansStream {
+  uint32_t states[kLanes];
+  const uint16_t* next;
+  const uint16_t* end;
+  int lanes;
+};
+
+namespace HVDC_ARCH {
+
+// How many states a chunk of that many elements has.
+HVDC_HD int RansLanes(int64_t count) {
+  int lanes = 1;
+  while (lanes < kLanes && count >= 2 * lanes * kElementsPerState) lanes *= 2;
+  return lanes;
+}
+
+// Bytes from the codes' start to the index, and to the first chunk.
+HVDC_HD int64_t RansTableBytes(const hvdc_spec& spec) { return RoundUp(2 * Alphabet(spec), 4); }
+
+HVDC_HD int64_t RansHeadBytes(const hvdc_spec& spec, const Layout& layout) {
+  return RansTableBytes(spec) + 4 * (Chunks(layout) - 1);
+}
+
+// What a payload of a valid size occupies by its header's flags; -1 where it is not possible.
+HVDC_HD int64_t PayloadLength(const hvdc_spec& spec, const Layout& layout, uint32_t flags) {
+  if (!IsEntropyCoded(spec) || !(flags & kFlagCoded)) return layout.payload_bytes;
+  const int64_t length = static_cast<int64_t>(flags >> kLengthShift) * kLengthUnit;
+  return length < kHeaderBytes || length > layout.payload_bytes || !layout.count ? -1 : length;
+}
+
+// Where a chunk of an entropy-coded payload of that length begins and ends, in bytes; begin is -1
+// where it does not fit.
+struct ChunkPlace {
+  int64_t begin, end;
+};
+
+inline ChunkPlace FindChunk(const hvdc_spec& spec, const Layout& layout, const uint8_t* payload,
+                            int64_t length, int64_t chunk) {
+  const uint8_t* const index = payload + layout.codes_offset + RansTableBytes(spec);
+  const int64_t chunks = Chunks(layout), origin = layout.codes_offset + RansHeadBytes(spec, layout);
+  ChunkPlace place = {origin, length};
+  uint32_t words;
+  if (chunk) {
+    memcpy(&words, index + 4 * (chunk - 1), 4);
+    place.begin += int64_t{4} * words;
+  }
+  if (chunk + 1 < chunks) {
+    memcpy(&words, index + 4 * chunk, 4);
+    place.end = origin + int64_t{4} * words;
+  }
+  const int64_t first = chunk * layout.chunk;
+  const int64_t next = first + layout.chunk < layout.blocks ? first + layout.chunk : layout.blocks;
+  const int lanes = RansLanes(RangeElements(layout, first, next));
+  if (place.begin + 4 * lanes > place.end || place.end > length) place.begin = -1;
+  return place;
+}
+
+// Whether table and index of an entropy-coded payload of that length are possible.
+inline bool CodesFit(const hvdc_spec& spec, const Layout& layout, const uint8_t* payload,
+                     int64_t length) {
+  if (length < layout.codes_offset + RansHeadBytes(spec, layout)) return false;
+  uint32_t sum = 0;
+  for (int c = 0; c < Alphabet(spec); ++c) {
+    uint16_t frequency;
+    memcpy(&frequency, payload + layout.codes_offset + 2 * c, 2);
+    sum += frequency;
+  }
+  if (sum != kRansTotal) return false;
+  for (int64_t chunk = 0; chunk < Chunks(layout); ++chunk) {
+    if (FindChunk(spec, layout, payload, length, chunk).begin < 0) return false;
+  }
+  return true;
+}
+
+// Frequencies with the sum kRansTotal from counts that are not all 0.
+inline void RansFrequencies(const uint64_t* counts, int alphabet, uint16_t* frequencies) {
+  uint64_t total = 0, present = 0;
+  int most = 0;
+  for (int c = 0; c < alphabet; ++c) {
+    total += counts[c];
+    present += counts[c] > 0;
+    if (counts[c] > counts[most]) most = c;
+  }
+  uint32_t left = kRansTotal;
+  for (int c = 0; c < alphabet; ++c) {
+    uint32_t share = 0;
+    if (counts[c]) share = 1 + static_cast<uint32_t>(counts[c] * (kRansTotal - present) / total);
+    frequencies[c] = static_cast<uint16_t>(share);
+    left -= share;
+  }
+  frequencies[most] = static_cast<uint16_t>(frequencies[most] + left);
+}
+
+inline void MakeRansEncodeTable(const uint16_t* frequencies, int alphabet, RansEncodeTable* table) {
+  memset(table, 0, sizeof(*table));
+  uint32_t start = 0;
+  for (int c = 0; c < alphabet; ++c) {
+    const uint32_t f = frequencies[c];
+    if (!f) continue;
+    table->frequency[c] = f;
+    table->bias[c] = start;
+    if (f == 1) {
+      table->multiplier[c] = ~0u;
+      table->bias[c] += kRansTotal - 1;
+    } else {
+      uint32_t log = 0;  // rounded up
+      while (1u << log < f) ++log;
+      table->multiplier[c] = static_cast<uint32_t>((uint64_t{(1u << log) - f} << 32) / f + 1);
+      table->shift[c] = log - 1;
+    }
+    start += f;
+  }
+}
+
+// Of a payload's table, whose frequencies have the right sum.
+inline void MakeRansDecodeTable(const uint8_t* stored, int alphabet, RansDecodeTable* table) {
+  int present = 0;
+  uint32_t start = 0;
+  for (int c = 0; c < alphabet; ++c) {
+    uint16_t f;
+    memcpy(&f, stored + 2 * c, 2);
+    if (!f) continue;
+    table->symbol[present] = static_cast<uint32_t>(c);
+    table->frequency[present] = f;
+    table->start[present++] = start;
+    start += f;
+  }
+  table->present = present;
+  for (int i = present; i < kLanes; ++i) {
+    table->symbol[i] = table->frequency[i] = 0;
+    table->start[i] = kRansTotal;  // beyond all slots
+  }
+  if (present <= kLanes) return;
+  for (int i = 0; i < present; ++i) {
+    uint32_t* const slots = table->place + table->start[i];
+    for (uint32_t j = 0; j < table->frequency[i]; ++j) slots[j] = static_cast<uint32_t>(i);
+  }
+}
+
+// Adds how often each code is among count, which are padded to a tile.
+template <class V>
+inline void CountCodes(const uint8_t* codes, int64_t count, int alphabet, uint32_t* counts) {
+  int64_t i = 0;
+  if (V::kCountsBytes && alphabet <= kLanes) {
+    uint32_t found[kLanes] = {};
+    for (; i + kTile <= count; i += kTile) {
+      for (int c = 0; c < alphabet; ++c) {
+        found[c] += static_cast<uint32_t>(V::CountEqual(codes + i, static_cast<uint8_t>(c)));
+      }
+    }
+    for (int c = 0; c < alphabet; ++c) counts[c] += found[c];
+  }
+  for (; i < count; ++i) ++counts[codes[i]];
+}
+
+// Codes in the opposite order, from a chunk's last to its first, so that vectors run forward: lane
+// l is that of state lanes - 1 - l.
+template <class V>
+class RansEncoder {
+  using I = typename V::I;
+  using M = typename V::M;
+
+ public:
+  // words: room for as many as there are codes, and sixteen more.
+  RansEncoder(const RansEncodeTable& table, int alphabet, int lanes, uint16_t* words)
+      : table_(table),
+        lanes_(lanes),
+        small_(alphabet <= kLanes),
+        states_(V::SetI(kRansLower)),
+        first_(words),
+        words_(words) {}
+
+  // Reads sixteen codes from every multiple of the lanes on, and as many before the first.
+  void Encode(const uint8_t* codes, int64_t count) {
+    if (const int64_t rest = count % lanes_) {
+      const uint32_t active = (1u << lanes_) - (1u << (lanes_ - rest));
+      Run<false>(codes - (lanes_ - rest), lanes_, active);
+      codes += rest;
+      count -= rest;
+    }
+    if (lanes_ == kLanes) {
+      Run<true>(codes, count, 0xFFFFu);
+    } else {
+      Run<false>(codes, count, (1u << lanes_) - 1);
+    }
+  }
+
+  int64_t words() const { return words_ - first_; }
+
+  // The states in their own order.
+  void Store(uint32_t* states) const {
+    uint32_t reversed[kLanes];
+    V::StoreWords(reversed, states_);
+    for (int i = 0; i < lanes_; ++i) states[i] = reversed[lanes_ - 1 - i];
+  }
+
+ private:
+  template <bool kFull>
+  void Run(const uint8_t* codes, int64_t count, uint32_t active) {
+    if (small_) {
+      const I frequency = V::LoadWords(table_.frequency), bias = V::LoadWords(table_.bias);
+      const I multiplier = V::LoadWords(table_.multiplier), shift = V::LoadWords(table_.shift);
+      Rows<kFull>(codes, count, active, [=](I code, I* f, I* b, I* m, I* s) {
+        *f = V::Lookup16(frequency, code);
+        *b = V::Lookup16(bias, code);
+        *m = V::Lookup16(multiplier, code);
+        *s = V::Lookup16(shift, code);
+      });
+    } else {
+      const RansEncodeTable& table = table_;
+      Rows<kFull>(codes, count, active, [&table](I code, I* f, I* b, I* m, I* s) {
+        *f = V::Gather(table.frequency, code);
+        *b = V::Gather(table.bias, code);
+        *m = V::Gather(table.multiplier, code);
+        *s = V::Gather(table.shift, code);
+      });
+    }
+  }
+
+  template <bool kFull, class Look>
+  void Rows(const uint8_t* codes, int64_t count, uint32_t active, const Look& look) {
+    I x = states_;
+    uint16_t* words = words_;
+    const M used = V::FromMaskBits(active);
+    const I never = V::SetI(0x7FFFFFFFu), total = V::SetI(kRansTotal);
+    const int64_t step = kFull ? kLanes : lanes_;
+    for (int64_t i = 0; i < count; i += step) {
+      I code = V::LoadBytes(codes + i), frequency, bias, multiplier, shift;
+      if constexpr (!kFull) code = V::SelectI(used, code, V::SetI(0));
+      look(code, &frequency, &bias, &multiplier, &shift);
+      const I most = kFull ? frequency : V::SelectI(used, frequency, never);
+      const M full = V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), most));
+      V::CompressShorts(words, x, full);
+      words += V::Count(full);
+      const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
+      const I high = V::MulHigh(y, multiplier);
+      const I half = V::template ShiftRight<1>(V::SubI(y, high));
+      const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
+      const I rest = V::MulLow(quotient, V::SubI(total, frequency));
+      const I next = V::AddI(V::AddI(y, bias), rest);
+      x = kFull ? next : V::SelectI(used, next, x);
+    }
+    states_ = x;
+    words_ = words;
+  }
+
+  const RansEncodeTable& table_;
+  const int lanes_;
+  const bool small_;
+  I states_;
+  uint16_t* const first_;
+  uint16_t* words_;
+};
+
+// The next count codes of a stream: all that are left of it, or a multiple of its lanes. Writes up
+// to sixteen bytes more. Reads nothing beyond the stream's end, whatever its bytes are.
+template <class V>
+class RansDecoder {
+  using I = typename V::I;
+  using M = typename V::M;
+
+ public:
+  static void Decode(const RansDecodeTable& table, RansStream* stream, int64_t count,
+                     uint8_t* codes) {
+    const int present = table.present;
+    if (present <= 2) return Small<1>(table, stream, count, codes);
+    if (present <= 3) return Small<2>(table, stream, count, codes);
+    if (present <= 5) return Small<4>(table, stream, count, codes);
+    if (present <= 9) return Small<8>(table, stream, count, codes);
+    if (present <= kLanes) return Small<kLanes - 1>(table, stream, count, codes);
+    Run(stream, count, codes, [&table](I slot, I* symbol, I* frequency, I* start) {
+      const I place = V::Gather(table.place, slot);
+      *symbol = V::Gather(table.symbol, place);
+      *frequency = V::Gather(table.frequency, place);
+      *start = V::Gather(table.start, place);
+    });
+  }
+
+ private:
+  // Where a place is the number of starts that are not above the slot, but for the first.
+  template <int kBounds>
+  static void Small(const RansDecodeTable& table, RansStream* stream, int64_t count,
+                    uint8_t* codes) {
+    const I symbols = V::LoadWords(table.symbol), frequencies = V::LoadWords(table.frequency);
+    const I starts = V::LoadWords(table.start);
+    I bounds[kBounds];
+    HVDC_UNROLL
+    for (int i = 0; i < kBounds; ++i) bounds[i] = V::SetI(table.start[i + 1]);
+    Run(stream, count, codes, [=, &bounds](I slot, I* symbol, I* frequency, I* start) {
+      I place = V::SetI(0);
+      HVDC_UNROLL
+      for (int i = 0; i < kBounds; ++i) {
+        place = V::Increment(place, V::Not(V::LessI(slot, bounds[i])));
+      }
+      *symbol = V::Lookup16(symbols, place);
+      *frequency = V::Lookup16(frequencies, place);
+      *start = V::Lookup16(starts, place);
+    });
+  }
+
+  template <class Look>
+  HVDC_HD static void Run(RansStream* stream, int64_t count, uint8_t* codes, const Look& look) {
+    const int lanes = stream->lanes;
+    const int64_t whole = count / lanes * lanes;
+    if (lanes == kLanes) {
+      Rows<true>(stream, whole, 0xFFFFu, codes, look);
+    } else {
+      Rows<false>(stream, whole, (1u << lanes) - 1, codes, look);
+    }
+    if (whole < count) Rows<false>(stream, 1, (1u << (count - whole)) - 1, codes + whole, look);
+  }
+
+  template <bool kFull, class Look>
+  HVDC_HD static void Rows(RansStream* stream, int64_t count, uint32_t active, uint8_t* codes,
+                           const Look& look) {
+    I x = V::LoadWords(stream->states);
+    const M used = V::FromMaskBits(active);
+    const I one = V::SetI(1), slots = V::SetI(kRansTotal - 1);
+    const uint16_t* next = stream->next;
+    const uint16_t* const end = stream->end;
+    const int64_t step = kFull ? kLanes : stream->lanes;
+    for (int64_t i = 0; i < count; i += step) {
+      const I slot = V::And(x, slots);
+      I symbol, frequency, start;
+      look(slot, &symbol, &frequency, &start);
+      V::StoreBytes(codes + i, symbol);
+      I y = V::MulLow(frequency, V::template ShiftRight<kRansPrecision>(x));
+      y = V::AddI(y, V::SubI(slot, start));
+      if constexpr (!kFull) y = V::SelectI(used, y, V::SetI(kRansLower));
+      const M low = V::LessI(V::template ShiftRight<kRansWord>(y), one);
+      I word;
+      if (__builtin_expect(end - next >= kLanes, 1)) {
+        word = V::ExpandShorts(next, low);
+        next += V::Count(low);
+      } else {
+        uint16_t last[2 * kLanes] = {};
+        memcpy(last, next, static_cast<size_t>(end - next) * sizeof(uint16_t));
+        word = V::ExpandShorts(last, low);
+        const int64_t taken = V::Count(low);
+        next += taken < end - next ? taken : end - next;
+      }
+      y = V::SelectI(low, V::Or(V::template ShiftLeft<kRansWord>(y), word), y);
+      x = kFull ? y : V::SelectI(used, y, x);
+    }
+    V::StoreWords(stream->states, x);
+    stream->next = next;
+  }
+};
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CODEC_RANS_H_

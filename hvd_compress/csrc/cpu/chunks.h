@@ -1,0 +1,148 @@
+// Entropy-coded codes: chunks of blocks that have been encoded, and chunks into a sum, or back into
+// a residual.
+#ifndef HVDC_CPU_CHUNKS_H_
+#define HVDC_CPU_CHUNKS_H_
+
+#include "codec/rans.h"
+#include "cpu/decode_blocks.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+template <class V>
+inline int64_t EncodeChunk(const EncodeJob& job, const RansEncodeTable& table, int64_t chunk,
+                           const Scratch& scratch, uint16_t* words, uint32_t* states) {
+  const Layout& layout = job.layout;
+  const int64_t first = chunk * layout.chunk;
+  const int64_t last = first + layout.chunk < layout.blocks ? first + layout.chunk : layout.blocks;
+  const int lanes = RansLanes(RangeElements(layout, first, last));
+  RansEncoder<V> encoder(table, Alphabet(*job.spec), lanes, words);
+  for (int64_t block = last - 1; block >= first; --block) {
+    const int64_t count = BlockElements(layout, block);
+    uint8_t* const codes = scratch.codes;
+    uint8_t* const reversed = scratch.reversed;
+    UnpackCodes<V>(*job.spec, job.payload + BlockOffset(layout, block), count, codes);
+    for (int64_t i = 0; i < count; ++i) reversed[i] = codes[count - 1 - i];
+    encoder.Encode(reversed, count);
+  }
+  encoder.Store(states);
+  return encoder.words();
+}
+
+// C: a coder whose codes are bytes, packed.
+template <class V, class C>
+struct ChunkDecoder {
+  using Blocks = BlockDecoder<V, C>;
+
+  // The codes of a chunk's blocks, one block after the other.
+  struct Codes {
+    const DecodeJob& job;
+    const Scratch& scratch;
+    const uint8_t* payload;
+    C* coder;
+    bool coded;
+    RansStream stream;
+
+    Codes(const DecodeJob& job_, const Scratch& scratch_, int32_t rank, int64_t first, int64_t last,
+          C* coder_)
+        : job(job_), scratch(scratch_), payload(job_.payloads + rank * job_.stride), coder(coder_) {
+      const hvdc_spec& spec = *job.spec;
+      const Layout& layout = job.layout;
+      Header header;
+      memcpy(&header, payload, sizeof(header));
+      coded = header.flags & kFlagCoded;
+      if (!coded) return;
+      const int64_t length = PayloadLength(spec, layout, header.flags);
+      const ChunkPlace place = FindChunk(spec, layout, payload, length, first / layout.chunk);
+      stream.lanes = RansLanes(RangeElements(layout, first, last));
+      for (uint32_t& state : stream.states) state = kRansLower;
+      const size_t states = static_cast<size_t>(4 * stream.lanes);
+      memcpy(stream.states, payload + place.begin, states);
+      stream.next = reinterpret_cast<const uint16_t*>(payload + place.begin + states);
+      stream.end = reinterpret_cast<const uint16_t*>(payload + place.end);
+      MakeRansDecodeTable(payload + layout.codes_offset, Alphabet(spec), scratch.table);
+    }
+
+    // Scales go into the coder.
+    const uint8_t* Next(int64_t block, int64_t count) {
+      if (!coded) return Blocks::Open(job, payload, block, count, scratch, coder);
+      Blocks::OpenScales(job, payload, block, count, scratch, coder);
+      RansDecoder<V>::Decode(*scratch.table, &stream, count, scratch.codes);
+      return scratch.codes;
+    }
+  };
+
+  // One payload whose numbers go straight to the output.
+  template <bool kAccumulate>
+  static void Direct(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+    C coder(CoderSetup{job.spec, job.tables});
+    Codes codes(job, scratch, 0, first, last, &coder);
+    const typename V::F scale = V::Set(job.scale);
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t start = block * job.layout.block;
+      const int64_t count = BlockElements(job.layout, block), whole = count / kTile * kTile;
+      const uint8_t* const bytes = codes.Next(block, count);
+      float* const out = static_cast<float*>(job.out) + start;
+      Blocks::Dequantize(coder, bytes, 0, whole, FinishSink<V, kAccumulate>{out, scale});
+      if (whole == count) continue;
+      memset(scratch.x + whole, 0, kTile * sizeof(float));
+      Blocks::Dequantize(coder, bytes, whole, count, AddSink<V>{scratch.x});
+      Finish<V>(job, scratch.x + whole, count - whole, start + whole);
+    }
+  }
+
+  // The sum of a whole chunk stays in the cache while payloads are added to it one by one, since
+  // each has its own table.
+  static void Sum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+    if (job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32) {
+      return job.accumulate ? Direct<true>(job, first, last, scratch)
+                            : Direct<false>(job, first, last, scratch);
+    }
+    const int64_t elements = RangeElements(job.layout, first, last);
+    memset(scratch.x, 0, static_cast<size_t>(elements + kTile) * sizeof(float));
+    for (int32_t rank = 0; rank < job.count; ++rank) {
+      C coder(CoderSetup{job.spec, job.tables});
+      Codes codes(job, scratch, rank, first, last, &coder);
+      for (int64_t block = first; block < last; ++block) {
+        const int64_t count = BlockElements(job.layout, block);
+        const uint8_t* const bytes = codes.Next(block, count);
+        float* const sums = scratch.x + (block - first) * job.layout.block;
+        Blocks::Dequantize(coder, bytes, 0, count, AddSink<V>{sums});
+      }
+    }
+    Finish<V>(job, scratch.x, elements, first * job.layout.block);
+  }
+
+  static void TakeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+    C coder(CoderSetup{job.spec, job.tables});
+    Codes codes(job, scratch, 0, first, last, &coder);
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t count = BlockElements(job.layout, block);
+      const uint8_t* const bytes = codes.Next(block, count);
+      Blocks::Dequantize(coder, bytes, 0, count, StoreSink<V>{scratch.x});
+      TakeBackBlock<V>(job, scratch.x, count, block * job.layout.block);
+    }
+  }
+
+  static void Run(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
+                  const Scratch& scratch) {
+    for (int64_t next; first < last; first = next) {
+      next = first + job.layout.chunk < last ? first + job.layout.chunk : last;
+      take_back ? TakeBack(job, first, next, scratch) : Sum(job, first, next, scratch);
+    }
+  }
+};
+
+template <class V>
+inline void DecodeChunks(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
+                         const Scratch& scratch) {
+  if (job.spec->codec == HVDC_TERNARY) {
+    return ChunkDecoder<V, TernaryCoder<V>>::Run(job, take_back, first, last, scratch);
+  }
+  return ChunkDecoder<V, EcqCoder<V>>::Run(job, take_back, first, last, scratch);
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CPU_CHUNKS_H_

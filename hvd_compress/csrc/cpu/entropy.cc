@@ -1,0 +1,152 @@
+#include "cpu/entropy.h"
+
+#include <string.h>
+
+#include "codec/layout.h"
+#include "codec/rans.h"
+#include "cpu/thread_pool.h"
+
+namespace hvdc {
+namespace {
+
+constexpr int64_t kSlack = 16;  // words that a vector may write behind the last one
+
+// A chunk that has been coded, but not put into its payload.
+struct CodedChunk {
+  int64_t tensor, number;  // within the tensor
+  int64_t room;            // where its words are
+  int64_t words;
+  int64_t place;  // where it goes, in bytes from the payload's start; 0 where it is not used
+  uint32_t states[kLanes];
+  int lanes;
+
+  int64_t Bytes() const { return base::RoundUp(4 * lanes + 2 * words, 4); }
+};
+
+int64_t NumberCoded(const EncodeJob* jobs, int64_t tensors, int64_t* numbers) {
+  int64_t coded = 0;
+  for (int64_t i = 0; numbers && i < tensors; ++i) {
+    const bool yes = base::IsEntropyCoded(*jobs[i].spec) && jobs[i].layout.count;
+    numbers[i] = yes ? coded++ : -1;
+  }
+  return coded;
+}
+
+// Gives the tensor's chunks their places; returns the payload's length, 0 where it is not shorter.
+int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, CodedChunk* chunk) {
+  int64_t end = job.layout.codes_offset + base::RansHeadBytes(*job.spec, job.layout);
+  for (int64_t i = 0; i < chunks; ++i) {
+    chunk[i].place = end;
+    end += chunk[i].Bytes();
+  }
+  constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
+  const int64_t length = base::RoundUp(end, kLengthUnit);
+  if (length < job.layout.payload_bytes && length < kLimit) return length;
+  for (int64_t i = 0; i < chunks; ++i) chunk[i].place = 0;
+  return 0;
+}
+
+// Table, index, and the padding at the end.
+void StoreHead(const EncodeJob& job, const uint16_t* frequencies, int64_t chunks,
+               const CodedChunk* chunk, int64_t length) {
+  const int alphabet = base::Alphabet(*job.spec);
+  uint8_t* const table = job.payload + job.layout.codes_offset;
+  uint8_t* const index = table + base::RansTableBytes(*job.spec);
+  memset(table, 0, static_cast<size_t>(index - table));
+  memcpy(table, frequencies, sizeof(uint16_t) * static_cast<size_t>(alphabet));
+  for (int64_t i = 1; i < chunks; ++i) {
+    const uint32_t begin = static_cast<uint32_t>((chunk[i].place - chunk[0].place) / 4);
+    memcpy(index + 4 * (i - 1), &begin, 4);
+  }
+  const int64_t end = chunk[chunks - 1].place + chunk[chunks - 1].Bytes();
+  memset(job.payload + end, 0, static_cast<size_t>(length - end));
+}
+
+// words: the last one first.
+void StoreChunk(const CodedChunk& chunk, const uint16_t* words, uint8_t* payload) {
+  const size_t states = static_cast<size_t>(4 * chunk.lanes);
+  memcpy(payload + chunk.place, chunk.states, states);
+  // Payloads are aligned to 4 bytes, as are chunks in them.
+  uint16_t* const to = reinterpret_cast<uint16_t*>(payload + chunk.place + states);
+  for (int64_t i = 0; i < chunk.words; ++i) to[i] = words[chunk.words - 1 - i];
+  if (chunk.words % 2) to[chunk.words] = 0;
+}
+
+}  // namespace
+
+EntropyCoder::EntropyCoder(const EncodeJob* jobs, int64_t tensors)
+    : jobs_(jobs),
+      tensors_(tensors),
+      numbers_(tensors, Buffer<int64_t>::Fill::kNone),
+      coded_(NumberCoded(jobs, tensors, numbers_.data())),
+      counts_(kMaxAlphabet * coded_) {}
+
+void EntropyCoder::AddCounts(int64_t tensor, const uint32_t* counts) const {
+  uint64_t* const all = CountsOf(tensor);
+  for (int c = 0; c < base::Alphabet(*jobs_[tensor].spec); ++c) {
+    if (counts[c]) __atomic_fetch_add(all + c, counts[c], __ATOMIC_RELAXED);
+  }
+}
+
+bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& kernels,
+                        int64_t* lengths) const {
+  int64_t count = 0;
+  for (int64_t i = 0; i < tensors_; ++i) {
+    if (numbers_[i] >= 0) count += base::Chunks(jobs_[i].layout);
+  }
+  const Buffer<CodedChunk> chunks(count, Buffer<CodedChunk>::Fill::kNone);
+  const Buffer<RansEncodeTable> tables(coded_, Buffer<RansEncodeTable>::Fill::kNone);
+  const Buffer<uint16_t> frequencies(kMaxAlphabet * coded_, Buffer<uint16_t>::Fill::kNone);
+  if (!chunks || !tables || !frequencies) return false;
+  int64_t made = 0, room = 0;
+  for (int64_t i = 0; i < tensors_; ++i) {
+    if (numbers_[i] < 0) continue;
+    const Layout& layout = jobs_[i].layout;
+    const int alphabet = base::Alphabet(*jobs_[i].spec);
+    uint16_t* const own = frequencies.data() + kMaxAlphabet * numbers_[i];
+    base::RansFrequencies(CountsOf(i), alphabet, own);
+    base::MakeRansEncodeTable(own, alphabet, &tables[numbers_[i]]);
+    for (int64_t number = 0; number < base::Chunks(layout); ++number) {
+      const int64_t first = number * layout.chunk, next = first + layout.chunk;
+      const int64_t last = next < layout.blocks ? next : layout.blocks;
+      const int64_t elements = base::RangeElements(layout, first, last);
+      CodedChunk& chunk = chunks[made++];
+      chunk.tensor = i;
+      chunk.number = number;
+      chunk.room = room;
+      chunk.lanes = base::RansLanes(elements);
+      room += elements + kSlack;
+    }
+  }
+  // As many words as elements, at the most. What is not written takes no memory.
+  const Buffer<uint16_t> words(room, Buffer<uint16_t>::Fill::kNone);
+  if (!words) return false;
+  ParallelFor(count, 1, threads, [&](int64_t first, int64_t last, int worker) {
+    for (int64_t i = first; i < last; ++i) {
+      CodedChunk& chunk = chunks[i];
+      chunk.words =
+          kernels.encode_chunk(jobs_[chunk.tensor], tables[numbers_[chunk.tensor]], chunk.number,
+                               scratch.Of(worker), words.data() + chunk.room, chunk.states);
+    }
+  });
+  CodedChunk* own = chunks.data();
+  for (int64_t i = 0; i < tensors_; ++i) {
+    lengths[i] = 0;
+    if (numbers_[i] < 0) continue;
+    const int64_t parts = base::Chunks(jobs_[i].layout);
+    lengths[i] = PlaceChunks(jobs_[i], parts, own);
+    if (lengths[i]) {
+      StoreHead(jobs_[i], frequencies.data() + kMaxAlphabet * numbers_[i], parts, own, lengths[i]);
+    }
+    own += parts;
+  }
+  ParallelFor(count, 1, threads, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) {
+      if (!chunks[i].place) continue;
+      StoreChunk(chunks[i], words.data() + chunks[i].room, jobs_[chunks[i].tensor].payload);
+    }
+  });
+  return true;
+}
+
+}  // namespace hvdc
