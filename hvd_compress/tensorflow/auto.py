@@ -90,7 +90,13 @@ class Auto(Compressor):
             else []
         )
         self.owner = PlanOwner(
-            ranks.rank, ranks.size, self._seed, self._owners, self._plan_to_save, self._restored
+            ranks.rank,
+            ranks.size,
+            self._seed,
+            self._owners,
+            self._orders,
+            self._plan_to_save,
+            self._restored,
         )
         self._beside = Counters()
         self._why = "nothing is known yet: the gradients are not"

@@ -19,8 +19,9 @@ from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.exchange.shards import Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
-from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -79,13 +80,15 @@ class _Encoded:
         beginning: of its step.
         bucket: that it is in.
         member: its number there.
-        gradient: as it was given.
+        cut: how it is encoded.
+        gradient: as it travels.
         token: what stands for it.
     """
 
     beginning: Beginning
     bucket: Bucket
     member: int
+    cut: Cut
     gradient: tf.Tensor
     token: tf.Tensor
 
@@ -182,6 +185,7 @@ class Compressor(tf.Module, HorovodCompressor):
             exchange,
             self._exchanges[exchange].owners,
             self._step.forget_agreement,
+            self._orders,
         )
         self._inheritance: Heritage = Inheritance()
 
@@ -224,7 +228,8 @@ class Compressor(tf.Module, HorovodCompressor):
         # its sum is left out.
         decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
         with tf.control_dependencies(decoded):
-            return self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
+            result = self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
+        return ctx.cut.restored(result, bucket.slots[ctx.member].shape or ())
 
     @property
     def counters(self) -> Counters:
@@ -290,6 +295,11 @@ class Compressor(tf.Module, HorovodCompressor):
         exchange = self._exchanges.get(slot.route.exchange)
         return exchange.owners if exchange else 0
 
+    def shared(self, slot: Slot) -> Shared | None:
+        """How ranks share out a gradient; None where they do not."""
+        exchange = self._exchanges.get(slot.route.exchange)
+        return exchange.shared(slot) if exchange else None
+
     @property
     def keeps_residuals(self) -> bool:
         """Whether, in all exchanges that it may use, each rank keeps residuals of its own gradients."""
@@ -324,11 +334,16 @@ class Compressor(tf.Module, HorovodCompressor):
             {name: _EXCHANGES[name](self._collectives, self._coder) for name in names}
         )
 
+    def _orders(self) -> list[dict[str, Any]]:
+        found = [self.shared(slot) for slot in self.slots]
+        return [{"row": one.row, "transposed": one.transposed} if one else {} for one in found]
+
     def _inherit(self, slot: Slot) -> None:
         exchange = self._exchanges.get(slot.route.exchange)
         self._inheritance.give(
             slot,
             owners=self.owners_of(slot),
+            shared=self.shared(slot),
             has_residuals=exchange.has_residuals if exchange else True,
         )
 
@@ -423,6 +438,7 @@ class Compressor(tf.Module, HorovodCompressor):
         bucket = beginning.bucket_for(exchange, slot, gradient, graph)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
+        gradient = cut.ordered(gradient)
         token = self._coder.submit(bucket, member, gradient, beginning.begun, cut)
         if member == 0:
             message = exchange.encode(bucket, token, beginning.everybody)
@@ -433,7 +449,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 lambda: self._send_uncompressed(bucket, message),
             )
             bucket.arrived.set_shape([None])
-        return token, _Encoded(beginning, bucket, member, gradient, token)
+        return token, _Encoded(beginning, bucket, member, cut, gradient, token)
 
     def _send_uncompressed(self, bucket: Bucket, message: Message) -> tf.Tensor:
         ranks = self._collectives

@@ -40,9 +40,8 @@ class Changes:
         """The same for what this rank has added up for all ranks: now it is this rank's to send."""
         owned = slot.owned
         if owned is not None and owned.residual is not None:
-            rest = torch.zeros(slot.count, device=gradient.device)
             factor = owned.weight * loss_scale / owned.residual_scale
-            rest[owned.begin : owned.end] = owned.residual * factor
+            rest = owned.spread(slot.shape, factor).to(gradient.device)
             self._add(rest, slot, gradient, owned)
 
     def own(

@@ -14,6 +14,7 @@ from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.layout import Member
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
@@ -190,7 +191,8 @@ class GradientCoder:
         owners = (
             None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
         )
-        return None if owners is None else Owned(*owners.owned(slot.index, slot.count))
+        member = Member(slot.index, slot.shape, slot.route.codec)
+        return None if owners is None else Owned(*owners.owned(member))
 
     def _expect_idle(self, what: str) -> None:
         """Raises ``ExchangeError`` while gradients are on their way."""

@@ -49,7 +49,7 @@ def _parts(batch: Batch) -> tuple[torch.Tensor, list[int]]:
     for owner in range(owners.size):
         size = 0
         for member, flat in zip(batch.plan.members, batch.flats, strict=True):
-            begin, end = owners.part(member.index, member.count, owner)
+            begin, end = owners.part(member, owner)
             parts.append(flat[begin:end])
             size += (end - begin) * flat.element_size()
         sizes.append(size)
