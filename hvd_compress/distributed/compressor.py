@@ -25,6 +25,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.registry import EXCHANGES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Slot
 
 
@@ -40,6 +41,8 @@ class Compressor(GroupCoder):
         feedback: coefficients of error feedback.
         exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
             ``"hierarchical"`` or ``"integer_sum"``.
+        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
+            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are added up as they are, in one allreduce a call.
         exclude: patterns (``fnmatch``) of keys whose tensors are sent as they are.
         layers: other codecs by a pattern of keys: a codec, a scheme's name or None for uncompressed.
@@ -60,6 +63,7 @@ class Compressor(GroupCoder):
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGE_NAMES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -75,6 +79,7 @@ class Compressor(GroupCoder):
             codec,
             feedback,
             exchange=exchange,
+            owner_step=owner_step,
             threshold=threshold,
             exclude=exclude,
             layers=layers,

@@ -57,6 +57,7 @@ class Simulation:
         local: ranks of each host; only ``hierarchical`` asks.
         seed: of the noise.
         owner_step: as the compressors'; only ``two_shot`` has one.
+        warmup_steps: as the compressors', where there is an owner step; without one, they are plain means.
         arithmetic: what the ranks compute with; None is the codecs' references.
 
     Attributes:
@@ -78,6 +79,7 @@ class Simulation:
         local: int = 1,
         seed: int = 0,
         owner_step: OwnerStep | None = None,
+        warmup_steps: int = 0,
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self._arithmetic = arithmetic or Arithmetic()
@@ -85,6 +87,7 @@ class Simulation:
         self._exchange = getattr(self, f"_{exchange}")
         self._codec, self._feedback, self._seed = codec, feedback, seed
         self._shapes, self._size, self._owner_step = dict(shapes), size, owner_step
+        self._warmup_steps = warmup_steps
         self._hosts = Hosts(size, local)
         self._owners = {"two_shot": size, "hierarchical": local}.get(exchange, 0)
         self.step = 0
@@ -127,6 +130,10 @@ class Simulation:
             not finite, the step is dropped: residuals and states are what they were before.
         """
         factor = 1 / self._size if scale is None else scale
+        exchange, cold = self._exchange, self._warmup_steps > 0
+        if cold:
+            self._warmup_steps -= 1
+            exchange = self._cold_start
         before = copy.deepcopy((self.residuals, self.owned, self.states))
         self._finite = True
         received = {}
@@ -136,8 +143,8 @@ class Simulation:
                     continue
                 zeros = np.zeros(shape)
                 flat = [one.get(name, zeros).astype(np.float32).reshape(-1) for one in gradients]
-                received[name] = self._exchange(name, flat, factor).reshape(shape)
-        self.step += 1
+                received[name] = exchange(name, flat, factor).reshape(shape)
+        self.step += not cold
         if not self._finite:
             self.residuals, self.owned, self.states = before
         return received
@@ -175,6 +182,20 @@ class Simulation:
             result[part] = again * np.float32(scale * self._size)
         for residuals, one in zip(self.residuals, kept, strict=True):
             residuals[name] = transpose_back(one, cut.transposed)
+        return transpose_back(result, cut.transposed)
+
+    def _cold_start(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
+        """Two shots without a codec, so that owners can step."""
+        result = np.empty_like(gradients[0])
+        cut = self.shared(name)
+        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
+        for owner, (part, _) in self._parts(name, range(self._size)):
+            average = _sum([gradient[part] for gradient in gradients]) * np.float32(1 / self._size)
+            assert self._owner_step is not None
+            if np.isfinite(average).all():
+                self._owner_step(average, self.states.setdefault((owner, name), {}))
+            self._finite &= bool(np.isfinite(average).all())
+            result[part] = average * np.float32(scale * self._size)
         return transpose_back(result, cut.transposed)
 
     def _hierarchical(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:

@@ -63,7 +63,7 @@ class Auto(Compressor):
         ExchangeError: ``hvd.init()`` was not called; or what :meth:`plan` raises.
     """
 
-    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "device")
+    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step", "device")
 
     def __init__(
         self,

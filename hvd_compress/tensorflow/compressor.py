@@ -103,6 +103,7 @@ class Compressor(tf.Module, HorovodCompressor):
         feedback: coefficients of error feedback.
         exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"integer_sum"`` or
             ``"hierarchical"``, for which all ranks have to make the compressor at the same time.
+        owner_step: None: what owners do between two shots is one operation, which has no place for a step.
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
@@ -129,6 +130,7 @@ class Compressor(tf.Module, HorovodCompressor):
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGES[0],
+        owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -149,6 +151,12 @@ class Compressor(tf.Module, HorovodCompressor):
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
             check_number("Compressor", "threads", threads, 1, 1024, integer=True)
+        if owner_step is not None:
+            raise ValueError(
+                f"Compressor.owner_step: expected None in TensorFlow, got {owner_step!r}: an owner "
+                f"averages and encodes in one operation, without a step between; hvd_compress.torch, ddp, "
+                f"distributed and fsdp have owner steps"
+            )
         check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, tuple(_EXCHANGES))
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")

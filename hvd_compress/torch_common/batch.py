@@ -46,6 +46,7 @@ class Batch:
             are written over them.
         used: whether this rank's backward pass came to each parameter; None is to all of them.
         owner_step: what owners of parts do with the averages before they send them, or None.
+        encoded: whether anything is encoded; if not, residuals go with the gradients.
 
     Attributes:
         plan: of the bucket.
@@ -67,8 +68,11 @@ class Batch:
         gradients: Sequence[torch.Tensor],
         used: Sequence[bool] | None = None,
         owner_step: OwnerWork | None = None,
+        *,
+        encoded: bool = True,
     ) -> None:
         self.plan = plan
+        self._encoded = encoded
         self.error: Exception | None = None
         self.nonfinite = False
         self.word: torch.Tensor | None = None
@@ -165,12 +169,20 @@ class Batch:
             piece = pieces[error.entry]
             name = f"{self.plan.slots[piece.member].name}, as its owner"
             raise self._explained(error, piece, rows, name, error.rank) from None
-        if self._owner_step is not None:
-            for piece in pieces:
-                average = averages[piece.member]
-                if bool(average.isfinite().all()):
-                    self._run_owner_step(piece.member, average)
+        self.step_averages(averages)
         return averages
+
+    def step_averages(self, averages: Sequence[torch.Tensor]) -> None:
+        """Has the owner's step, if there is one, change averages that are finite, in place.
+
+        Args:
+            averages: one a gradient, shape=(n,), float32; of no element where this rank owns none.
+        """
+        if self._owner_step is None:
+            return
+        for position, average in enumerate(averages):
+            if average.numel() and bool(average.isfinite().all()):
+                self._run_owner_step(position, average)
 
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
@@ -269,8 +281,9 @@ class Batch:
             dropped: whether the step does not count; or a word on the device that is not 0 if so.
         """
         self._kernels.order(self.flats[0])
-        for slot in self.plan.slots:
-            slot.step += 1
+        if self._encoded:
+            for slot in self.plan.slots:
+                slot.step += 1
         for used, changes in zip(self._used, self._changes, strict=True):
             changes.settle(dropped if used else True)
 
@@ -319,9 +332,9 @@ class Batch:
         scale, keeps = encoder.loss_scale, EXCHANGES[plan.exchange].residuals
         for position, slot in enumerate(plan.slots):
             gradient, changes = self.gradients[position], self._changes[position]
-            enabled = slot.route.feedback.enabled
+            enabled = self._encoded and slot.route.feedback.enabled
             if plan.owners is not None or slot.owned is not None:
-                changes.own(slot, gradient, plan.owned[position], scale)
+                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
             if slot.residual is not None and not (enabled and keeps):
                 changes.release(slot, gradient, scale)
             # Here, and not between the collectives: memory belongs to the stream that it is made in.
@@ -358,7 +371,8 @@ class Batch:
             return self.guard(work, layout.size)
 
     def _take_up(self, position: int, holder: Holder | None) -> Pair | None:
-        if holder is None or not self.plan.slots[position].route.feedback.enabled:
+        enabled = self._encoded and self.plan.slots[position].route.feedback.enabled
+        if holder is None or not enabled:
             return None
         if holder.residual is not None:
             self._kernels.order(holder.residual)

@@ -47,6 +47,8 @@ class Batches:
         slots: Sequence[Slot],
         gradients: Sequence[torch.Tensor],
         used: Sequence[bool] | None = None,
+        *,
+        encoded: bool = True,
     ) -> tuple[Batch, Exchanging]:
         """The batch of one bucket, and its exchange, which has not begun.
 
@@ -54,6 +56,8 @@ class Batches:
             slots: the gradients' parameters; all take the same exchange.
             gradients: as for :class:`Batch`, all on one device.
             used: as for :class:`Batch`.
+            encoded: whether they are encoded. Where not, owners step them as they are (the cold start of
+                an owner step, which only ``two_shot`` has).
         """
         device = gradients[0].device
         key = (device, *(slot.index for slot in slots))
@@ -62,5 +66,6 @@ class Batches:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0])
-        batch = Batch(self._encoder, plan, gradients, used, self.owner_step)
-        return batch, exchange_of(plan.exchange)(batch, self.comm)
+        batch = Batch(self._encoder, plan, gradients, used, self.owner_step, encoded=encoded)
+        exchange = exchange_of(plan.exchange if encoded else "cold_start")
+        return batch, exchange(batch, self.comm)

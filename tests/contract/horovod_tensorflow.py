@@ -96,6 +96,7 @@ class HorovodTensorFlow(Frontend):
     flag_bytes = 0
     alike = False
     cannot = {  # noqa: RUF012
+        "owner_steps_from_a_cold_start": "an owner's work is one operation of C++, without a step",
         "parameters_that_are_not_used": "a graph has the same gradients in every step",
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
         "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",

@@ -36,6 +36,8 @@ def test_operations_that_cannot_be_done_fail_when_traced() -> None:
 def test_wrong_uses() -> None:
     with pytest.raises(ValueError, match="multiple of 64"):
         hvdc.OneBit(group=100)
+    with pytest.raises(ValueError, match="owner_step: expected None in TensorFlow, got 'adagrad'"):
+        hvdc.OneBit(exchange="two_shot", owner_step="adagrad")  # type: ignore[arg-type]
     with pytest.raises(hvdc.ExchangeError, match="registered process set"):
         hvdc.OneBit(process_set=hvd.ProcessSet([0]))
     with pytest.raises(hvdc.ExchangeError, match=r"in a tf\.function"):

@@ -138,11 +138,6 @@ def test_wrong_arguments_fail_at_construction() -> None:
             "owner_step: expected exchange='two_shot'",
             {"owner_step": hvdc.AdaGrad(), "exchange": "allgather"},
         ),
-        (
-            ValueError,
-            "owner_step: expected warmup_steps=0, got 2",
-            {"owner_step": hvdc.AdaGrad(), "warmup_steps": 2},
-        ),
     ]
     for error, message, options in wrong:
         with pytest.raises(error, match=message):

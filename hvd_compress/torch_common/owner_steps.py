@@ -13,6 +13,9 @@ from hvd_compress.codecs.base import check_number, store
 class OwnerStep(Protocol):
     """A step on the ranks' average of a part of a gradient, by the rank that owns the part.
 
+    With ``exchange="two_shot"`` only, whose ranks own parts. In the first ``warmup_steps`` it gets averages
+    of gradients that were not encoded (1-bit SGD's cold start).
+
     Any callable will do. Ranks compare its ``repr`` in the first step, or its name where ``repr`` tells
     only an address: settings belong into a ``repr``, as a dataclass has it.
     """
@@ -60,6 +63,23 @@ class AdaGrad:
             state["square_sum"] = torch.full_like(aggregate, self.initial)
         square_sum = state["square_sum"].addcmul_(aggregate, aggregate)
         aggregate.div_(square_sum.sqrt().add_(self.epsilon))
+
+
+def check(step: OwnerStep | None, exchange: str) -> None:
+    """Raises unless a compressor can have that step.
+
+    Raises:
+        TypeError: not callable.
+        ValueError: another exchange than ``two_shot``.
+    """
+    if step is None:
+        return
+    if not callable(step):
+        raise TypeError(f"Compressor.owner_step: expected a callable, got {step!r}")
+    if exchange != "two_shot":
+        raise ValueError(
+            f"Compressor.owner_step: expected exchange='two_shot', whose ranks own parts, got {exchange!r}"
+        )
 
 
 def describe(step: OwnerStep | None) -> str:
