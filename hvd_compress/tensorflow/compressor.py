@@ -18,7 +18,13 @@ from hvd_compress.codecs.base import check_choice, check_number
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.exchange.routing import (
+    DEFAULT_THRESHOLD,
+    EXCHANGES,
+    Route,
+    Router,
+    warn_of_growth,
+)
 from hvd_compress.exchange.shards import Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.coder import Coder, Cut
@@ -380,6 +386,8 @@ class Compressor(tf.Module, HorovodCompressor):
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
             self._exchanges[route.exchange].check(slot)
+            if slot.shape is not None:
+                warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
 
     def _configuration(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.layout import Member
 from hvd_compress.exchange.registry import EXCHANGES, Group
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching, warn_of_growth
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.torch_common import owner_steps
 from hvd_compress.torch_common.batches import Batches
@@ -249,6 +249,7 @@ class GradientCoder:
             route = router.choose(slot.name, slot.shape, dtype)
             if not route.uncompressed:
                 self._check_route(slot, route)
+                warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
             chosen.append((slot, route))
         self._set_routes(chosen)
 
