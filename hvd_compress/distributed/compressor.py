@@ -180,6 +180,8 @@ class Compressor(GroupCoder):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
 
+        A state from before the first call has no keys, and loading it leaves none.
+
         Raises:
             ValueError: another rank, number of ranks or seed, or other tensors; nothing is changed then.
             ExchangeError: tensors are on their way, or there is no process group.
@@ -187,6 +189,8 @@ class Compressor(GroupCoder):
         self._expect_idle("load_state_dict")
         with self._keys_of("load_state_dict", [state]):
             super().load_state_dict(state)
+        if not self._by_key:
+            self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         self._expect_idle("load_resized")
@@ -335,8 +339,10 @@ class Compressor(GroupCoder):
                 f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
                 f"got others"
             )
-        before = self._kinds()
-        if before and list(before.items()) != list(kinds[0].items()):
+        before, slots = self._kinds(), dict(self._by_key)
+        if not kinds[0]:
+            self._by_key.clear()
+        elif before and list(before.items()) != list(kinds[0].items()):
             raise ValueError(
                 f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
                 f"got others: load a state before the first call"
@@ -351,8 +357,8 @@ class Compressor(GroupCoder):
                     slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
             yield
         except Exception:
-            for key in self._by_key.keys() - before.keys():
-                del self._by_key[key]
+            self._by_key.clear()
+            self._by_key.update(slots)
             raise
 
 
