@@ -11,6 +11,7 @@ from hvd_compress.optim.batch_size import (
     Selection,
 )
 from hvd_compress.optim.double_buffering import DoubleBuffering
+from hvd_compress.optim.local_step import LocalStep
 from hvd_compress.optim.onebit_adam import OneBitAdam
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DoubleBuffering",
     "LearningRateProfile",
     "LearningRateSearch",
+    "LocalStep",
     "OneBitAdam",
     "Selection",
 ]

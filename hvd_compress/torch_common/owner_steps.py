@@ -40,28 +40,52 @@ class OwnerStep(Protocol):
 class AdaGrad:
     """AdaGrad between the two shots, as in 1-bit SGD (section 3.1; table 3, "aggregate gradient").
 
-    ``s <- s + g^2``, ``g <- g / (sqrt(s) + epsilon)``, element by element. The optimizer behind it is plain
-    SGD, with momentum or without.
+    ``s <- s + g^2``, ``g <- g / (sqrt(s) + epsilon)``, element by element (Duchi, Hazan and Singer). The
+    optimizer behind it is plain SGD, with momentum or without.
+
+    The paper also has a deviation of recent samples in the place of all of them (section 4), and gives no
+    formula. With ``decay`` below 1, ``s`` is a mean over recent steps:
+    ``m <- decay m + (1 - decay) g^2`` and ``s = m / (1 - decay^t)`` after ``t`` steps. Steps do not get
+    shorter as training goes on then, so that the learning rate has to be smaller.
+
+    With ``momentum``, gradients are smoothed first, ``v <- momentum v + g``, and AdaGrad is applied to
+    ``v`` (table 3, "momentum-smoothed gradient"); the optimizer is SGD without momentum then. To apply it
+    to each rank's own gradients ("partial gradients"), use :class:`hvd_compress.optim.LocalStep`.
 
     Attributes:
         epsilon: keeps elements finite that never had a gradient, > 0.
         initial: what ``s`` begins with, >= 0.
+        decay: how much ``s`` keeps in each step; 1 adds all steps up, > 0.
+        momentum: how much ``v`` keeps in each step, >= 0 and < 1.
     """
 
     epsilon: float = 1e-10
     initial: float = 0.0
+    decay: float = 1.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("AdaGrad", "epsilon", self.epsilon, 1e-38, 1e38)
         check_number("AdaGrad", "initial", self.initial, 0.0, 1e38)
-        store(self, "epsilon", float(self.epsilon))
-        store(self, "initial", float(self.initial))
+        check_number("AdaGrad", "decay", self.decay, 1e-6, 1.0)
+        check_number("AdaGrad", "momentum", self.momentum, 0.0, 1 - 1e-6)
+        for name in ("epsilon", "initial", "decay", "momentum"):
+            store(self, name, float(getattr(self, name)))
 
     def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
-        """See :meth:`OwnerStep.__call__`; the state is ``"square_sum"``."""
+        """See :meth:`OwnerStep.__call__`; the state is ``"square_sum"``, ``"velocity"`` and ``"steps"``."""
         if "square_sum" not in state:
             state["square_sum"] = torch.full_like(aggregate, self.initial)
-        square_sum = state["square_sum"].addcmul_(aggregate, aggregate)
+        if self.momentum:
+            velocity = state.setdefault("velocity", torch.zeros_like(aggregate))
+            aggregate.copy_(velocity.mul_(self.momentum).add_(aggregate))
+        square_sum = state["square_sum"]
+        if self.decay == 1:
+            square_sum.addcmul_(aggregate, aggregate)
+        else:
+            state["steps"] = state.get("steps", 0) + 1
+            square_sum.mul_(self.decay).addcmul_(aggregate, aggregate, value=1 - self.decay)
+            square_sum = square_sum / (1 - self.decay ** state["steps"])
         aggregate.div_(square_sum.sqrt().add_(self.epsilon))
 
 
