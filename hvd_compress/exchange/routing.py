@@ -137,7 +137,7 @@ class Router:
 
 
 def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:
-    """Warns where a payload is longer than the gradient, as that of ``OneBit("row")`` for one dimension.
+    """Warns where a payload is longer than the gradient, as where each row has one element.
 
     Small tensors are left out: their headers are longer than they are.
 
