@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Training:
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Searches a profile of the learning rate with the smallest size, and trains with it."""
-    profile = LearningRateProfile(_searched(settings))
+    profile = LearningRateProfile(_searched(settings.seed, settings.epochs))
     training = Training(settings, profile)
     fixed = settings.size != SELECTED
     selector = BatchSizeSelector(
@@ -165,11 +165,11 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     }
 
 
-def _searched(settings: Settings) -> list[tuple[int, float]]:
+@cache
+def _searched(seed: int, epochs: int) -> list[tuple[int, float]]:
     """The profile of an earlier configuration: the smallest size, without selection."""
-    training = Training(
-        dataclasses.replace(settings, size=SIZES[0]), LearningRateProfile([(0, 1.0)])
-    )
+    settings = Settings(SIZES[0], seed, epochs)
+    training = Training(settings, LearningRateProfile([(0, 1.0)]))
     search = LearningRateSearch(decay=0.7)
     for number in range(settings.epochs):
         training.epoch(number, SIZES[0])

@@ -41,7 +41,7 @@ def test_another_owner_step_on_one_rank() -> None:
     model, _, optimizer = _start(owner_step=hvdc.AdaGrad(initial=0.5 * hvd.rank()))
     _raises(
         hvdc.ExchangeError,
-        r"owner_step: AdaGrad\(.*initial=0\.0\) on rank 0, AdaGrad\(.*initial=0\.5\) on rank 1",
+        r"owner_step: AdaGrad\(.*initial=0\.0, .*\) on rank 0, AdaGrad\(.*initial=0\.5, .*\) on rank 1",
         model,
         optimizer,
     )
