@@ -11,6 +11,7 @@ from benchmarks.papers import (
     int8_errors,
     int8_layers,
     onebit_adagrad,
+    onebit_batch_size,
     onebit_feedback,
     terngrad_clipping,
     terngrad_sharing,
@@ -33,6 +34,7 @@ _ALL = (
     terngrad_tables.EXPERIMENT,
     onebit_feedback.EXPERIMENT,
     onebit_adagrad.EXPERIMENT,
+    onebit_batch_size.EXPERIMENT,
 )
 
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}

@@ -15,7 +15,7 @@ import hvd_compress.ddp as hvdc
 from benchmarks.compressions import LOCAL, POWERSGD, Compression
 from benchmarks.settings import ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
-from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer
+from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer, options_of
 from hvd_compress.exchange.counters import Counters
 
 _ONE_BUCKET = 2**20
@@ -77,7 +77,7 @@ class DDPSession(TorchSession):
             self.counters = self._power_sgd.counters
         else:
             model = DistributedDataParallel(self._model)
-            options = {"seed": seed, **compression.options}
+            options = options_of(compression, seed)
             self.compressor = hvdc.Compression.by_name(compression.name, model, **options)
             model.register_comm_hook(self.compressor, hvdc.hook)
             self.counters = self.compressor.counters

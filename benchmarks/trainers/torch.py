@@ -57,7 +57,7 @@ class TorchSession:
         self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
-                compression.name, self._model, **{"seed": seed, **compression.options}
+                compression.name, self._model, **options_of(compression, seed)
             )
             self._optimizer = hvd.DistributedOptimizer(
                 self._optimizer,
@@ -107,6 +107,21 @@ class TorchSession:
         logits = self._model(x).flatten(0, -2)
         wanted = torch.from_numpy(labels).to(self._device).long().flatten()
         return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
+
+
+def options_of(compression: Compression, seed: int) -> dict[str, Any]:
+    """A compressor's; ``owner_step=adagrad`` is AdaGrad between the shots.
+
+    Raises:
+        ValueError: another owner step.
+    """
+    options = {"seed": seed, **compression.options}
+    step = options.get("owner_step")
+    if step is not None:
+        if step != "adagrad":
+            raise ValueError(f"owner_step: expected adagrad, got {step!r}")
+        options["owner_step"] = hvdc.AdaGrad()
+    return options
 
 
 def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

@@ -100,6 +100,13 @@ class Codec:
         """Whether the code depends on the tensor's rows and columns, not only on its elements in a row."""
         return False
 
+    def by_rows(self) -> tuple[Codec, bool]:
+        """What encodes whole rows of a matrix that ranks share out, and whether it is transposed first.
+
+        Only where :attr:`shaped`.
+        """
+        raise NotImplementedError
+
     def layout(self, shape: Shape) -> Layout:
         """The byte layout for a tensor of that shape."""
         raise NotImplementedError
@@ -164,6 +171,11 @@ def _payload_bytes(codec: Codec, shape: Shape) -> int:
     from hvd_compress.codecs.payload import HEADER_BYTES
 
     return HEADER_BYTES + codec.layout(shape).body_bytes
+
+
+def as_matrix(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of ``reshape(shape[0], -1)``; a 0-dimensional tensor is one by one."""
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -42,9 +42,13 @@ class OneBit(base.Codec):
         """True for rows and columns."""
         return self.group in ("row", "column")
 
+    def by_rows(self) -> tuple[OneBit, bool]:
+        """Columns are the rows of the transposed matrix."""
+        return OneBit("row"), self.group == "column"
+
     def layout(self, shape: base.Shape) -> base.Layout:
         """Lower values of all groups, upper values of all groups, one bit plane."""
-        rows, columns = as_matrix(shape)
+        rows, columns = base.as_matrix(shape)
         count = rows * columns
         block = self.group if isinstance(self.group, int) else base.PACK_BLOCK
         groups = {"row": rows, "column": columns, "tensor": 1}.get(
@@ -93,7 +97,7 @@ class OneBit(base.Codec):
         return {"grouping": _GROUPINGS[self.group]}
 
     def _sums(self, x: np.ndarray, shape: base.Shape) -> np.ndarray:
-        matrix = x.reshape(as_matrix(shape))
+        matrix = x.reshape(base.as_matrix(shape))
         if self.group == "column":
             return column_sum(matrix)
         return lane_sum(matrix if self.group == "row" else base.by_group(x, self.group))
@@ -101,25 +105,15 @@ class OneBit(base.Codec):
     def _per_group(
         self, x: np.ndarray, shape: base.Shape, reduce: Callable[..., np.ndarray]
     ) -> np.ndarray:
-        matrix = x.reshape(as_matrix(shape))
+        matrix = x.reshape(base.as_matrix(shape))
         if self.group in ("row", "column"):
             return reduce(matrix, axis=1 if self.group == "row" else 0)
         return np.array([reduce(part) for part in base.groups_of(x, cast(base.Group, self.group))])
 
     def _spread(self, per_group: np.ndarray, shape: base.Shape) -> np.ndarray:
-        rows, columns = as_matrix(shape)
+        rows, columns = base.as_matrix(shape)
         if self.group == "row":
             return np.repeat(per_group, columns)
         if self.group == "column":
             return np.tile(per_group, rows)
         return base.spread(per_group, rows * columns, self.group)
-
-
-def as_matrix(shape: base.Shape) -> tuple[int, int]:
-    """Rows and columns of ``reshape(shape[0], -1)``; a 0-dimensional tensor is one by one."""
-    if not shape:
-        return 1, 1
-    columns = 1
-    for extent in shape[1:]:
-        columns *= extent
-    return shape[0], columns

@@ -17,6 +17,7 @@ from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.torch_common.slots import NamedParameters
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ECQ",
     "FP16",
     "QSGD",
+    "AdaGrad",
     "Auto",
     "Compression",
     "Compressor",
@@ -33,6 +35,7 @@ __all__ = [
     "Int8",
     "NoCompression",
     "OneBit",
+    "OwnerStep",
     "PayloadError",
     "Ternary",
     "hook",
@@ -63,6 +66,7 @@ class OneBit(Compressor):
         alpha: float = 1.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -100,6 +104,7 @@ class Int8(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -137,6 +142,7 @@ class Ternary(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -175,6 +181,7 @@ class ECQ(Compressor):
         alpha: float = 0.01,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -213,6 +220,7 @@ class QSGD(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -242,6 +250,7 @@ class FP16(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -271,6 +280,7 @@ class BF16(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -300,6 +310,7 @@ class NoCompression(Compressor):
         alpha: float = 0.0,
         beta: float = 1.0,
         exchange: str = "allgather",
+        owner_step: OwnerStep | None = None,
         threshold: int = 1024,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,

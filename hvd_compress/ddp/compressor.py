@@ -17,6 +17,7 @@ from hvd_compress.distributed.step import Step
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Compressor(GroupCoder):
         feedback: coefficients of error feedback.
         exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
             ``"hierarchical"`` or ``"integer_sum"``.
+        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
+            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
         exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
             are those of the module, without ``module.`` in front.
@@ -61,6 +64,7 @@ class Compressor(GroupCoder):
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGE_NAMES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -83,6 +87,7 @@ class Compressor(GroupCoder):
             codec,
             feedback,
             exchange=exchange,
+            owner_step=owner_step,
             threshold=threshold,
             exclude=exclude,
             layers=layers,

@@ -14,12 +14,15 @@ from hvd_compress.distributed.all_reduce import all_reduce
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.work import Work
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 
 # OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
 _made = compressors(__name__, Compressor)
 globals().update(_made)
 
 __all__ = [
+    "AdaGrad",
+    "OwnerStep",
     "Compressor",
     "ErrorFeedback",
     "ExchangeError",

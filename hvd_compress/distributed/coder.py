@@ -155,24 +155,24 @@ class GroupCoder(GradientCoder):
                 uncompressed one is added up.
             buffer: memory that holds exactly these tensors, one behind the other, if there is any.
         """
-        encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
+        encoded: dict[tuple[str, bool, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
         for slot, tensor, row in tensors:
             self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
-            warming_up = slot.exchanges < self._warmup_steps
+            warming_up, goes = self._warming_up(slot), self._goes_uncompressed(slot)
             slot.exchanges += 1
             if not tensor.numel():
                 continue
-            if warming_up or slot.route.uncompressed:
+            if goes:
                 self._release(bucket.changes, slot, tensor)
                 dtype = self._sent_dtype(slot, tensor, warming_up)
                 uncompressed.setdefault(dtype, []).append(row)
             else:
                 self._check_device(slot, tensor)
-                key = slot.route.exchange, tensor.dtype
+                key = slot.route.exchange, warming_up, tensor.dtype
                 encoded.setdefault(key, []).append((slot, tensor))
-        for pairs in encoded.values():
-            bucket.parts.append(self._encode(pairs))
+        for (_, warming_up, _), pairs in encoded.items():
+            bucket.parts.append(self._encode(pairs, encoded=not warming_up))
         # Of averages, each rank adds its share: in half precision, a sum might overflow.
         divisor = 1 if bucket.scale == 1 else self._size
         for dtype, rows in uncompressed.items():
@@ -189,11 +189,11 @@ class GroupCoder(GradientCoder):
             changes.release(slot, tensor, scale)
             changes.release_owned(slot, tensor, scale)
 
-    def _encode(self, pairs: Sequence[tuple[Slot, torch.Tensor]]) -> Part:
+    def _encode(self, pairs: Sequence[tuple[Slot, torch.Tensor]], *, encoded: bool) -> Part:
         slots = [slot for slot, _ in pairs]
         used = [self._uses(slot) for slot in slots]
         tensors = [tensor for _, tensor in pairs]
-        batch, exchanging = self._batches.make(slots, tensors, used)
+        batch, exchanging = self._batches.make(slots, tensors, used, encoded=encoded)
         pending = Pending("", 0, exchanging, batch.note)
         batch.count_encoding(self.counters)
         exchange = EXCHANGES[batch.plan.exchange]

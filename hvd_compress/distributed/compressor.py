@@ -25,6 +25,7 @@ from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.registry import EXCHANGES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Slot
 
 
@@ -40,6 +41,8 @@ class Compressor(GroupCoder):
         feedback: coefficients of error feedback.
         exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
             ``"hierarchical"`` or ``"integer_sum"``.
+        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
+            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: tensors with fewer elements are added up as they are, in one allreduce a call.
         exclude: patterns (``fnmatch``) of keys whose tensors are sent as they are.
         layers: other codecs by a pattern of keys: a codec, a scheme's name or None for uncompressed.
@@ -60,6 +63,7 @@ class Compressor(GroupCoder):
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGE_NAMES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -75,6 +79,7 @@ class Compressor(GroupCoder):
             codec,
             feedback,
             exchange=exchange,
+            owner_step=owner_step,
             threshold=threshold,
             exclude=exclude,
             layers=layers,
@@ -179,6 +184,8 @@ class Compressor(GroupCoder):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
 
+        A state from before the first call has no keys, and loading it leaves none.
+
         Raises:
             ValueError: another rank, number of ranks or seed, or other tensors; nothing is changed then.
             ExchangeError: tensors are on their way, or there is no process group.
@@ -186,6 +193,8 @@ class Compressor(GroupCoder):
         self._expect_idle("load_state_dict")
         with self._keys_of("load_state_dict", [state]):
             super().load_state_dict(state)
+        if not self._by_key:
+            self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         self._expect_idle("load_resized")
@@ -336,8 +345,10 @@ class Compressor(GroupCoder):
                 f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
                 f"got others"
             )
-        before = self._kinds()
-        if before and list(before.items()) != list(kinds[0].items()):
+        before, slots = self._kinds(), dict(self._by_key)
+        if not kinds[0]:
+            self._by_key.clear()
+        elif before and list(before.items()) != list(kinds[0].items()):
             raise ValueError(
                 f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
                 f"got others: load a state before the first call"
@@ -352,8 +363,8 @@ class Compressor(GroupCoder):
                     slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
             yield
         except Exception:
-            for key in self._by_key.keys() - before.keys():
-                del self._by_key[key]
+            self._by_key.clear()
+            self._by_key.update(slots)
             raise
 
 

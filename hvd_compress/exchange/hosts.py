@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec
 from hvd_compress.exchange.limits import MAX_GATHERED_BYTES
-from hvd_compress.exchange.shards import Shards, check_codec
+from hvd_compress.exchange.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,15 @@ def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank:
 
 
 def check(name: str, codec: Codec, shards: Shards, hosts: Hosts, element_bytes: int) -> None:
-    """Raises ``ValueError`` where a tensor cannot take the hierarchical exchange."""
-    check_codec(name, codec, "hierarchical")
+    """Raises ``ValueError`` where a tensor cannot take the hierarchical exchange.
+
+    Args:
+        name: the tensor's.
+        codec: what its parts are encoded with.
+        shards: its parts.
+        hosts: the ranks.
+        element_bytes: of an element in its own dtype.
+    """
     largest = max(
         shards.count * element_bytes,
         hosts.local * max(map(shards.length, range(shards.size))) * element_bytes,

@@ -17,7 +17,7 @@ from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.base import Shape, round_up
 from hvd_compress.exchange import integer_sum, two_shot
 from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, Shared, shared
 
 ALIGNMENT = 16
 """Bytes. Gathers of messages of other lengths are slow on NCCL."""
@@ -42,6 +42,11 @@ class Member:
         """The gradient's elements."""
         return math.prod(self.shape)
 
+    @cached_property
+    def shared(self) -> Shared:
+        """How ranks share the gradient out."""
+        return shared(self.codec, self.shape)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -49,7 +54,9 @@ class Piece:
 
     Attributes:
         member: the gradient's position in the bucket.
-        begin: the range's first element, in row-major order.
+        codec: what encodes it.
+        begin: the range's first element, in row-major order, of the transposed matrix where
+            :attr:`Member.shared` says so.
         end: one behind its last element.
         shape: of the tensor that is encoded.
         stream: the rank in the noise key.
@@ -58,6 +65,7 @@ class Piece:
     """
 
     member: int
+    codec: Codec
     begin: int
     end: int
     shape: Shape
@@ -96,13 +104,16 @@ def whole(members: Sequence[Member], stream: int) -> Layout:
     offset = 0
     for position, member in enumerate(members):
         size = member.codec.payload_bytes(member.shape)
-        pieces.append(Piece(position, 0, member.count, member.shape, stream, offset, size))
+        pieces.append(
+            Piece(position, member.codec, 0, member.count, member.shape, stream, offset, size)
+        )
         offset += size
     return _with_flags(pieces, offset, len(members))
 
 
-OwnedPart = tuple[int, int, int]
-"""A range of a gradient, begin and end, and what a unit of its average adds to the sum of all ranks'."""
+OwnedPart = tuple[int, int, int, bool]
+"""A range of a gradient, begin and end; what a unit of its average adds to the sum of all ranks'; and
+whether elements are in the order of the transposed matrix."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +130,18 @@ class Owners:
     own: int
     weight: int
 
-    def owned(self, index: int, count: int) -> OwnedPart:
-        """What this rank owns of a gradient; arguments as for :meth:`part`."""
-        return (*self.part(index, count), self.weight)
+    def owned(self, member: Member) -> OwnedPart:
+        """What this rank owns of a gradient."""
+        return (*self.part(member), self.weight, member.shared.transposed is not None)
 
-    def part(self, index: int, count: int, owner: int | None = None) -> tuple[int, int]:
+    def part(self, member: Member, owner: int | None = None) -> tuple[int, int]:
         """The range [begin, end) of a gradient that an owner, or this rank, owns.
 
         Args:
-            index: the parameter's number.
-            count: its elements.
+            member: the gradient.
             owner: a number among the owners; None is this rank.
         """
-        return Shards(count, self.size, index).of(self.own if owner is None else owner)
+        return self._shards(member).of(self.own if owner is None else owner)
 
     def message(self, members: Sequence[Member], stream: int) -> Layout:
         """What this rank sends of its averages; as long as the longest of the owners' messages."""
@@ -146,7 +156,7 @@ class Owners:
 
     def ranges(self, members: Sequence[Member]) -> tuple[tuple[int, int], ...]:
         """This rank's part [begin, end) of every gradient."""
-        return tuple(self.part(member.index, member.count) for member in members)
+        return tuple(self.part(member) for member in members)
 
     def gathered(self, members: Sequence[Member], stride: int) -> Layout:
         """All owners' messages, ``stride`` bytes apart. Noise is not for decoding: streams are 0."""
@@ -161,13 +171,16 @@ class Owners:
         """One owner's pieces from an offset on, and where they end."""
         pieces = []
         for position, member in enumerate(members):
-            begin, end = self.part(member.index, member.count, owner)
+            begin, end = self.part(member, owner)
             if begin < end:
-                shape = (end - begin,)
-                size = member.codec.payload_bytes(shape)
-                pieces.append(Piece(position, begin, end, shape, stream, offset, size))
+                shape, codec = self._shards(member).shape(end - begin), member.shared.codec
+                size = codec.payload_bytes(shape)
+                pieces.append(Piece(position, codec, begin, end, shape, stream, offset, size))
                 offset += size
         return pieces, offset
+
+    def _shards(self, member: Member) -> Shards:
+        return member.shared.shards(self.size, member.index)
 
 
 def shards(members: Sequence[Member], rank: int, size: int) -> Layout:

@@ -17,7 +17,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchange import two_shot
 from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shared, shared, transpose, transpose_back
 
 Arrays = Mapping[str, np.ndarray]
 OwnerStep = Callable[[np.ndarray, dict[str, Any]], None]
@@ -57,13 +57,14 @@ class Simulation:
         local: ranks of each host; only ``hierarchical`` asks.
         seed: of the noise.
         owner_step: as the compressors'; only ``two_shot`` has one.
+        warmup_steps: as the compressors', where there is an owner step; without one, they are plain means.
         arithmetic: what the ranks compute with; None is the codecs' references.
 
     Attributes:
         step: the position in the noise, which is the number of steps so far.
         residuals: of each rank by tensor, shape=(n,), float32; empty where ranks keep none.
-        owned: of each rank by tensor, for the part that it owns, shape=(n_part,), float32; empty where
-            the exchange has no owners.
+        owned: of each rank by tensor, for the part that it owns, shape=(n_part,), float32, in the order of
+            :meth:`shared`; empty where the exchange has no owners.
         states: of the owner steps, by owner and tensor.
     """
 
@@ -78,6 +79,7 @@ class Simulation:
         local: int = 1,
         seed: int = 0,
         owner_step: OwnerStep | None = None,
+        warmup_steps: int = 0,
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self._arithmetic = arithmetic or Arithmetic()
@@ -85,6 +87,7 @@ class Simulation:
         self._exchange = getattr(self, f"_{exchange}")
         self._codec, self._feedback, self._seed = codec, feedback, seed
         self._shapes, self._size, self._owner_step = dict(shapes), size, owner_step
+        self._warmup_steps = warmup_steps
         self._hosts = Hosts(size, local)
         self._owners = {"two_shot": size, "hierarchical": local}.get(exchange, 0)
         self.step = 0
@@ -103,11 +106,14 @@ class Simulation:
         self.states: dict[tuple[int, str], dict[str, Any]] = {}
         self._finite = True
 
+    def shared(self, name: str) -> Shared:
+        """How the owners share a tensor out; the exchange has to have owners."""
+        return shared(self._codec, self._shapes[name])
+
     def part(self, name: str, rank: int) -> slice:
-        """The elements of a tensor that a rank owns, possibly none; the exchange has to have owners."""
+        """The elements of a tensor that a rank owns, possibly none, in the order of :meth:`shared`."""
         number = list(self._shapes).index(name)
-        count = math.prod(self._shapes[name])
-        return slice(*Shards(count, self._owners, number).of(rank % self._owners))
+        return slice(*self.shared(name).shards(self._owners, number).of(rank % self._owners))
 
     def average(
         self, gradients: Sequence[Arrays], scale: float | None = None
@@ -124,6 +130,10 @@ class Simulation:
             not finite, the step is dropped: residuals and states are what they were before.
         """
         factor = 1 / self._size if scale is None else scale
+        exchange, cold = self._exchange, self._warmup_steps > 0
+        if cold:
+            self._warmup_steps -= 1
+            exchange = self._cold_start
         before = copy.deepcopy((self.residuals, self.owned, self.states))
         self._finite = True
         received = {}
@@ -133,8 +143,8 @@ class Simulation:
                     continue
                 zeros = np.zeros(shape)
                 flat = [one.get(name, zeros).astype(np.float32).reshape(-1) for one in gradients]
-                received[name] = self._exchange(name, flat, factor).reshape(shape)
-        self.step += 1
+                received[name] = exchange(name, flat, factor).reshape(shape)
+        self.step += not cold
         if not self._finite:
             self.residuals, self.owned, self.states = before
         return received
@@ -142,20 +152,24 @@ class Simulation:
     def _allgather(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
         shape = self._shapes[name]
         sent = [
-            self._send(name, shape, gradient, self.residuals[rank][name], rank)
+            self._send(name, self._codec, shape, gradient, self.residuals[rank][name], rank)
             for rank, gradient in enumerate(gradients)
         ]
         return _sum(sent) * np.float32(scale)
 
     def _two_shot(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
         result = np.empty_like(gradients[0])
+        cut = self.shared(name)
+        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
+        kept = [transpose(residuals[name], cut.transposed) for residuals in self.residuals]
         for owner, (part, shape) in self._parts(name, range(self._size)):
             sent = [
                 self._send(
                     name,
+                    cut.codec,
                     shape,
                     gradient[part],
-                    self.residuals[rank][name][part],
+                    kept[rank][part],
                     two_shot.first_stream(rank, owner, self._size),
                 )
                 for rank, gradient in enumerate(gradients)
@@ -164,20 +178,39 @@ class Simulation:
             if self._owner_step is not None:
                 self._owner_step(average, self.states.setdefault((owner, name), {}))
             stream = two_shot.second_stream(owner, self._size)
-            again = self._send(name, shape, average, self.owned[owner][name], stream)
+            again = self._send(name, cut.codec, shape, average, self.owned[owner][name], stream)
             result[part] = again * np.float32(scale * self._size)
-        return result
+        for residuals, one in zip(self.residuals, kept, strict=True):
+            residuals[name] = transpose_back(one, cut.transposed)
+        return transpose_back(result, cut.transposed)
+
+    def _cold_start(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
+        """Two shots without a codec, so that owners can step."""
+        result = np.empty_like(gradients[0])
+        cut = self.shared(name)
+        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
+        for owner, (part, _) in self._parts(name, range(self._size)):
+            average = _sum([gradient[part] for gradient in gradients]) * np.float32(1 / self._size)
+            assert self._owner_step is not None
+            if np.isfinite(average).all():
+                self._owner_step(average, self.states.setdefault((owner, name), {}))
+            self._finite &= bool(np.isfinite(average).all())
+            result[part] = average * np.float32(scale * self._size)
+        return transpose_back(result, cut.transposed)
 
     def _hierarchical(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
         result = np.empty_like(gradients[0])
+        cut = self.shared(name)
+        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
         for local_rank, (part, shape) in self._parts(name, range(self._hosts.local)):
             sent = []
             for owner in self._hosts.between(local_rank):
                 host = [gradients[rank][part] for rank in self._hosts.within(owner)]
                 average = _sum(host) * np.float32(1 / self._hosts.local)
-                sent.append(self._send(name, shape, average, self.owned[owner][name], owner))
+                kept = self.owned[owner][name]
+                sent.append(self._send(name, cut.codec, shape, average, kept, owner))
             result[part] = _sum(sent) * np.float32(scale * self._hosts.local)
-        return result
+        return transpose_back(result, cut.transposed)
 
     def _integer_sum(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
         codec, feedback = self._codec, self._feedback
@@ -199,17 +232,24 @@ class Simulation:
 
     def _parts(self, name: str, owners: range) -> list[tuple[int, tuple[slice, Shape]]]:
         """The parts that are not empty, and their shapes, by owner."""
+        shape = self.shared(name).shards(self._owners).shape
         parts = [(owner, self.part(name, owner)) for owner in owners]
-        return [(o, (p, (p.stop - p.start,))) for o, p in parts if p.stop > p.start]
+        return [(o, (p, shape(p.stop - p.start))) for o, p in parts if p.stop > p.start]
 
     def _send(
-        self, name: str, shape: Shape, numbers: np.ndarray, residual: np.ndarray, stream: int
+        self,
+        name: str,
+        codec: Codec,
+        shape: Shape,
+        numbers: np.ndarray,
+        residual: np.ndarray,
+        stream: int,
     ) -> np.ndarray:
         """What its receivers decode, shape=(n,), float32; the residual keeps the rest."""
         if not numbers.size:
             return numbers
         x = self._input(numbers, residual)
-        sent = self._arithmetic.through(self._codec, shape, x, self._noise(name, stream))
+        sent = self._arithmetic.through(codec, shape, x, self._noise(name, stream))
         if self._feedback.enabled:
             residual[:] = self._feedback.carry(numbers, residual, sent)
         self._finite &= bool(np.isfinite(sent).all())

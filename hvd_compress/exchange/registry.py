@@ -6,7 +6,6 @@ To add an exchange: a generator function of its name in ``torch_common/exchanges
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from hvd_compress.exchange import hosts, integer_sum, steps, two_shot
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.layout import Owners, host_owners
 from hvd_compress.exchange.limits import check_gather
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import shared
 from hvd_compress.exchange.steps import Gradient, Message, Steps
 
 Scope = Literal["all", "local", "cross"]
@@ -80,13 +79,14 @@ def _check_allgather(name: str, shape: Shape, codec: Codec, width: int, group: G
 
 
 def _check_two_shot(name: str, shape: Shape, codec: Codec, width: int, group: Group) -> None:
-    two_shot.check(name, codec, Shards(math.prod(shape), group.size))
+    cut = shared(codec, shape)
+    two_shot.check(name, cut.codec, cut.shards(group.size))
 
 
 def _check_hierarchical(name: str, shape: Shape, codec: Codec, width: int, group: Group) -> None:
     assert group.hosts is not None
-    shards = Shards(math.prod(shape), group.hosts.local)
-    hosts.check(name, codec, shards, group.hosts, width)
+    cut = shared(codec, shape)
+    hosts.check(name, cut.codec, cut.shards(group.hosts.local), group.hosts, width)
 
 
 def _check_integer_sum(name: str, shape: Shape, codec: Codec, width: int, group: Group) -> None:

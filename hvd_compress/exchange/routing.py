@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -139,6 +140,29 @@ class Router:
     @staticmethod
     def _matches(name: str, patterns: Sequence[str]) -> str | None:
         return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:
+    """Warns where a payload is longer than the gradient, as where each row has one element.
+
+    Small tensors are left out: their headers are longer than they are.
+
+    Args:
+        name: the tensor's.
+        shape: the tensor's.
+        route: how it travels.
+        width: bytes of an element.
+    """
+    count = math.prod(shape)
+    if route.uncompressed or count < DEFAULT_THRESHOLD:
+        return
+    payload = route.codec.payload_bytes(shape)
+    if payload > count * width:
+        warnings.warn(
+            f"{name}, shape {shape}: {route.codec} takes {payload} bytes, more than the {count * width} of "
+            f"the gradient itself: exclude it by name, or give it another codec in layers=",
+            stacklevel=3,
+        )
 
 
 def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:

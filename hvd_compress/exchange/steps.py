@@ -20,7 +20,7 @@ from hvd_compress.codecs.packing import WORD_BITS
 from hvd_compress.exchange import integer_sum as sums
 from hvd_compress.exchange.counters import Kind, sent_bytes
 from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shared, shared
 
 FLOAT_BYTES = 4
 
@@ -113,7 +113,7 @@ def allgather(gradient: Gradient) -> Steps:
 
 def two_shot(gradient: Gradient) -> Steps:
     """Ranks send each part to its owner, who averages the payloads of all ranks and sends the average."""
-    part = _parts(gradient.codec, gradient.count, gradient.hosts.size)
+    part = _parts(shared(gradient.codec, gradient.shape), gradient.hosts.size)
     return (
         Work(encoded=gradient.count),
         Message("all_to_all", *part),
@@ -126,8 +126,9 @@ def two_shot(gradient: Gradient) -> Steps:
 def hierarchical(gradient: Gradient) -> Steps:
     """Uncompressed parts within a host, payloads of its averages between hosts and within it."""
     hosts, local = gradient.hosts, gradient.hosts.local
-    longest = max(Shards(gradient.count, local).lengths())
-    mean, largest = _parts(gradient.codec, gradient.count, local)
+    cut = shared(gradient.codec, gradient.shape)
+    longest = max(cut.shards(local).lengths())
+    mean, largest = _parts(cut, local)
     return (
         Message(
             "all_to_all",
@@ -156,9 +157,10 @@ def integer_sum(gradient: Gradient) -> Steps:
 
 
 @lru_cache(maxsize=4096)
-def _parts(codec: Codec, count: int, owners: int) -> tuple[float, int]:
+def _parts(cut: Shared, owners: int) -> tuple[float, int]:
     """Bytes of the owners' payloads: their mean, and the largest."""
-    lengths = Shards(count, owners).lengths()
-    sizes = {length: codec.payload_bytes((length,)) if length else 0 for length in lengths}
+    shards, codec = cut.shards(owners), cut.codec
+    lengths = shards.lengths()
+    sizes = {n: codec.payload_bytes(shards.shape(n)) if n else 0 for n in lengths}
     total = sum(ranks * sizes[length] for length, ranks in lengths.items())
     return total / owners, max(sizes.values())

@@ -1,7 +1,7 @@
 """The two-shot exchange: each rank adds up a part of the tensor, and sends the sum to all.
 
 1-bit SGD, section 3.1: what a rank sends does not grow with the number of ranks. Every rank encodes each
-owner's shard as a tensor of its own, of shape ``(n_shard,)``. The payloads go to their owners (first shot),
+owner's shard as a tensor of its own. The payloads go to their owners (first shot),
 who decode and average them, encode the average again, and send it to all (second shot).
 
 Owners average and do not add, because codecs with a fixed range would cut a sum off; the factor that makes
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hvd_compress.codecs import Codec
 from hvd_compress.exchange.limits import MAX_GATHERED_BYTES
-from hvd_compress.exchange.shards import Shards, check_codec
+from hvd_compress.exchange.shards import Shards
 
 MAX_RANKS = 65535
 """Above that, the noise would run out of streams: see :func:`first_stream`."""
@@ -33,8 +33,13 @@ def second_stream(owner: int, size: int) -> int:
 
 
 def check(name: str, codec: Codec, shards: Shards) -> None:
-    """Raises ``ValueError`` where a tensor cannot take this exchange."""
-    check_codec(name, codec, "two_shot")
+    """Raises ``ValueError`` where a tensor cannot take this exchange.
+
+    Args:
+        name: the tensor's.
+        codec: what its parts are encoded with.
+        shards: its parts.
+    """
     if shards.size > MAX_RANKS:
         raise ValueError(
             f"{name}: expected at most {MAX_RANKS} ranks for exchange='two_shot', got {shards.size}"

@@ -24,6 +24,8 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.sharding import Unit, sharded
+from hvd_compress.torch_common import owner_steps
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import slots_of
 
 _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
@@ -47,6 +49,8 @@ class Compressor(GroupCoder):
         process_group: in place of ``mesh``, the ranks with the same shards as this one.
         exchange: how payloads get from replica to replica: ``"allgather"``, ``"two_shot"`` or
             ``"integer_sum"``.
+        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
+            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
         threshold: shards with fewer elements are averaged as they are, one allreduce a module.
         exclude: name patterns (``fnmatch``, such as ``"norm.*"``) of parameters to send as they are.
         layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
@@ -72,6 +76,7 @@ class Compressor(GroupCoder):
         mesh: DeviceMesh | None = None,
         process_group: dist.ProcessGroup | None = None,
         exchange: str = EXCHANGE_NAMES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -91,6 +96,7 @@ class Compressor(GroupCoder):
             codec,
             feedback,
             exchange=exchange,
+            owner_step=owner_step,
             threshold=threshold,
             exclude=exclude,
             layers=layers,
@@ -119,6 +125,7 @@ class Compressor(GroupCoder):
             "layers": str(layers),
             "warmup_steps": warmup_steps,
             "seed": seed,
+            "owner_step": owner_steps.describe(owner_step),
             "parameters": [slot.name for slot in self._slots],
         }
         self._agree_at_first(problem, settings)

@@ -1,9 +1,25 @@
-"""Optimizers whose own state is what ranks exchange, for those that compressed gradients do not suit."""
+"""Optimizers whose state is what ranks exchange, and what surrounds an optimizer in 1-bit SGD's system."""
 
 from hvd_compress.needs import need
 
 need(__name__)
 
+from hvd_compress.optim.batch_size import (
+    BatchSizeSelector,
+    LearningRateProfile,
+    LearningRateSearch,
+    Selection,
+)
+from hvd_compress.optim.double_buffering import DoubleBuffering
+from hvd_compress.optim.local_step import LocalStep
 from hvd_compress.optim.onebit_adam import OneBitAdam
 
-__all__ = ["OneBitAdam"]
+__all__ = [
+    "BatchSizeSelector",
+    "DoubleBuffering",
+    "LearningRateProfile",
+    "LearningRateSearch",
+    "LocalStep",
+    "OneBitAdam",
+    "Selection",
+]

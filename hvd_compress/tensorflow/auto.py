@@ -63,7 +63,7 @@ class Auto(Compressor):
         ExchangeError: ``hvd.init()`` was not called; or what :meth:`plan` raises.
     """
 
-    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "device")
+    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step", "device")
 
     def __init__(
         self,
@@ -90,7 +90,13 @@ class Auto(Compressor):
             else []
         )
         self.owner = PlanOwner(
-            ranks.rank, ranks.size, self._seed, self._owners, self._plan_to_save, self._restored
+            ranks.rank,
+            ranks.size,
+            self._seed,
+            self._owners,
+            self._orders,
+            self._plan_to_save,
+            self._restored,
         )
         self._beside = Counters()
         self._why = "nothing is known yet: the gradients are not"

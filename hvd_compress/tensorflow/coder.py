@@ -9,6 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.base import Shape
+from hvd_compress.exchange.shards import Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.placement import HOST
@@ -20,21 +23,33 @@ class Cut:
     """How an exchange encodes a gradient.
 
     Attributes:
+        shared: how ranks share the gradient out; None where they do not.
         streams: the rank in the noise key of each payload.
         parts: the range [begin, end) of elements of each owner, which is encoded as a tensor of its own;
-            nothing for the whole gradient.
+            nothing for the whole gradient. Of elements of the transposed matrix, where ``shared`` says so.
         own: which of the parts this rank owns.
         own_stream: the rank in the noise key of that part's average.
         bits: of a lane of an integer sum, wide enough for the sum of the ranks' levels.
         norms: of an integer sum.
     """
 
+    shared: Shared | None
     streams: Sequence[int]
     parts: Sequence[tuple[int, int]] = ()
     own: int = 0
     own_stream: int = 0
     bits: int = 0
     norms: int = 0
+
+    def ordered(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient, or its transposed matrix."""
+        matrix = self.shared and self.shared.transposed
+        return tf.transpose(tf.reshape(gradient, matrix)) if matrix else gradient
+
+    def restored(self, result: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """The result in the gradient's shape; the inverse of :meth:`ordered`."""
+        matrix = self.shared and self.shared.transposed
+        return tf.reshape(tf.transpose(result), shape) if matrix else result
 
 
 class Coder:
@@ -79,7 +94,7 @@ class Coder:
         Args:
             bucket: that it is in.
             member: its number in the bucket.
-            gradient: of the slot's shape.
+            gradient: of the slot's shape, :meth:`Cut.ordered`.
             begun: what the step's messages depend on.
             cut: how it is encoded.
 
@@ -103,7 +118,7 @@ class Coder:
             own_stream=cut.own_stream,
             bits=cut.bits,
             norms=cut.norms,
-            **self._attributes(slot),
+            **self._attributes(slot, cut.shared.codec if cut.shared else slot.route.codec),
         )
 
     def encode(
@@ -192,10 +207,10 @@ class Coder:
 
         return placed
 
-    def _attributes(self, slot: Slot) -> dict[str, Any]:
+    def _attributes(self, slot: Slot, codec: Codec) -> dict[str, Any]:
         return {
             "label": slot.label,
-            "spec": spec_bytes(slot.route.codec),
+            "spec": spec_bytes(codec),
             "tensor": slot.index,
             "seed": self._seed,
             "threads": self.threads,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.elastic.commits import Commit, Commits
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
 
@@ -46,7 +46,11 @@ class TensorFlowCommits(Commits):
     def take(self) -> Commit:
         """As of :class:`Commits`; the state is what is unsent of each gradient."""
         slots, (rank, _) = self._compressor.slots, self.place
-        unsent = [_unsent_of(slot, rank, self._compressor.owners_of(slot)) for slot in slots]
+        compressor = self._compressor
+        unsent = [
+            _unsent_of(slot, rank, compressor.owners_of(slot), compressor.shared(slot))
+            for slot in slots
+        ]
         positions = [(int(slot.exchanges),) for slot in slots]
         return Commit(self.place, positions, [len(one) for one in unsent], unsent)
 
@@ -78,10 +82,10 @@ class _Kept:
     residuals: dict[int, np.ndarray]
     exchanges: dict[int, int] = field(default_factory=dict)
 
-    def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
+    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         residual = self.residuals.pop(slot.index, None)
         if residual is not None and residual.any():
-            slot.residual.assign(residual)
+            slot.residual.assign(transpose(residual, shared.transposed if shared else None))
         slot.exchanges.assign(self.exchanges.pop(slot.index, 0))
 
 
@@ -104,8 +108,8 @@ def _check(compressor: Compressor) -> None:
         )
 
 
-def _unsent_of(slot: Slot, rank: int, owners: int) -> np.ndarray:
-    """What a rank would still add to the sum of all ranks' gradients, shape=(n,), float32."""
+def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.ndarray:
+    """What a rank would still add to the sum of all ranks' gradients, shape=(n,), float32, row-major."""
     residual, owned = slot.residual.numpy(), slot.owned.numpy()
     if slot.route.uncompressed:
         return np.zeros(0, np.float32)
@@ -113,6 +117,9 @@ def _unsent_of(slot: Slot, rank: int, owners: int) -> np.ndarray:
     unsent = np.zeros(count, np.float32)
     unsent[: len(residual)] += residual
     if len(owned):
-        begin, end = Shards(count, owners, slot.index).of(rank % owners)
+        assert shared is not None
+        begin, end = shared.shards(owners, slot.index).of(rank % owners)
         unsent[begin:end] += np.float32(owners) * owned  # Of an average among so many.
+    if shared is not None and count:
+        unsent = transpose_back(unsent, shared.transposed)
     return unsent

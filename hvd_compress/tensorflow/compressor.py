@@ -18,9 +18,16 @@ from hvd_compress.codecs.base import check_choice, check_number
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
+from hvd_compress.exchange.routing import (
+    DEFAULT_THRESHOLD,
+    EXCHANGES,
+    Route,
+    Router,
+    warn_of_growth,
+)
+from hvd_compress.exchange.shards import Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
-from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -79,13 +86,15 @@ class _Encoded:
         beginning: of its step.
         bucket: that it is in.
         member: its number there.
-        gradient: as it was given.
+        cut: how it is encoded.
+        gradient: as it travels.
         token: what stands for it.
     """
 
     beginning: Beginning
     bucket: Bucket
     member: int
+    cut: Cut
     gradient: tf.Tensor
     token: tf.Tensor
 
@@ -100,6 +109,7 @@ class Compressor(tf.Module, HorovodCompressor):
         feedback: coefficients of error feedback.
         exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"integer_sum"`` or
             ``"hierarchical"``, for which all ranks have to make the compressor at the same time.
+        owner_step: None: what owners do between two shots is one operation, which has no place for a step.
         threshold: gradients with fewer elements are left to Horovod, which fuses them.
         exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
             ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
@@ -126,6 +136,7 @@ class Compressor(tf.Module, HorovodCompressor):
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGES[0],
+        owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -146,6 +157,12 @@ class Compressor(tf.Module, HorovodCompressor):
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
             check_number("Compressor", "threads", threads, 1, 1024, integer=True)
+        if owner_step is not None:
+            raise ValueError(
+                f"Compressor.owner_step: expected None in TensorFlow, got {owner_step!r}: an owner "
+                f"averages and encodes in one operation, without a step between; hvd_compress.torch, ddp, "
+                f"distributed and fsdp have owner steps"
+            )
         check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, tuple(_EXCHANGES))
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
@@ -183,6 +200,7 @@ class Compressor(tf.Module, HorovodCompressor):
             exchange,
             self._exchanges[exchange].owners,
             self._step.forget_agreement,
+            self._orders,
         )
         self._inheritance: Heritage = Inheritance()
 
@@ -225,7 +243,8 @@ class Compressor(tf.Module, HorovodCompressor):
         # its sum is left out.
         decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
         with tf.control_dependencies(decoded):
-            return self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
+            result = self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
+        return ctx.cut.restored(result, bucket.slots[ctx.member].shape or ())
 
     @property
     def counters(self) -> Counters:
@@ -291,6 +310,11 @@ class Compressor(tf.Module, HorovodCompressor):
         exchange = self._exchanges.get(slot.route.exchange)
         return exchange.owners if exchange else 0
 
+    def shared(self, slot: Slot) -> Shared | None:
+        """How ranks share out a gradient; None where they do not."""
+        exchange = self._exchanges.get(slot.route.exchange)
+        return exchange.shared(slot) if exchange else None
+
     @property
     def keeps_residuals(self) -> bool:
         """Whether, in all exchanges that it may use, each rank keeps residuals of its own gradients."""
@@ -325,11 +349,16 @@ class Compressor(tf.Module, HorovodCompressor):
             {name: _EXCHANGES[name](self._collectives, self._coder) for name in names}
         )
 
+    def _orders(self) -> list[dict[str, Any]]:
+        found = [self.shared(slot) for slot in self.slots]
+        return [{"row": one.row, "transposed": one.transposed} if one else {} for one in found]
+
     def _inherit(self, slot: Slot) -> None:
         exchange = self._exchanges.get(slot.route.exchange)
         self._inheritance.give(
             slot,
             owners=self.owners_of(slot),
+            shared=self.shared(slot),
             has_residuals=exchange.has_residuals if exchange else True,
         )
 
@@ -358,6 +387,8 @@ class Compressor(tf.Module, HorovodCompressor):
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
             self._exchanges[route.exchange].check(slot)
+            if slot.shape is not None:
+                warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
 
     def _configuration(self) -> dict[str, Any]:
@@ -424,6 +455,7 @@ class Compressor(tf.Module, HorovodCompressor):
         bucket = beginning.bucket_for(exchange, slot, gradient, graph)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
+        gradient = cut.ordered(gradient)
         token = self._coder.submit(bucket, member, gradient, beginning.begun, cut)
         if member == 0:
             message = exchange.encode(bucket, token, beginning.everybody)
@@ -434,7 +466,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 lambda: self._send_uncompressed(bucket, message),
             )
             bucket.arrived.set_shape([None])
-        return token, _Encoded(beginning, bucket, member, gradient, token)
+        return token, _Encoded(beginning, bucket, member, cut, gradient, token)
 
     def _send_uncompressed(self, bucket: Bucket, message: Message) -> tf.Tensor:
         ranks = self._collectives

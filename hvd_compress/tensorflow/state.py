@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.exchange import resize
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, Shared, transpose, transpose_back
 from hvd_compress.tensorflow.slots import Slot
 
 _VERSION = 4
@@ -29,6 +29,8 @@ class Owner(tf.train.experimental.PythonState):
         exchange: how gradients travel: residuals may be kept in another way.
         owners: how many ranks share a gradient out: ranks 0 to ``owners - 1``, the next as many, and so on.
         restored: called when the checkpoint is this rank's.
+        orders: for each gradient, how elements are ordered and cut, as of
+            :class:`hvd_compress.exchange.shards.Shared`.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Owner(tf.train.experimental.PythonState):
         exchange: str,
         owners: int,
         restored: Callable[[], None],
+        orders: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
+        self._orders = orders
         self.rank, self.size, self.seed, self.owners = rank, size, seed, owners
         self._expected: dict[str, Any] = {
             "version": _VERSION,
@@ -53,7 +57,7 @@ class Owner(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """What is written to a checkpoint."""
-        return json.dumps(self._expected)
+        return json.dumps({**self._expected, "orders": self._orders()})
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Compares what a checkpoint says.
@@ -78,6 +82,7 @@ class PlanOwner(Owner):
     Args:
         rank, size, seed: as of :class:`Owner`.
         owners: for each gradient, how many ranks share it out.
+        orders: as of :class:`Owner`.
         plan: what is to be saved of the plan.
         restored: called with what was saved, when the checkpoint is this rank's.
     """
@@ -88,16 +93,18 @@ class PlanOwner(Owner):
         size: int,
         seed: int,
         owners: Callable[[], list[int]],
+        orders: Callable[[], list[dict[str, Any]]],
         plan: Callable[[], Any],
         restored: Callable[[Any], None],
     ) -> None:
-        super().__init__(rank, size, seed, "auto", 0, lambda: None)
+        super().__init__(rank, size, seed, "auto", 0, lambda: None, orders)
         del self._expected["owners"]
         self._owners, self._plan, self._take = owners, plan, restored
 
     def serialize(self) -> str:
         """As of :class:`Owner`."""
-        return json.dumps({**self._expected, "owners": self._owners(), "plan": self._plan()})
+        more = {"owners": self._owners(), "orders": self._orders(), "plan": self._plan()}
+        return json.dumps({**self._expected, **more})
 
     def deserialize(self, string_value: str | bytes) -> None:
         """As of :class:`Owner`; also refuses a plan that does not fit the graphs that have been traced."""
@@ -114,23 +121,28 @@ class _Left:
         owners: how many ranks shared the gradient out.
         owned: of the average of the part that it owned.
         exchanges: how often the gradient had been exchanged.
+        row: elements that stay together where ranks share the gradient out.
+        transposed: rows and columns of the gradient, where residuals are in the order of columns, or None.
     """
 
     residual: np.ndarray
     owners: int
     owned: np.ndarray
     exchanges: int
+    row: int = 1
+    transposed: tuple[int, int] | None = None
 
 
 class Heritage(Protocol):
     """What gradients will start with."""
 
-    def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
+    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Hands over a gradient's part, if there is one, once.
 
         Args:
             slot: whose state is set.
             owners: how many ranks share the gradient out now.
+            shared: how they do; None where they do not.
             has_residuals: whether ranks keep residuals of their own gradients now.
         """
 
@@ -147,12 +159,12 @@ class Inheritance:
     left: dict[int, list[_Left]] = field(default_factory=dict)
     heir: Owner | None = None
 
-    def give(self, slot: Slot, *, owners: int, has_residuals: bool) -> None:
+    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """As of :class:`Heritage`."""
         if slot.index not in self.left or self.heir is None:
             return
         old = self.left.pop(slot.index)
-        residual, owned = _inherited(slot.index, old, self.heir, owners, has_residuals)
+        residual, owned = _inherited(slot.index, old, self.heir, owners, shared, has_residuals)
         slot.residual.assign(residual)
         slot.owned.assign(owned)
         slot.exchanges.assign(old[0].exchanges)
@@ -196,7 +208,12 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: Owner) -> Inheritan
 
 
 def _inherited(
-    index: int, old: Sequence[_Left], heir: Owner, owners: int, has_residuals: bool
+    index: int,
+    old: Sequence[_Left],
+    heir: Owner,
+    owners: int,
+    shared: Shared | None,
+    has_residuals: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The residual of a gradient, and that of the part of its average that the heir owns."""
     count = max(len(left.residual) for left in old)
@@ -204,7 +221,8 @@ def _inherited(
     residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for rank, left in enumerate(old):
         if len(left.owned):
-            part = slice(*Shards(count, left.owners, index).of(rank % left.owners))
+            shards = Shards(count, left.owners, index, left.row)
+            part = slice(*shards.of(rank % left.owners))
             averages[part] += np.float32(left.owners / len(old)) * left.owned
     if has_residuals:
         heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
@@ -214,9 +232,14 @@ def _inherited(
         if len(left.residual):
             residual += np.float32(factor) * left.residual
     none = np.zeros(0, np.float32)
+    if count:
+        residual, averages = (transpose_back(x, old[0].transposed) for x in (residual, averages))
     if not owners:
         return residual + averages, none
-    part = slice(*Shards(count, owners, index).of(heir.rank % owners))
+    assert shared is not None
+    if count:
+        residual, averages = (transpose(x, shared.transposed) for x in (residual, averages))
+    part = slice(*Shards(count, owners, index, shared.row).of(heir.rank % owners))
     return (residual, averages[part]) if has_residuals else (none, (residual + averages)[part])
 
 
@@ -244,7 +267,9 @@ def _read(path: str, name: str) -> dict[str, Any]:
         owners = state["owners"]
         if isinstance(owners, list):
             owners = owners[len(slots)]
-        slots[len(slots)] = _Left(residual, owners, owned, int(exchanges))
+        orders = state.get("orders", [])  # Once, all gradients were in row-major order.
+        order = orders[len(slots)] if len(slots) < len(orders) else {}
+        slots[len(slots)] = _Left(residual, owners, owned, int(exchanges), **order)
     return {**state, "slots": slots}
 
 

@@ -13,7 +13,7 @@ from hvd_compress.codecs.int8 import Kind
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch.auto import Auto
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.torch_common.slots import NamedParameters
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,9 +27,11 @@ class Bucket:
     wanted: int
     gradients: dict[Slot, torch.Tensor] = field(default_factory=dict)
 
-    def sorted(self) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
-        """Slots and gradients in the order of the parameters."""
-        slots = tuple(sorted(self.gradients, key=lambda slot: slot.index))
+    def sorted(
+        self, which: Callable[[Slot], bool] = lambda slot: True
+    ) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
+        """Slots and gradients in the order of the parameters, of those that are asked for."""
+        slots = tuple(sorted(filter(which, self.gradients), key=lambda slot: slot.index))
         return slots, [self.gradients[slot] for slot in slots]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.slots import Slot, in_place
 from hvd_compress.torch_common.state import restore, snapshot
 
 
@@ -87,7 +87,8 @@ class TorchCommits(Commits):
             owned = saved["owned"]
             if owned is not None and owned["residual"] is not None:
                 factor = owned["weight"] / owned["residual_scale"]
-                total[owned["begin"] : owned["end"]] += owned["residual"].cpu() * factor
+                part = owned["residual"].cpu() * factor
+                total += in_place(part, owned["begin"], slot.shape, owned["transposed"])
             sums.append(total)
         return torch.cat(sums).numpy()
 

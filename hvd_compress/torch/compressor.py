@@ -17,11 +17,11 @@ from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.registry import Group
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
 from hvd_compress.torch.collectives import Collectives, equal_hosts
-from hvd_compress.torch.owner_steps import OwnerStep, describe
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Step
 from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import NamedParameters, Slot
 
 
@@ -91,17 +91,16 @@ class Compressor(GradientCoder, HorovodCompressor):
         threads: int | None = None,
         name: str = "hvd_compress",
     ) -> None:
-        _check_owner_step(owner_step, exchange, warmup_steps)
         slots = Slots(named_parameters)
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
         self._prefix = f"{name}.{next(iter(slots)).name}"
         self._process_set = process_set
-        self._owner_step = owner_step
         super().__init__(
             slots,
             codec,
             feedback,
             exchange=exchange,
+            owner_step=owner_step,
             threshold=threshold,
             exclude=exclude,
             layers=layers,
@@ -161,15 +160,14 @@ class Compressor(GradientCoder, HorovodCompressor):
             self._begin()
         counters, size = self.counters, self._collectives.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
-        warming_up = slot.exchanges < self._warmup_steps
         self._exchanged[slot] = None
-        encoded = not (warming_up or slot.route.uncompressed)
+        encoded = not self._goes_uncompressed(slot)
         if encoded:
             slot.pending = True
             self._step.add(slot, tensor, counters)
             sent = self._token_rows[slot.index]
         else:
-            sent = self._uncompressed(slot, tensor, warming_up)
+            sent = self._uncompressed(slot, tensor, self._warming_up(slot))
         counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, Sent(slot, tensor, encoded)
 
@@ -197,8 +195,15 @@ class Compressor(GradientCoder, HorovodCompressor):
 
     def _take_place(self) -> None:
         ranks = self._collectives = Collectives(self._process_set, self._prefix)
-        self._join(_group_of(ranks), self._owner_step)
-        self._step = Step(ranks, self._batches, self._configuration, self._hosts_in_use, self._end)
+        self._join(_group_of(ranks))
+        self._step = Step(
+            ranks,
+            self._batches,
+            self._configuration,
+            self._hosts_in_use,
+            self._end,
+            self._warming_up,
+        )
         self._changes = Changes()
         self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
@@ -240,7 +245,6 @@ class Compressor(GradientCoder, HorovodCompressor):
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         configuration = super()._configuration(slots)
-        configuration["owner_step"] = describe(self._owner_step)
         if self._hosts_in_use() is not None:
             ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
             configuration["hosts"] = hosts.describe(*ranks)
@@ -293,19 +297,3 @@ def _group_of(ranks: Collectives) -> Group:
 def _describe(group: Group) -> str:
     assert group.hosts is not None
     return f"rank {group.rank} of {group.size} with {group.hosts.local} on this host"
-
-
-def _check_owner_step(owner_step: OwnerStep | None, exchange: str, warmup_steps: int) -> None:
-    if owner_step is None:
-        return
-    if not callable(owner_step):
-        raise TypeError(f"Compressor.owner_step: expected a callable, got {owner_step!r}")
-    if exchange != "two_shot":
-        raise ValueError(
-            f"Compressor.owner_step: expected exchange='two_shot', whose ranks own parts, got {exchange!r}"
-        )
-    if warmup_steps:
-        raise ValueError(
-            f"Compressor.owner_step: expected warmup_steps=0, got {warmup_steps}: uncompressed gradients "
-            f"have no owners, and would come without the step"
-        )

@@ -46,6 +46,7 @@ class Step:
         configuration: as for :class:`Participation`.
         hosts: called once the ranks agree; the hosts among and within which some exchange sends, or None.
         settle: called with whether the step is dropped, once that is known.
+        warming_up: whether a gradient that is handed over is one of the cold start, and not encoded.
 
     Attributes:
         transport: starts the exchanges' collectives and waits for them.
@@ -58,7 +59,10 @@ class Step:
         configuration: Callable[[], dict[str, Any]],
         hosts: Callable[[], Hosts | None],
         settle: Callable[[bool | torch.Tensor], None],
+        warming_up: Callable[[Slot], bool],
     ) -> None:
+        self._warming_up = warming_up
+        self._cold: set[Slot] = set()
         self._collectives = collectives
         self._batches = batches
         self._hosts = hosts
@@ -93,12 +97,15 @@ class Step:
     def begin(self) -> None:
         """Called before a step's first gradient."""
         self._scales.clear()
+        self._cold.clear()
         self._participation.begin()
         self._visit_end_of_backward()
 
     def add(self, slot: Slot, gradient: torch.Tensor, counters: Counters) -> None:
         """Takes a gradient that is to be encoded; sends its bucket if that is complete."""
         self._encoded = True
+        if self._warming_up(slot):
+            self._cold.add(slot)
         bucket = self._buckets.add(slot, gradient)
         if bucket is not None:
             self._send(bucket, counters)
@@ -193,11 +200,14 @@ class Step:
             self._buckets.plan(arrived)
 
     def _send(self, bucket: Bucket, counters: Counters) -> None:
-        slots, gradients = bucket.sorted()
-        batch, exchanging = self._batches.make(slots, gradients)
-        pending = Pending(bucket.name, bucket.number, exchanging, batch.note)
-        batch.count_encoding(counters)
-        self._held.append((batch, pending))
+        for encoded, named in ((True, bucket.name), (False, f"{bucket.name} cold")):
+            slots, gradients = bucket.sorted(lambda slot: (slot in self._cold) != encoded)  # noqa: B023
+            if not slots:
+                continue
+            batch, exchanging = self._batches.make(slots, gradients, encoded=encoded)
+            pending = Pending(named, bucket.number, exchanging, batch.note)
+            batch.count_encoding(counters)
+            self._held.append((batch, pending))
 
     def _release(self, timeout: float) -> bool:
         if not self._participation.known(timeout):

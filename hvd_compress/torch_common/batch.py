@@ -23,7 +23,7 @@ from hvd_compress.torch_common.comm import Collective
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import keep_from_reuse
 from hvd_compress.torch_common.plan import Plan, Table
-from hvd_compress.torch_common.slots import Holder
+from hvd_compress.torch_common.slots import Holder, transpose, transpose_back
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A residual, and where the next one goes."""
@@ -46,11 +46,13 @@ class Batch:
             are written over them.
         used: whether this rank's backward pass came to each parameter; None is to all of them.
         owner_step: what owners of parts do with the averages before they send them, or None.
+        encoded: whether anything is encoded; if not, residuals go with the gradients.
 
     Attributes:
         plan: of the bucket.
         gradients: as they were given; results are written over them.
-        flats: the gradients' elements, each shape=(n,), as they were given.
+        flats: the gradients' elements, each shape=(n,), in the order in which they travel: row-major, of
+            the transposed matrix where ranks share columns out.
         error: what went wrong.
         nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
         word: the same in a word on the device, shape=(1,), int32, where only the device knows; else None.
@@ -66,8 +68,11 @@ class Batch:
         gradients: Sequence[torch.Tensor],
         used: Sequence[bool] | None = None,
         owner_step: OwnerWork | None = None,
+        *,
+        encoded: bool = True,
     ) -> None:
         self.plan = plan
+        self._encoded = encoded
         self.error: Exception | None = None
         self.nonfinite = False
         self.word: torch.Tensor | None = None
@@ -85,7 +90,10 @@ class Batch:
         self._changes = [Changes() for _ in gradients]
         self._owned: list[Pair | None] = []
         self._take_over()
-        self.flats = [gradient.contiguous().view(-1) for gradient in gradients]
+        self.flats = [
+            gradient.contiguous().view(-1) if matrix is None else transpose(gradient, matrix)
+            for gradient, matrix in zip(gradients, plan.matrices, strict=True)
+        ]
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
@@ -102,7 +110,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if that failed.
         """
-        return self._encode(table, self.flats, self.take_up)
+        return self._encode(table, self.flats, self.take_up, self.plan.matrices)
 
     def encode_averages(self, table: Table, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Encodes averages of the parts that this rank owns, with their own residuals.
@@ -114,7 +122,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if that failed.
         """
-        return self._encode(table, averages, lambda: self._owned)
+        return self._encode(table, averages, lambda: self._owned, [None] * len(averages))
 
     def decode(
         self, table: Table, values: Sequence[torch.Tensor], rows: torch.Tensor, scale: float
@@ -158,12 +166,20 @@ class Batch:
             piece = pieces[error.entry]
             name = f"{self.plan.slots[piece.member].name}, as its owner"
             raise self._explained(error, piece, rows, name, error.rank) from None
-        if self._owner_step is not None:
-            for piece in pieces:
-                average = averages[piece.member]
-                if bool(average.isfinite().all()):
-                    self._run_owner_step(piece.member, average)
+        self.step_averages(averages)
         return averages
+
+    def step_averages(self, averages: Sequence[torch.Tensor]) -> None:
+        """Has the owner's step, if there is one, change averages that are finite, in place.
+
+        Args:
+            averages: one a gradient, shape=(n,), float32; of no element where this rank owns none.
+        """
+        if self._owner_step is None:
+            return
+        for position, average in enumerate(averages):
+            if average.numel() and bool(average.isfinite().all()):
+                self._run_owner_step(position, average)
 
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
@@ -243,8 +259,12 @@ class Batch:
         self._kernels.order(self.flats[0])
         write(scale)
         self._decided()
-        for gradient, flat in zip(self.gradients, self.flats, strict=True):
-            if not gradient.is_contiguous():
+        for gradient, flat, matrix in zip(
+            self.gradients, self.flats, self.plan.matrices, strict=True
+        ):
+            if matrix is not None:
+                gradient.copy_(transpose_back(flat, matrix).view(gradient.shape))
+            elif not gradient.is_contiguous():
                 gradient.copy_(flat.view(gradient.shape))
         for position, original in self._originals.items():
             if not self._used[position]:
@@ -258,8 +278,9 @@ class Batch:
             dropped: whether the step does not count; or a word on the device that is not 0 if so.
         """
         self._kernels.order(self.flats[0])
-        for slot in self.plan.slots:
-            slot.step += 1
+        if self._encoded:
+            for slot in self.plan.slots:
+                slot.step += 1
         for used, changes in zip(self._used, self._changes, strict=True):
             changes.settle(dropped if used else True)
 
@@ -317,9 +338,9 @@ class Batch:
         scale, keeps = encoder.loss_scale, EXCHANGES[plan.exchange].residuals
         for position, slot in enumerate(plan.slots):
             gradient, changes = self.gradients[position], self._changes[position]
-            enabled = slot.route.feedback.enabled
+            enabled = self._encoded and slot.route.feedback.enabled
             if plan.owners is not None or slot.owned is not None:
-                changes.own(slot, gradient, plan.owned[position], scale)
+                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
             if slot.residual is not None and not (enabled and keeps):
                 changes.release(slot, gradient, scale)
             # Here, and not between the collectives: memory belongs to the stream that it is made in.
@@ -330,13 +351,19 @@ class Batch:
         table: Table,
         values: Sequence[torch.Tensor],
         take_up: Callable[[], Sequence[Pair | None]],
+        matrices: Sequence[tuple[int, int] | None],
     ) -> torch.Tensor:
         layout, device = table.layout, self.flats[0].device
         message = torch.empty(layout.size, dtype=torch.uint8, device=device)
 
         def work() -> torch.Tensor:
-            residuals, following = columns(take_up())
+            kept = take_up()
+            pairs = [_transposed(*both) for both in zip(kept, matrices, strict=True)]
+            residuals, following = columns(pairs)
             table.kernels.encode(values, residuals, following, self.steps, message)
+            for pair, written, matrix in zip(kept, following, matrices, strict=True):
+                if matrix is not None and pair is not None and written is not None:
+                    pair[1].copy_(transpose_back(written, matrix))
             last = layout.pieces[-1] if layout.pieces else None
             end = 0 if last is None else last.offset + last.size
             if end < layout.size:
@@ -350,7 +377,8 @@ class Batch:
             return self.guard(work, layout.size)
 
     def _take_up(self, position: int, holder: Holder | None) -> Pair | None:
-        if holder is None or not self.plan.slots[position].route.feedback.enabled:
+        enabled = self._encoded and self.plan.slots[position].route.feedback.enabled
+        if holder is None or not enabled:
             return None
         if holder.residual is not None:
             self._kernels.order(holder.residual)
@@ -391,6 +419,16 @@ class Batch:
             )
         what = str(error).removeprefix(f"rank {row}'s ")
         return PayloadError(f"{name}: rank {rank}'s {what}")
+
+
+def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:
+    """A residual in the order in which its gradient travels, and where the next one goes.
+
+    Residuals themselves stay in the gradient's order, so that any codec and exchange can go on with them.
+    """
+    if pair is None or matrix is None:
+        return pair
+    return transpose(pair[0], matrix), torch.empty_like(pair[1])
 
 
 def columns(

@@ -68,6 +68,8 @@ class Batches:
         slots: Sequence[Slot],
         gradients: Sequence[torch.Tensor],
         used: Sequence[bool] | None = None,
+        *,
+        encoded: bool = True,
     ) -> tuple[Batch, Exchanging]:
         """The batch of one bucket, and its exchange, which has not begun.
 
@@ -75,6 +77,8 @@ class Batches:
             slots: the gradients' parameters; all take the same exchange.
             gradients: as for :class:`Batch`, all on one device.
             used: as for :class:`Batch`.
+            encoded: whether they are encoded. Where not, owners step them as they are (the cold start of
+                an owner step, which only ``two_shot`` has).
         """
         device = gradients[0].device
         key = (device, *(slot.index for slot in slots))
@@ -85,5 +89,6 @@ class Batches:
             codecs = ((slot.index, slot.route.exchange, slot.route.codec) for slot in slots)
             lengths = self._lengths.setdefault(tuple(codecs), {})
             plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0], lengths)
-        batch = Batch(self._encoder, plan, gradients, used, self.owner_step)
-        return batch, exchange_of(plan.exchange)(batch, self.comm)
+        batch = Batch(self._encoder, plan, gradients, used, self.owner_step, encoded=encoded)
+        exchange = exchange_of(plan.exchange if encoded else "cold_start")
+        return batch, exchange(batch, self.comm)

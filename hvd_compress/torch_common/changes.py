@@ -40,13 +40,18 @@ class Changes:
         """The same for what this rank has added up for all ranks: now it is this rank's to send."""
         owned = slot.owned
         if owned is not None and owned.residual is not None:
-            rest = torch.zeros(slot.count, device=gradient.device)
             factor = owned.weight * loss_scale / owned.residual_scale
-            rest[owned.begin : owned.end] = owned.residual * factor
+            rest = owned.spread(slot.shape, factor).to(gradient.device)
             self._add(rest, slot, gradient, owned)
 
     def own(
-        self, slot: Slot, gradient: torch.Tensor, part: OwnedPart | None, loss_scale: float
+        self,
+        slot: Slot,
+        gradient: torch.Tensor,
+        part: OwnedPart | None,
+        loss_scale: float,
+        *,
+        keep: bool,
     ) -> None:
         """Has ``slot.owned`` be the record of an exchange.
 
@@ -55,12 +60,14 @@ class Changes:
             gradient: gets what was added up for another exchange.
             part: what this rank owns; None where the exchange has no owners.
             loss_scale: of the gradient.
+            keep: whether what was added up and not sent stays with the record; if not, it goes with the
+                gradient.
         """
         before = slot.owned
         if before is None and part is None:
             return
         if before is not None and before.part == part:
-            if not slot.route.feedback.enabled:
+            if not keep:
                 self.release_owned(slot, gradient, loss_scale)
             return
         self.release_owned(slot, gradient, loss_scale)

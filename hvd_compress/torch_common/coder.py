@@ -14,13 +14,15 @@ from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.layout import Member
 from hvd_compress.exchange.registry import EXCHANGES, Group
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching
+from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching, warn_of_growth
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
-from hvd_compress.torch_common.batch import OwnerWork
+from hvd_compress.torch_common import owner_steps
 from hvd_compress.torch_common.batches import Batches
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.executors import Executors
+from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Owned, Slot
 from hvd_compress.torch_common.state import resize, restore, snapshot
 
@@ -36,6 +38,7 @@ class GradientCoder:
         codec: what gradients are encoded with.
         feedback: coefficients of error feedback.
         exchange: how payloads travel.
+        owner_step: what owners of parts do with averages, or None.
         chained: as for :class:`hvd_compress.torch_common.executors.Executors`.
     """
 
@@ -46,6 +49,7 @@ class GradientCoder:
         feedback: ErrorFeedback,
         *,
         exchange: str = EXCHANGE_NAMES[0],
+        owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
         layers: Mapping[str, Codec | str | None] | None = None,
@@ -63,8 +67,10 @@ class GradientCoder:
             raise TypeError(
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
+        owner_steps.check(owner_step, exchange)
         self._slots = slots
         self._exchange = exchange
+        self._owner_step = owner_step
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=chained)
         self._grad_scaler = grad_scaler
@@ -81,17 +87,12 @@ class GradientCoder:
         """Steps at the start that go uncompressed."""
         return self._warmup_steps
 
-    def _join(self, group: Group, owner_step: OwnerWork | None = None) -> None:
-        """Takes a place among ranks; the frontend chooses all routes then.
-
-        Args:
-            group: the ranks.
-            owner_step: what owners of parts do with averages, or None.
-        """
+    def _join(self, group: Group) -> None:
+        """Takes a place among ranks; the frontend chooses all routes then."""
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._encoder = Encoder(self._kernels, self._seed, group.rank, self._grad_scaler)
-        self._batches = Batches(self._encoder, group, owner_step)
+        self._batches = Batches(self._encoder, group, self._owner_step)
 
     def _bind(self) -> None:
         """Calls :meth:`_join`, in a frontend that has not done so when it was made."""
@@ -190,7 +191,8 @@ class GradientCoder:
         owners = (
             None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
         )
-        return None if owners is None else Owned(*owners.owned(slot.index, slot.count))
+        member = Member(slot.index, slot.shape, slot.route.codec)
+        return None if owners is None else Owned(*owners.owned(member))
 
     def _expect_idle(self, what: str) -> None:
         """Raises ``ExchangeError`` while gradients are on their way."""
@@ -208,6 +210,14 @@ class GradientCoder:
     def _busy(self) -> bool:
         """Whether gradients are on their way."""
         raise NotImplementedError
+
+    def _goes_uncompressed(self, slot: Slot) -> bool:
+        """Whether the next gradient is added up as it is, without an owner."""
+        return slot.route.uncompressed or (self._warming_up(slot) and self._owner_step is None)
+
+    def _warming_up(self, slot: Slot) -> bool:
+        """Whether the next gradient is one of the cold start."""
+        return slot.exchanges < self._warmup_steps
 
     def _forget_agreement(self) -> None:
         """Has the ranks compare their configurations again."""
@@ -230,6 +240,15 @@ class GradientCoder:
             )
         width = slot.parameter.element_size()
         exchange.check(slot.name, slot.shape, route.codec, width, self._group)
+        owned, owners = slot.owned, exchange.owners(self._group)
+        if owned is not None and owned.state and owners is not None:
+            member = Member(slot.index, slot.shape, route.codec)
+            if owners.owned(member) != owned.part:
+                raise ValueError(
+                    f"{slot.name}: expected a codec under which the ranks own the parts that their "
+                    f"owner_step has a state for, got {route.codec}: columns and rows are cut in "
+                    f"another way; make a compressor with that codec, and load_resized() the states"
+                )
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
         """Gives slots their routes."""
@@ -240,6 +259,7 @@ class GradientCoder:
             route = router.choose(slot.name, slot.shape, dtype)
             if not route.uncompressed:
                 self._check_route(slot, route)
+                warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
             chosen.append((slot, route))
         self._set_routes(chosen)
 
@@ -267,6 +287,7 @@ class GradientCoder:
             "ranks": self._size,
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
+            "owner_step": owner_steps.describe(self._owner_step),
             "gradient of": tensors,
             # Of some slots, others may be on their way, and ranks learn lengths at different times.
             **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),

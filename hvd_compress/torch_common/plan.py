@@ -50,6 +50,8 @@ class Plan:
         owners: how ranks share the gradients out; None where they do not.
         owned: of each gradient, what this rank owns; None where ranks do not share them out.
         owned_sizes: elements of these parts.
+        matrices: of each gradient that is transposed before it is shared out, its rows and columns; None
+            of all others.
     """
 
     def __init__(
@@ -68,8 +70,11 @@ class Plan:
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:
-            self.owned = [self.owners.owned(slot.index, slot.count) for slot in slots]
+            self.owned = [self.owners.owned(member) for member in self.members]
         self.owned_sizes = [part[1] - part[0] if part else 0 for part in self.owned]
+        self.matrices = [
+            None if self.owners is None else member.shared.transposed for member in self.members
+        ]
         self._encoder = encoder
         self._like = like.new_empty(0)
         self._lengths = lengths
@@ -88,7 +93,7 @@ class Plan:
             made = layout()
             entries = [
                 Entry(
-                    self.members[piece.member].codec,
+                    piece.codec,
                     piece.shape,
                     self.slots[piece.member].route.feedback,
                     NoiseKey(self._encoder.seed, piece.stream, self.members[piece.member].index),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.exchange.layout import OwnedPart
 from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.torch_common.executors import keep_from_reuse
@@ -80,15 +82,17 @@ class Owned(Holder):
     """What a rank keeps for the part of a parameter that it adds up for all ranks.
 
     Attributes:
-        begin: the part's first element, in row-major order.
+        begin: the part's first element, in row-major order of the gradient, or of its transposed matrix.
         end: one behind its last element.
         weight: what one unit of ``residual`` would have added to the sum of all ranks' gradients.
+        transposed: whether the part is one of the gradient's transposed matrix.
         state: of the owner's step: tensors of shape (end - begin,), and numbers.
     """
 
     begin: int
     end: int
     weight: int
+    transposed: bool = False
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,10 +100,55 @@ class Owned(Holder):
         """Elements of the part."""
         return self.end - self.begin
 
+    def spread(self, shape: Shape, factor: float) -> torch.Tensor:
+        """The residual at its places in the gradient, zeros elsewhere.
+
+        Args:
+            shape: the gradient's.
+            factor: on the residual.
+
+        Returns:
+            shape=(n,), float32, where the residual is, which there has to be.
+        """
+        assert self.residual is not None
+        return in_place(self.residual * factor, self.begin, shape, self.transposed)
+
     @property
     def part(self) -> OwnedPart:
         """What it is the record of."""
-        return self.begin, self.end, self.weight
+        return self.begin, self.end, self.weight, self.transposed
+
+
+def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:
+    """A part's elements at their places in the gradient, zeros elsewhere.
+
+    Args:
+        part: shape=(n_part,).
+        begin: its first element, in the order in which ranks share the gradient out.
+        shape: the gradient's.
+        transposed: whether that is the order of the transposed matrix.
+
+    Returns:
+        shape=(n,), in row-major order of the gradient.
+    """
+    whole = part.new_zeros(math.prod(shape))
+    whole[begin : begin + part.numel()] = part
+    return transpose_back(whole, as_matrix(shape)) if transposed else whole
+
+
+def transpose(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
+    """The elements of a matrix in the order of its columns, shape=(n,).
+
+    Args:
+        x: in row-major order, of as many elements.
+        matrix: rows and columns.
+    """
+    return x.reshape(matrix).t().reshape(-1)
+
+
+def transpose_back(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
+    """The inverse of :func:`transpose`."""
+    return transpose(x, (matrix[1], matrix[0]))
 
 
 @dataclass(eq=False)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.exchange import resize as rule
-from hvd_compress.torch_common.slots import Owned, Slot
+from hvd_compress.torch_common.slots import Owned, Slot, in_place, transpose
 
 _VERSION = 1
 
@@ -107,13 +109,14 @@ def resize(
                     f"load_resized: {slot.name}: expected states of one step, got {field} "
                     f"{[one[field] for one in saved]}"
                 )
-        tensors[slot.name] = _resized(saved, slot.count, rank, size, owned_by(slot))
+        tensors[slot.name] = _resized(saved, slot.shape, rank, size, owned_by(slot))
     return {**states[0], "rank": rank, "size": size, "tensors": tensors}
 
 
 def _resized(
-    saved: list[dict[str, Any]], count: int, rank: int, size: int, owned: Owned | None
+    saved: list[dict[str, Any]], shape: Shape, rank: int, size: int, owned: Owned | None
 ) -> dict[str, Any]:
+    count = math.prod(shape)
     scale = saved[0]["residual_scale"]
     heirs, factor = rule.heirs(len(saved), size, rank)
     residual = None
@@ -127,11 +130,11 @@ def _resized(
         if part is not None and part["residual"] is not None:
             sums = torch.zeros(count) if sums is None else sums
             share = part["weight"] / len(saved) * (scale / part["residual_scale"])
-            sums[part["begin"] : part["end"]] += part["residual"] * share
+            sums += in_place(part["residual"] * share, part["begin"], shape, _transposed(part))
     if owned is not None:
         owned.residual_scale = scale
-        owned.residual = None if sums is None else sums[owned.begin : owned.end].clone()
-        owned.state = _cut_anew([part for part in parts if part is not None], owned)
+        owned.residual = None if sums is None else _part(sums, shape, owned)
+        owned.state = _cut_anew([part for part in parts if part is not None], shape, owned)
     elif sums is not None:
         residual = sums if residual is None else residual + sums
     return {
@@ -141,23 +144,35 @@ def _resized(
     }
 
 
-def _cut_anew(parts: list[dict[str, Any]], owned: Owned) -> dict[str, Any]:
-    ranges = [(part["begin"], part["end"]) for part in parts]
+def _part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
+    """What belongs to a rank of numbers that stand in the order of the gradient."""
+    ordered = transpose(whole, as_matrix(shape)) if owned.transposed else whole
+    return ordered[owned.begin : owned.end].clone()
+
+
+def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[str, Any]:
+    """The owner step's state of a part, from that of the parts of an earlier job."""
     state: dict[str, Any] = {}
-    for old, begin, end in rule.overlaps(ranges, owned.begin, owned.end):
-        first = ranges[old][0]
-        for key, value in parts[old]["state"].items():
-            if not _by_element(value, parts[old]):
+    if not owned.count:
+        return state
+    whole: dict[str, torch.Tensor] = {}
+    for part in parts:
+        for key, value in part["state"].items():
+            if not _by_element(value, part):
                 state.setdefault(key, copy.deepcopy(value))
                 continue
-            if key not in state:
-                state[key] = value.new_zeros(owned.count)
-            state[key][begin - owned.begin : end - owned.begin] = value[begin - first : end - first]
-    return state
+            placed = in_place(value, part["begin"], shape, _transposed(part))
+            whole[key] = whole[key] + placed if key in whole else placed
+    return state | {key: _part(value, shape, owned) for key, value in whole.items()}
+
+
+def _transposed(part: dict[str, Any]) -> bool:
+    """Whether a part of a snapshot is one of the transposed matrix; snapshots were without columns once."""
+    return bool(part.get("transposed", False))
 
 
 def _as_dict(owned: Owned) -> dict[str, Any]:
-    fields = ("begin", "end", "weight", "residual", "residual_scale", "state")
+    fields = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
     return {field: getattr(owned, field) for field in fields}
 
 

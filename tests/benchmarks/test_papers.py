@@ -36,10 +36,11 @@ from benchmarks.papers.registry import EXPERIMENTS
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import magnitudes
 from hvd_compress.exchange.reference import Simulation
+from hvd_compress.torch_common.owner_steps import AdaGrad
 from tests.codecs.cases import normal
 
 RECORDS = Path(benchmarks.__file__).parent / "records"
-SMALL = {"steps": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
+SMALL = {"steps": 1, "epochs": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
 
 
 def tiny(experiment: Experiment) -> Experiment:
@@ -356,7 +357,7 @@ def test_adagrad_before_quantization_is_torchs() -> None:
     values = [torch.from_numpy(normal((7,), seed=seed)) for seed in range(4)]
     parameter = nn.Parameter(torch.zeros(7))
     optimizer = torch.optim.Adagrad([parameter], lr=1.0, eps=1e-10)
-    before, ours = onebit_adagrad.Before(0.0), torch.zeros(7)
+    before, ours = onebit_adagrad.Before(AdaGrad()), torch.zeros(7)
     for step, value in enumerate(values):
         parameter.grad = value.clone()
         optimizer.step()
@@ -366,10 +367,25 @@ def test_adagrad_before_quantization_is_torchs() -> None:
 
 def test_adagrad_after_momentum_gets_sums() -> None:
     first, second = (torch.full((1, 2), value) for value in (2.0, -1.0))
-    before = onebit_adagrad.Before(0.5)
+    before = onebit_adagrad.Before(AdaGrad(momentum=0.5))
     assert before({"w": first}, 0)["w"].tolist() == [[1, 1]]
     # The sum is 0.5 * 2 - 1 = 0.
     assert before({"w": second}, 1)["w"].tolist() == [[0, 0]]
+
+
+def test_adagrad_of_recent_samples() -> None:
+    """Its steps stay as long as they are where gradients do."""
+    step, state = AdaGrad(decay=0.9), {}
+    for count in range(1, 6):
+        gradient = torch.tensor([2.0, 0.0, -0.5])
+        step(gradient, state)
+        torch.testing.assert_close(gradient, torch.tensor([1.0, 0.0, -1.0]))
+        assert state["steps"] == count
+    larger = torch.tensor([20.0, 0.0, -0.5])
+    step(larger, state)
+    weight = 1 - 0.9**6
+    expected = 20 / math.sqrt((0.1 * 400 + (weight - 0.1) * 4) / weight)
+    assert float(larger[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import NoiseKey, OneBit
-from hvd_compress.codecs.onebit import as_matrix
+from hvd_compress.codecs.base import as_matrix
 from hvd_compress.kernels.reference import quantize
 from tests.codecs.cases import decode, encode, floats, normal, tensors, through
 

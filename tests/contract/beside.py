@@ -23,6 +23,7 @@ class Beside:
         ranks: that take part; None is all.
         dtype: of its parameters.
         seed: of the noise.
+        simulated: options of the reference alone.
         options: of :meth:`Frontend.make`.
     """
 
@@ -36,6 +37,7 @@ class Beside:
         ranks: Sequence[int] | None = None,
         dtype: str = "float32",
         seed: int = 0,
+        simulated: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.frontend, self.shapes, self.dtype = frontend, dict(shapes), dtype
@@ -49,7 +51,13 @@ class Beside:
         self.job = self._make()
         self._past: list[Job] = []  # Their checkpoints last as long as they do.
         self.simulation: Simulation = frontend.simulation(
-            exchange, self.codec, self.feedback, self.shapes, size=len(self.ranks), seed=seed
+            exchange,
+            self.codec,
+            self.feedback,
+            self.shapes,
+            size=len(self.ranks),
+            seed=seed,
+            **(simulated or {}),
         )
 
     def everybodys(self, step: int) -> list[dict[str, np.ndarray]]:

@@ -18,6 +18,8 @@ _PAYLOADS: list[Row] = [
     (OneBit(), FULL),
     (OneBit(), NONE),
     (OneBit("tensor"), PARTIAL),
+    (OneBit("column"), FULL),
+    (OneBit("row"), PARTIAL),
     (Int8(), NONE),
     (Int8("linear"), FULL),
     (Ternary(), NONE),
@@ -37,7 +39,7 @@ _LEVELS: list[Row] = [
     (ECQ(100, "l2", 128), FULL),
 ]
 ROWS: dict[str, list[Row]] = {
-    "allgather": [*_PAYLOADS[:-1], (OneBit("column"), FULL), (ECQ(), NONE)],
+    "allgather": [*_PAYLOADS[:-1], (ECQ(), NONE)],
     "two_shot": _PAYLOADS,
     "hierarchical": _PAYLOADS,
     "integer_sum": _LEVELS,

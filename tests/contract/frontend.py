@@ -12,7 +12,7 @@ import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchange.reference import OwnerStep, Simulation
 
 Arrays = Mapping[str, np.ndarray]
 Kept = dict[str, np.ndarray]
@@ -179,6 +179,10 @@ class Frontend(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
+
+    def adagrad(self) -> tuple[Any, OwnerStep]:
+        """AdaGrad as :meth:`make` takes it for ``owner_step``, and as the reference does."""
+        raise NotImplementedError
 
     def called(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
         """What the frontend calls each parameter."""

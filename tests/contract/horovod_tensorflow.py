@@ -15,6 +15,8 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.shards import transpose_back
+from hvd_compress.tensorflow.slots import Slot
 from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kept
 from tests.tensorflow.probes import process_set
 
@@ -51,9 +53,14 @@ class _Job(Job):
 
     def kept(self) -> tuple[Kept, Kept]:
         slots = {self._names[slot.index]: slot for slot in self.compressor.slots}
-        whole = {name: slot.residual.numpy() for name, slot in slots.items()}
+        whole = {name: self._ordered(slot) for name, slot in slots.items()}
         owned = {name: slot.owned.numpy() for name, slot in slots.items()}
         return whole, owned
+
+    def _ordered(self, slot: Slot) -> np.ndarray:
+        """The residual in the order of the gradient."""
+        residual, shared = slot.residual.numpy(), self.compressor.shared(slot)
+        return transpose_back(residual, shared.transposed if shared and residual.size else None)
 
     @property
     def counters(self) -> Counters:
@@ -90,6 +97,7 @@ class HorovodTensorFlow(Frontend):
     alike = False
     varies = False
     cannot = {  # noqa: RUF012
+        "owner_steps_from_a_cold_start": "an owner's work is one operation of C++, without a step",
         "parameters_that_are_not_used": "a graph has the same gradients in every step",
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
         "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.reference import OwnerStep
 from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.owner_steps import AdaGrad
 from tests.contract.frontend import Arrays, Frontend, Job, Kept
 from tests.torch_models import Probe
 
@@ -68,6 +70,10 @@ class TorchFrontend(Frontend):
 
     def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:
         return torch.from_numpy(array).to(getattr(torch, dtype)).float().numpy()
+
+    def adagrad(self) -> tuple[Any, OwnerStep]:
+        step = AdaGrad(initial=0.25)
+        return step, lambda average, state: step(torch.from_numpy(average), state)
 
     @staticmethod
     def _probe(shapes: Any, dtype: str, options: dict[str, Any]) -> tuple[Probe, torch.dtype]:

@@ -18,6 +18,7 @@ from hvd_compress.codecs import (
     OneBit,
     Ternary,
 )
+from hvd_compress.exchange.shards import transpose_back
 from tests.contract.beside import Beside
 from tests.contract.cases import FULL, NONE, PARTIAL, ROWS, SHAPES, USUAL, WEAK, Row
 from tests.contract.frontend import Arrays, Frontend
@@ -43,7 +44,12 @@ _NONFINITE: dict[str, list[Row]] = {
         (Int8("linear", "tensor"), FULL),
         (ECQ(), WEAK),
     ],
-    "two_shot": [(OneBit(), FULL), (OneBit("tensor"), PARTIAL), (ECQ(), WEAK)],
+    "two_shot": [
+        (OneBit(), FULL),
+        (OneBit("column"), FULL),
+        (OneBit("tensor"), PARTIAL),
+        (ECQ(), WEAK),
+    ],
     "hierarchical": [(OneBit(), FULL), (ECQ(), WEAK)],
     "integer_sum": [(Ternary(64), ErrorFeedback(0.1, 0.9)), (ECQ(), WEAK)],
 }
@@ -98,6 +104,8 @@ _CHANGES: dict[str, list[tuple[Codec, ...]]] = {
     name: [(ECQ(),), (OneBit(512),), (NoCompression(),)] for name in ROWS
 } | {
     "allgather": [(Int8("linear"), FULL), (OneBit("column"),), (NoCompression(),)],
+    "two_shot": [(OneBit("column"), FULL), (OneBit(512),), (NoCompression(),)],
+    "hierarchical": [(ECQ(),), (OneBit("column"),), (NoCompression(),)],
     "integer_sum": [(ECQ(8, "linf"),), (ECQ(100, "l2", 128),), (NoCompression(),)],
 }
 
@@ -125,8 +133,9 @@ class _Balance:
 def a_change_of_exchange_loses_no_mass(frontend: Frontend, exchange: str) -> None:
     """By way of the checkpoints of all ranks, to others and back; no exchange keeps what another kept."""
     balance, saved = _Balance(exchange), []
+    usual = (OneBit("column"), FULL) if exchange == "hierarchical" else USUAL[exchange]
     for number, chosen in enumerate(("two_shot", exchange, "allgather", exchange)):
-        beside = Beside(frontend, chosen, USUAL[exchange])
+        beside = Beside(frontend, chosen, usual)
         if saved:
             beside.job.take_over(saved)
         for step in range(2 * number, 2 * number + 2):
@@ -148,7 +157,9 @@ def _unsent(beside: Beside, exchange: str) -> dict[str, np.ndarray]:
                 total[name] += kept / beside.frontend.size
         for name, kept in owned.items():
             if kept.size:
-                total[name][beside.simulation.part(name, rank)] += kept / hosts
+                part = np.zeros_like(total[name])
+                part[beside.simulation.part(name, rank)] = kept / hosts
+                total[name] += transpose_back(part, beside.simulation.shared(name).transposed)
     return {name: one.reshape(beside.shapes[name]) for name, one in total.items()}
 
 

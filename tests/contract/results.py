@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from hvd_compress.codecs import (
-    ECQ,
-    Int8,
-    Ternary,
-)
+from hvd_compress.codecs import ECQ, Int8, OneBit, Ternary
 from tests.contract.beside import Beside, assert_mean
-from tests.contract.cases import NONE, ROWS, SHAPES, USUAL, WEAK, Row
+from tests.contract.cases import FULL, NONE, ROWS, SHAPES, USUAL, WEAK, Row
 from tests.contract.frontend import Frontend
 
 
@@ -132,6 +129,35 @@ def uncompressed_at_first(frontend: Frontend, exchange: str) -> None:
         for name in SHAPES:
             assert_mean(got[name], [one[name] for one in everybodys])
     beside.steps(2, 3)
+
+
+def owner_steps_from_a_cold_start(frontend: Frontend, exchange: str) -> None:
+    """On averages that nothing has encoded at first; also from a checkpoint, and not of an Inf."""
+    option, simulated = frontend.adagrad()
+    for codec in (OneBit(), OneBit("column")):
+        beside = Beside(
+            frontend,
+            exchange,
+            (codec, FULL),
+            simulated={"owner_step": simulated, "warmup_steps": 2},
+            owner_step=option,
+            warmup_steps=2,
+        )
+
+        def overflow(everybodys: list[dict[str, np.ndarray]]) -> None:
+            everybodys[-1]["b"][17] = np.inf
+
+        beside.step(0)
+        beside.step(1, change=overflow)
+        beside.go_on_with_another_job()
+        beside.steps(2, 3)
+        beside.step(4, change=overflow)
+        beside.steps(5)
+    with pytest.raises(ValueError, match="a: expected a codec under which the ranks own the parts"):
+        beside.job.compressor.set_codec(OneBit())
+    beside.steps(6)
+    with pytest.raises(ValueError, match="owner_step: expected exchange='two_shot'"):
+        frontend.make("allgather", OneBit(), FULL, SHAPES, owner_step=option)
 
 
 def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:

@@ -60,6 +60,7 @@ PROPERTIES = (
     Property(residuals.an_average_that_overflows, ("two_shot",)),
     Property(residuals.a_checkpoint_goes_on_bit_for_bit),
     Property(results.uncompressed_at_first),
+    Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE)),
     Property(residuals.a_change_of_codec_loses_no_mass),
     Property(residuals.a_change_of_exchange_loses_no_mass, ("hierarchical", "integer_sum")),
     Property(residuals.a_rank_that_joins, flat=(THREE,)),

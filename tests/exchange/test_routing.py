@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from hvd_compress.exchange.routing import (
     Route,
     Router,
     check_gather,
+    warn_of_growth,
 )
 
 ONE_BIT = Route(OneBit(), ErrorFeedback())
@@ -140,3 +142,15 @@ def test_another_route_keeps_thresholds_and_exclusions() -> None:
     assert router.choose("z", (1000,), "float32") == Route(Int8(), OFF)
     assert router.choose("z", (99,), "float32") == UNCOMPRESSED_ROUTE
     assert router.choose("head.w", (1000,), "float32") == UNCOMPRESSED_ROUTE
+
+
+def test_a_payload_longer_than_its_gradient_is_a_warning() -> None:
+    with pytest.warns(
+        UserWarning, match=r"norm, shape \(2048,\): OneBit\(group='row'\) takes 16672"
+    ):
+        warn_of_growth("norm", (2048,), Route(OneBit("row"), ErrorFeedback()), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_growth("norm", (2048,), Route(OneBit("column"), ErrorFeedback()), 4)
+        warn_of_growth("dense", (32, 64), Route(OneBit("row"), ErrorFeedback()), 4)
+        warn_of_growth("small", (64,), Route(OneBit("row"), ErrorFeedback()), 4)

@@ -46,14 +46,6 @@ def test_streams_of_the_largest_job_fit_into_the_noise_key() -> None:
         NoiseKey(rank=two_shot.second_stream(size, size + 1))
 
 
-@pytest.mark.parametrize("group", ("row", "column"))
-def test_rows_and_columns_are_refused(group: str) -> None:
-    with pytest.raises(ValueError, match=r"w: expected a codec of contiguous groups .*got OneBit"):
-        two_shot.check("w", OneBit(group), Shards(4096, 2))  # type: ignore[arg-type]
-    for kept in (OneBit(), OneBit("tensor"), Int8()):
-        two_shot.check("w", kept, Shards(4096, 2))
-
-
 def test_messages_that_overflow_horovods_counters() -> None:
     two_shot.check("w", Int8(), Shards(2**30, 64))
     with pytest.raises(ValueError, match="w: expected at most 2147483647 bytes in one message"):

@@ -85,6 +85,7 @@ class Beside:
         shapes: of the whole parameters.
         dtype: that gradients are reduced in.
         dimension: that parameters are cut along.
+        simulated: options of the reference alone.
     """
 
     def __init__(
@@ -98,13 +99,16 @@ class Beside:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         dimension: int = 0,
+        **simulated: Any,
     ) -> None:
         self._ranks, (self._replicas, self._shards) = mesh.mesh.tolist(), tuple(mesh.mesh.shape)
         self._own = mesh.get_local_rank("shard")
         self._replica = mesh.get_local_rank("replicate")
         self._shapes, self._dtype, self._dimension = shapes, dtype, dimension
         local = {name: tuple(self._cut(torch.empty(s)).shape) for name, s in shapes.items()}
-        self.simulation = Simulation(exchange, codec, feedback, local, self._replicas, seed=seed)
+        self.simulation = Simulation(
+            exchange, codec, feedback, local, self._replicas, seed=seed, **simulated
+        )
         self._local = local
 
     def step(

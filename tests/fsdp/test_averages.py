@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,26 @@ def test_every_codec_on_four_replicas_without_shards() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_every_codec_on_two_replicas_without_shards() -> None:
     _every_codec(2)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_owner_steps_of_shards() -> None:
+    """From a cold start on."""
+    mesh, step = mesh_of(2), hvdc.AdaGrad(initial=0.25)
+    options: dict[str, Any] = {"warmup_steps": 1, "owner_step": step, "exchange": "two_shot"}
+    net, compressor = make(mesh, OneBit("column"), FULL, **options)
+    beside = Beside(
+        mesh,
+        "two_shot",
+        OneBit("column"),
+        FULL,
+        warmup_steps=1,
+        owner_step=lambda average, state: step(torch.from_numpy(average), state),
+    )
+    for number in range(3):
+        got = backward(net, targets(SHAPES, dist.get_rank(), number))
+        assert_same_bits(got, beside.step(number))
+    beside.assert_kept(compressor)
 
 
 @on_ranks(4, launcher="torchrun")

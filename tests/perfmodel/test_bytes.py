@@ -128,7 +128,6 @@ def test_shapes_count_where_the_codec_looks_at_them() -> None:
     (
         ("allgather", OneBit(), 2**31, Cluster(16, 1, LINK), "bytes in one gather"),
         ("two_shot", OneBit(), 10**6, Cluster(2**16, 1, LINK), "65535 ranks"),
-        ("two_shot", OneBit(group="row"), 10**6, Cluster(2, 1, LINK), "contiguous groups"),
         ("integer_sum", ECQ(127), 10**6, Cluster(5, 1, LINK), "at most 4 ranks"),
         ("hierarchical", OneBit(), 2**30, Cluster(2, 4, LINK), "bytes in one message"),
     ),

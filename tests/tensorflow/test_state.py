@@ -40,6 +40,8 @@ def test_wrong_uses() -> None:
     for options in ({}, {"layers": {"*": ECQ(coding="entropy")}, "coding": "plain"}):
         with pytest.raises(ValueError, match=r"expected coding='plain', got ECQ\(.*'entropy'"):
             hvdc.ECQ(**{"coding": "entropy", **options})
+    with pytest.raises(ValueError, match="owner_step: expected None in TensorFlow, got 'adagrad'"):
+        hvdc.OneBit(exchange="two_shot", owner_step="adagrad")  # type: ignore[arg-type]
     with pytest.raises(hvdc.ExchangeError, match="registered process set"):
         hvdc.OneBit(process_set=hvd.ProcessSet([0]))
     with pytest.raises(hvdc.ExchangeError, match=r"in a tf\.function"):

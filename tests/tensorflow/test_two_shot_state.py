@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.codecs import OneBit
+from hvd_compress.exchange.shards import shared, transpose, transpose_back
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Owner
 from tests.ranks import on_ranks
@@ -39,19 +41,28 @@ def test_a_checkpoint_of_another_exchange() -> None:
 @on_ranks(2, launcher="tensorflow")
 def test_another_number_of_ranks_loses_no_mass() -> None:
     """What three ranks and three owners had not sent, on two: in two shots, and by an allgather."""
+    for group in (1024, "column"):
+        _on_two_ranks(group)
+
+
+def _on_two_ranks(group: int | str) -> None:
     folder = tempfile.mkdtemp()
     count = 2800
+    codec: Any = OneBit(group)  # type: ignore[arg-type]
+    cut = shared(codec, SHAPES[0])
+    order = {"row": cut.row, "transposed": cut.transposed}
     generator = np.random.default_rng(1)
     residuals = generator.standard_normal((3, count)).astype(np.float32)
     averages = generator.standard_normal(count).astype(np.float32)
     paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
     for rank, path in enumerate(paths):
-        old = hvdc.OneBit(threshold=0, name=f"old.{rank}", exchange="two_shot")
-        old.owner = Owner(rank, 3, 0, "two_shot", 3, lambda: None)
+        old = _compressor(codec, f"old.{group}.{rank}", "two_shot")
+        old.owner = Owner(rank, 3, 0, "two_shot", 3, lambda: None, lambda: [order])
         route = old._router.choose("g", (count,), "float32")
         slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
-        slot.residual.assign(residuals[rank])
-        slot.owned.assign(averages[slice(*Shards(count, 3, 0).of(rank))])
+        slot.residual.assign(transpose(residuals[rank], cut.transposed))
+        ordered = transpose(averages, cut.transposed)
+        slot.owned.assign(ordered[slice(*cut.shards(3).of(rank))])
         slot.exchanges.assign(7)
         old.slots.append(slot)
         tf.train.Checkpoint(compressor=old).write(path)
@@ -61,7 +72,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
         hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])
     unsent = residuals.mean(axis=0) + averages
     for name in ("two_shot", "allgather"):
-        compressor = hvdc.OneBit(threshold=0, name=f"new.{name}", exchange=name)
+        compressor = _compressor(codec, f"new.{group}.{name}", name)
         compressor.load_resized(paths[::-1])
         variable = tf.Variable(tf.zeros(SHAPES[0]))
 
@@ -79,7 +90,13 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
         sent = exchange(tf.zeros(SHAPES[0])).numpy().reshape(-1)
         slot = compressor.slots[0]
         assert int(slot.exchanges) == 8
-        left = hvd.allreduce(slot.residual.numpy(), name=f"left.{name}").numpy()
+        left = hvd.allreduce(slot.residual.numpy(), name=f"left.{group}.{name}").numpy()
         if name == "two_shot":
-            left += hvd.allgather(slot.owned.numpy(), name="left.by_owners").numpy()
+            # Owners' parts, in the order of the first one's: the tensor's number is 0.
+            left += hvd.allgather(slot.owned.numpy(), name=f"left.{group}.by_owners").numpy()
+            left = transpose_back(left, cut.transposed)
         np.testing.assert_allclose(sent + left, unsent, atol=1e-5)
+
+
+def _compressor(codec: OneBit, name: str, exchange: str) -> hvdc.Compressor:
+    return hvdc.OneBit(group=codec.group, threshold=0, name=name, exchange=exchange)

@@ -73,8 +73,6 @@ def test_an_altered_payload() -> None:
 
 @on_ranks(2, environment=DYNAMIC)
 def test_wrong_arguments_fail_at_construction() -> None:
-    with pytest.raises(ValueError, match="contiguous groups for exchange='hierarchical'"):
-        _start(OneBit("column"))
     first = hvd.add_process_set([0])
     with pytest.raises(ValueError, match="expected process_set=None for exchange='hierarchical'"):
         _start(process_set=first)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
-from hvd_compress.codecs import OneBit
 from hvd_compress.exchange import buckets
 from tests import jobs
 from tests.ranks import on_ranks
@@ -42,7 +41,7 @@ def test_another_owner_step_on_one_rank() -> None:
     model, _, optimizer = _start(owner_step=hvdc.AdaGrad(initial=0.5 * hvd.rank()))
     _raises(
         hvdc.ExchangeError,
-        r"owner_step: AdaGrad\(.*initial=0\.0\) on rank 0, AdaGrad\(.*initial=0\.5\) on rank 1",
+        r"owner_step: AdaGrad\(.*initial=0\.0, .*\) on rank 0, AdaGrad\(.*initial=0\.5, .*\) on rank 1",
         model,
         optimizer,
     )
@@ -133,18 +132,11 @@ def test_wrong_arguments_fail_at_construction() -> None:
 
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (ValueError, "Compressor.exchange: expected one of 'allgather', ", {"exchange": "ring"}),
-        (ValueError, "a: expected a codec of contiguous groups", {"group": "column"}),
-        (ValueError, "b: expected a codec of contiguous groups", {"layers": {"b": OneBit("row")}}),
         (TypeError, "owner_step: expected a callable, got 3", {"owner_step": 3}),
         (
             ValueError,
             "owner_step: expected exchange='two_shot'",
             {"owner_step": hvdc.AdaGrad(), "exchange": "allgather"},
-        ),
-        (
-            ValueError,
-            "owner_step: expected warmup_steps=0, got 2",
-            {"owner_step": hvdc.AdaGrad(), "warmup_steps": 2},
         ),
     ]
     for error, message, options in wrong:
@@ -154,8 +146,6 @@ def test_wrong_arguments_fail_at_construction() -> None:
     assert {route.exchange for n, route in compressor.routes().items() if n != "small"} == {
         "two_shot"
     }
-    with pytest.raises(ValueError, match="contiguous groups"):
-        compressor.set_codec(OneBit("column"))
     for bad in ({"epsilon": 0.0}, {"initial": -1.0}):
         with pytest.raises(ValueError, match="AdaGrad"):
             hvdc.AdaGrad(**bad)

@@ -22,7 +22,7 @@ class Allgather(Exchange):
             check_gather(slot.label, size, self.collectives.size)
 
     def cut(self, slot: Slot) -> Cut:
-        return Cut(streams=[max(0, self.collectives.rank)])
+        return Cut(self.shared(slot), streams=[max(0, self.collectives.rank)])
 
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
         return self.coder.encode(bucket, token, everybody, "payloads", ranks=self.collectives.size)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.shards import Shared, shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -37,6 +38,12 @@ class Exchange(ABC):
     def owners(self) -> int:
         """How many ranks share a gradient out, and keep residuals for the averages of their parts."""
         return 0
+
+    def shared(self, slot: Slot) -> Shared | None:
+        """How ranks share a gradient out; None where they do not."""
+        if not self.owners or slot.shape is None:
+            return None
+        return shared(slot.route.codec, slot.shape)
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
         """Adds what was sent by and to owners on this host to the counters.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
@@ -11,7 +9,7 @@ from hvd_compress.exchange import agreement, hosts
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -77,13 +75,15 @@ class Hierarchical(Exchange):
 
     def check(self, slot: Slot) -> None:
         self._check_shape(slot)
-        shards, codec = self._shards(slot), slot.route.codec
+        shards, codec = self._shards(slot), self._shared(slot).codec
         hosts.check(slot.label, codec, shards, self._hosts, slot.dtype.size)
 
     def cut(self, slot: Slot) -> Cut:
         shards, rank = self._shards(slot), max(0, self.collectives.rank)
         parts = [shards.of(owner) for owner in range(shards.size)]
-        return Cut(streams=[], parts=parts, own=self._local_rank, own_stream=rank)
+        return Cut(
+            self._shared(slot), streams=[], parts=parts, own=self._local_rank, own_stream=rank
+        )
 
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
         return self.coder.encode(bucket, token, everybody, "numbers", ranks=1)
@@ -108,7 +108,7 @@ class Hierarchical(Exchange):
     def _length(self, bucket: Bucket) -> int | None:
         """Bytes of this rank's averages, where they are known."""
         slot = bucket.slots[0]
-        sizes = self._shards(slot).payload_bytes(slot.route.codec)
+        sizes = self._shards(slot).payload_bytes(self._shared(slot).codec)
         return None if bucket.length is None else sizes[self._local_rank]
 
     def _agree(self) -> None:
@@ -122,6 +122,10 @@ class Hierarchical(Exchange):
             )
         agreement.check(lines)
 
+    def _shared(self, slot: Slot) -> Shared:
+        found = self.shared(slot)
+        assert found is not None
+        return found
+
     def _shards(self, slot: Slot) -> Shards:
-        assert slot.shape is not None
-        return Shards(math.prod(slot.shape), self._hosts.local, slot.index)
+        return self._shared(slot).shards(self._hosts.local, slot.index)

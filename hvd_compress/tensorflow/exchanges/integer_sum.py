@@ -28,6 +28,7 @@ class IntegerSum(Exchange):
         codec, ranks = slot.route.codec, self.collectives
         assert isinstance(codec, LevelCodec) and slot.shape is not None
         return Cut(
+            self.shared(slot),
             streams=[max(0, ranks.rank)],
             parts=[(0, math.prod(slot.shape))],
             bits=integer_sum.bits_of(codec, ranks.size),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import tensorflow as tf
 
 from hvd_compress.exchange import two_shot
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchange.shards import Shards, Shared
 from hvd_compress.tensorflow.buckets import Bucket, Message
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -28,11 +26,12 @@ class TwoShot(Exchange):
 
     def check(self, slot: Slot) -> None:
         self._check_shape(slot)
-        two_shot.check(slot.label, slot.route.codec, self._shards(slot))
+        two_shot.check(slot.label, self._shared(slot).codec, self._shards(slot))
 
     def cut(self, slot: Slot) -> Cut:
         rank, size, shards = self.collectives.rank, self.collectives.size, self._shards(slot)
         return Cut(
+            self._shared(slot),
             streams=[two_shot.first_stream(rank, owner, size) for owner in range(size)],
             parts=[shards.of(owner) for owner in range(size)],
             own=max(0, rank),
@@ -54,9 +53,13 @@ class TwoShot(Exchange):
     def _length(self, bucket: Bucket) -> int | None:
         """Bytes of each owner's averages, where they are known and alike."""
         slot = bucket.slots[0]
-        sizes = set(self._shards(slot).payload_bytes(slot.route.codec))
+        sizes = set(self._shards(slot).payload_bytes(self._shared(slot).codec))
         return sizes.pop() if bucket.length is not None and len(sizes) == 1 else None
 
+    def _shared(self, slot: Slot) -> Shared:
+        found = self.shared(slot)
+        assert found is not None
+        return found
+
     def _shards(self, slot: Slot) -> Shards:
-        assert slot.shape is not None
-        return Shards(math.prod(slot.shape), self.collectives.size, slot.index)
+        return self._shared(slot).shards(self.collectives.size, slot.index)

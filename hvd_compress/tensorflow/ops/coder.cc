@@ -1,5 +1,6 @@
 #include "coder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -50,8 +51,14 @@ absl::Status Coder::CheckTraced(const Tensor& gradient) const {
 std::vector<Piece> Coder::Pieces(const TensorShape& shape) const {
   if (lengths_.empty()) return {PieceOf(shape, 0)};
   std::vector<Piece> pieces;
+  // Whole rows stay together where each has two values of its own.
+  int64_t columns = 1;
+  if (spec_.grouping == HVDC_ROW) {
+    for (int i = 1; i < shape.dims(); ++i) columns *= shape.dim_size(i);
+  }
+  const int64_t row = std::max<int64_t>(columns, 1);
   for (size_t i = 0; i < lengths_.size(); ++i) {
-    pieces.push_back(PieceOf(TensorShape({lengths_[i]}), begins_[i]));
+    pieces.push_back(PieceOf(TensorShape({lengths_[i] / row, row}), begins_[i]));
     if (lengths_[i] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
   }
   return pieces;

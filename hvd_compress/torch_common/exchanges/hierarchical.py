@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Comm, Exchanging
+from hvd_compress.torch_common.exchanges import parts
 from hvd_compress.torch_common.packing import all_gather
 
 
@@ -25,9 +22,9 @@ def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
     size = own.layout.size
     every = plan.table("every", lambda: owners.gathered(members, cross.size * size))
 
-    rows = yield local.all_to_all(*_parts(batch))
+    rows = yield local.all_to_all(*parts.to_owners(batch))
     message = batch.guard(
-        lambda: batch.encode_averages(own, _averages(batch, rows)), own.layout.size
+        lambda: batch.encode_averages(own, parts.averages(batch, rows)), own.layout.size
     )
     payloads = yield from all_gather(batch, cross, message, own)
     blocks = yield local.all_gather(payloads.reshape(-1))
@@ -40,27 +37,3 @@ def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
         lambda piece, host: host * local.size + piece.offset // (cross.size * size),
         flags,
     )
-
-
-def _parts(batch: Batch) -> tuple[torch.Tensor, list[int]]:
-    """All gradients' parts as they are, one owner's behind the other's, and the bytes for each owner."""
-    owners = batch.plan.owners
-    assert owners is not None
-    parts, sizes = [], []
-    for owner in range(owners.size):
-        size = 0
-        for member, flat in zip(batch.plan.members, batch.flats, strict=True):
-            begin, end = owners.part(member.index, member.count, owner)
-            parts.append(flat[begin:end])
-            size += (end - begin) * flat.element_size()
-        sizes.append(size)
-    return torch.cat(parts).view(torch.uint8), sizes
-
-
-def _averages(batch: Batch, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The averages of this host's ranks over the parts that this rank owns; added in the order of ranks."""
-    sizes = batch.plan.owned_sizes
-    averages = torch.zeros(sum(sizes), device=rows.device)
-    for row in rows.view(-1).view(batch.flats[0].dtype).view(len(rows), averages.numel()):
-        averages += row
-    return averages.mul_(1 / len(rows)).split(sizes)

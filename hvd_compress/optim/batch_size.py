@@ -1,0 +1,240 @@
+"""Minibatch sizes and learning rates that are chosen while a model trains."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import base
+
+_log = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """What a trial changes, and what can go back: models, optimizers, compressors, ``DoubleBuffering``."""
+
+    def state_dict(self) -> Any:
+        """The state."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Goes back to a state."""
+
+
+Train = Callable[[int], tuple[int, int]]
+"""Trains with minibatches of a size; returns how many of this rank's samples the model got right, each
+before the update that it was part of, and how many samples there were."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What trials have shown.
+
+    Attributes:
+        size: the minibatch size that was chosen.
+        accuracies: of all ranks' training samples, by size, in the order of the trials.
+    """
+
+    size: int
+    accuracies: Mapping[int, float]
+
+
+class BatchSizeSelector:
+    """Picks the largest minibatch size that does not hurt convergence (1-bit SGD, section 4).
+
+    Every so many samples, the next few are processed at different minibatch sizes, all from the same
+    state. The largest size is chosen whose accuracy on these training samples is no worse than that of the
+    smallest size, up to a tolerance; a larger size is not tried once one is worse. Training goes on from
+    where the trial of the chosen size has ended, so that its work is not lost.
+
+    The learning rate of a sample stays the same: the paper's update is the learning rate times a sum over
+    samples (equations 1 and 2), so that the learning rate of an optimizer that gets means over a minibatch
+    grows with the size. The paper gives neither the tolerance nor the sizes::
+
+        selector = BatchSizeSelector([64, 128, 256], optimizer, [model, optimizer, buffering])
+        selector.select(train)        # on all ranks; again every so many samples
+        train(selector.size)
+
+    Args:
+        sizes: samples of a minibatch, of all ranks together, rising; training begins with the first.
+        optimizer: whose learning rates go with the size.
+        states: all that a trial changes, ``optimizer`` included.
+        tolerance: how far below the smallest size's accuracy a larger one's may be, a share of samples. The
+            default is half a point.
+        process_group: the ranks; None is the default group, or this process alone where there is none.
+
+    Attributes:
+        size: the minibatch size in use.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        states: Sequence[Stateful],
+        *,
+        tolerance: float = 0.005,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        sizes = list(sizes)
+        for size in sizes:
+            base.check_number("BatchSizeSelector", "sizes", size, 1, 2**31, integer=True)
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"BatchSizeSelector.sizes: expected rising sizes, got {sizes}")
+        if not any(one is optimizer for one in states):
+            raise ValueError(
+                "BatchSizeSelector.states: expected the optimizer among what a trial changes, got "
+                f"{[type(one).__name__ for one in states]}"
+            )
+        base.check_number("BatchSizeSelector", "tolerance", tolerance, 0.0, 1.0)
+        self._sizes, self._optimizer, self._states = sizes, optimizer, list(states)
+        self._tolerance, self._group = tolerance, process_group
+        self.size = sizes[0]
+
+    def select(self, train: Train) -> Selection:
+        """Makes the trials, and leaves states and learning rates as the chosen one has them.
+
+        Every rank has to call it. Each call of ``train`` has to process the same samples.
+
+        Raises:
+            ValueError: ``train`` processed no sample.
+        """
+        before = [copy.deepcopy(one.state_dict()) for one in self._states]
+        began, accuracies = self.size, {}
+        chosen, reached = self.size, before
+        for size in self._sizes:
+            self._go_to(before, began, size)
+            accuracies[size] = self._accuracy(*train(size))
+            if accuracies[size] < accuracies[self._sizes[0]] - self._tolerance:
+                break
+            chosen = size
+            reached = [copy.deepcopy(one.state_dict()) for one in self._states]
+        self._go_to(reached, chosen, chosen)
+        self.size = chosen
+        _log.info("minibatches of %d: accuracies by size %s", chosen, accuracies)
+        return Selection(chosen, accuracies)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The size in use; learning rates are in the optimizer's state."""
+        return {"size": self.size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the size of a saved state.
+
+        Raises:
+            ValueError: it is none of the sizes.
+        """
+        if state["size"] not in self._sizes:
+            raise ValueError(
+                f"BatchSizeSelector.load_state_dict: expected one of {self._sizes}, got {state['size']}"
+            )
+        self.size = state["size"]
+
+    def _go_to(self, states: Sequence[Any], old: int, new: int) -> None:
+        """Loads states that were made with minibatches of one size, for minibatches of another."""
+        for one, state in zip(self._states, states, strict=True):
+            one.load_state_dict(copy.deepcopy(state))
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * (new / old)
+
+    def _accuracy(self, right: int, samples: int) -> float:
+        """Of all ranks, the same number on each."""
+        if samples < 1:
+            raise ValueError(
+                f"BatchSizeSelector.select: expected train to process samples, got {samples}"
+            )
+        counts = torch.tensor([right, samples], dtype=torch.int64)
+        if dist.is_initialized():
+            if dist.get_backend(self._group) == "nccl":
+                counts = counts.cuda()
+            dist.all_reduce(counts, group=self._group)
+        return int(counts[0]) / int(counts[1])
+
+
+class LearningRateSearch:
+    """Decays a learning rate where the accuracy on held-out samples stops rising, and records that.
+
+    The paper determines a gradually decaying learning rate automatically by the accuracy on a
+    cross-validation set, on an earlier configuration, and then uses that profile (1-bit SGD, section 4).
+    So search once, without compression, and train by :class:`LearningRateProfile` from then on. The paper
+    does not say by how much, or when.
+
+    Args:
+        decay: factor on the learning rate where the accuracy has not risen.
+        least: the least rise in accuracy that keeps the learning rate.
+
+    Attributes:
+        factor: on the first learning rate.
+        points: the factor from a number of samples on, as :class:`LearningRateProfile` takes them.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+    """
+
+    def __init__(self, *, decay: float = 0.7, least: float = 0.0) -> None:
+        base.check_number("LearningRateSearch", "decay", decay, 0.001, 0.999)
+        base.check_number("LearningRateSearch", "least", least, 0.0, 1.0)
+        self._decay, self._least = decay, least
+        self._best = float("-inf")
+        self.factor = 1.0
+        self.points: list[tuple[int, float]] = [(0, 1.0)]
+
+    def update(self, samples: int, accuracy: float) -> float:
+        """Takes a measurement.
+
+        Args:
+            samples: processed so far, of all ranks.
+            accuracy: on held-out samples, the same number on every rank.
+
+        Returns:
+            :attr:`factor`, from now on.
+        """
+        if accuracy <= self._best + self._least:
+            self.factor *= self._decay
+            self.points.append((samples, self.factor))
+        self._best = max(self._best, accuracy)
+        return self.factor
+
+
+class LearningRateProfile:
+    """A gradually decaying learning rate, by samples and not by steps, whose number depends on sizes.
+
+    Between two points, the factor falls geometrically; before the first and behind the last, it is
+    constant.
+
+    Args:
+        points: numbers of samples, rising, and the factor on the first learning rate there; those of a
+            :class:`LearningRateSearch`, or of a JSON file of them.
+
+    Attributes:
+        points: the same as numbers.
+
+    Raises:
+        ValueError: no points, numbers of samples that do not rise, or factors that are not above 0.
+    """
+
+    def __init__(self, points: Sequence[Sequence[float]]) -> None:
+        self.points = [(float(samples), float(factor)) for samples, factor in points]
+        places = [samples for samples, _ in self.points]
+        if not places or places != sorted(set(places)) or min(f for _, f in self.points) <= 0:
+            raise ValueError(
+                f"LearningRateProfile.points: expected rising numbers of samples with factors above 0, "
+                f"got {list(points)}"
+            )
+
+    def factor(self, samples: int) -> float:
+        """The factor on the first learning rate after so many samples."""
+        before = [point for point in self.points if point[0] <= samples]
+        after = [point for point in self.points if point[0] > samples]
+        if not before or not after:
+            return (before or after)[-1 if before else 0][1]
+        (begin, high), (end, low) = before[-1], after[0]
+        return float(high * (low / high) ** ((samples - begin) / (end - begin)))

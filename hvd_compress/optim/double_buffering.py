@@ -1,0 +1,261 @@
+"""Half-batches: the gradients of one are exchanged while those of the next are computed."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import base
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.distributed.begin import begin_alike
+from hvd_compress.distributed.work import Work
+
+_log = logging.getLogger(__name__)
+
+_MODES = ("whole", "halves")
+
+
+class DoubleBuffering:
+    """Averages gradients by half-batches, one while the next is computed (1-bit SGD, section 2.2).
+
+    Each minibatch is cut in half. While a rank computes the gradients of one half, those of the half before
+    are on their way. So each update is made with gradients of parameters that are one half-batch old
+    (delayed update); updates do not depend on timing. A half-batch's gradient counts by its share of the
+    minibatch's samples, as in the paper's sums over samples, so that two updates are as long as one of the
+    whole minibatch. Optimizers that divide gradients by their size, such as Adam and AdaGrad, make two
+    whole steps all the same.
+
+    Two updates cost twice what one does, and half a batch may compute less efficiently. Where the exchange
+    takes less than that, double buffering is slower than an exchange of the whole minibatch (section 2.3).
+    With ``enabled=None``, both are tried, ``trial_steps`` minibatches each, and the faster one by the mean
+    of the ranks' median times stays, on all ranks alike. :attr:`report` says why.
+
+    It replaces what averages gradients: use it with a model of each rank's own, not within
+    ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank::
+
+        buffering = DoubleBuffering(model.named_parameters(), optimizer, OneBit())
+        for inputs, targets in batches:
+            for x, y in buffering.parts(inputs, targets):
+                loss(model(x), y).backward()
+                buffering.step()
+        buffering.flush()
+
+    Args:
+        params: ``model.named_parameters()``.
+        optimizer: makes the updates; a learning-rate scheduler may change it between minibatches.
+        compressor: of :mod:`hvd_compress.distributed`, such as ``OneBit()``; it is this object's alone.
+        enabled: whether minibatches are cut in half; None measures.
+        trial_steps: minibatches of each way that are measured, after one that is not.
+
+    Attributes:
+        enabled: whether minibatches are cut in half; None while that is being measured.
+        report: how long minibatches took either way, in a sentence; None without a measurement, and before
+            its end.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: ranks differ in arguments or parameters; there is no process group.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: torch.optim.Optimizer,
+        compressor: hvdc.Compressor,
+        *,
+        enabled: bool | None = None,
+        trial_steps: int = 10,
+    ) -> None:
+        call = "DoubleBuffering(model.named_parameters(), optimizer, {})"
+        expect_instance("DoubleBuffering", compressor, hvdc.Compressor, call, "OneBit()")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"DoubleBuffering.optimizer: expected a torch.optim.Optimizer, got "
+                f"{type(optimizer).__name__}"
+            )
+        if enabled not in (True, False, None):
+            raise TypeError(
+                f"DoubleBuffering.enabled: expected True, False or None, got {enabled!r}"
+            )
+        base.check_number("DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True)
+        self._named = {name: p for name, p in params if p.requires_grad}
+        if not self._named:
+            raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
+        self._optimizer, self._compressor = optimizer, compressor
+        self._trial_steps = trial_steps
+        self.enabled = enabled
+        self.report: str | None = None
+        self._seconds: dict[str, list[float]] = {mode: [] for mode in _MODES}
+        self._exchange_seconds: list[float] = []
+        self._update_seconds: list[float] = []
+        self._share = 1.0
+        self._work: Work | None = None
+        self._delayed: list[torch.Tensor] | None = None
+        settings = {"enabled": enabled, "trial_steps": trial_steps}
+        begin_alike(compressor, self._named, settings)
+
+    def parts(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Cuts this rank's samples of a minibatch into what to compute between two calls of :meth:`step`.
+
+        Every rank has to call it for every minibatch, and take all of it.
+
+        Args:
+            tensors: inputs, targets and so on, all with the samples along their first dimension.
+
+        Raises:
+            ValueError: tensors of different lengths, or fewer than two samples.
+        """
+        lengths = {len(tensor) for tensor in tensors}
+        if len(lengths) != 1 or min(lengths) < 2:
+            raise ValueError(
+                f"DoubleBuffering.parts: expected tensors of one length of at least 2 samples, got "
+                f"{sorted(lengths)}"
+            )
+        count = lengths.pop()
+        mode = self._mode()
+        cuts = [0, -(-count // 2), count] if mode == "halves" else [0, count]
+        started = time.perf_counter()
+        for begin, end in pairwise(cuts):
+            self._share = (end - begin) / count
+            yield tuple(tensor[begin:end] for tensor in tensors)
+        self._share = 1.0
+        if self.enabled is None:
+            self._seconds[mode].append(time.perf_counter() - started)
+            if len(self._seconds[_MODES[-1]]) > self._trial_steps:
+                self._decide()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Sends the gradients, and updates the parameters with those that were sent before.
+
+        Gradients are gone then, so that there is no need for ``zero_grad()``. The first call of all makes
+        no update. Where minibatches are not cut in half, it waits, and updates with what it sent itself.
+
+        Raises:
+            ExchangeError: ranks differ, or another rank has failed.
+            PayloadError: a payload was altered on its way.
+        """
+        halves = self._mode() == "halves"
+        gradients = self._take_gradients()
+        before = self._arrived()
+        started = time.perf_counter()
+        # The compressor encodes here, in the order of the calls, whatever the network does.
+        work = hvdc.all_reduce(gradients, self._compressor, key=list(self._named), async_op=True)
+        self._work, self._delayed = work, gradients
+        if not halves:
+            before = self._arrived()
+            if self.enabled is None:
+                self._exchange_seconds.append(time.perf_counter() - started)
+        if before is not None:
+            self._update(before)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Makes the last update: after the last minibatch, or before an evaluation that is to count it."""
+        before = self._arrived()
+        if before is not None:
+            self._update(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next steps depend on beside model and optimizer, which are saved at the same time.
+
+        The average that is yet to be applied, and the compressor's own state; every rank saves its own.
+        To be called between minibatches.
+
+        Raises:
+            ExchangeError: the exchange under way failed.
+        """
+        self._delayed = delayed = self._arrived()
+        return {
+            "delayed": None if delayed is None else dict(zip(self._named, delayed, strict=True)),
+            "enabled": self.enabled,
+            "report": self.report,
+            "seconds": {mode: list(times) for mode, times in self._seconds.items()},
+            "compressor": self._compressor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on bit for bit where :meth:`state_dict` of the same rank left off.
+
+        Raises:
+            ValueError: the state of another model, rank or compressor; nothing is changed then.
+        """
+        delayed = state["delayed"]
+        if delayed is not None and list(delayed) != list(self._named):
+            raise ValueError(
+                f"DoubleBuffering.load_state_dict: expected averages of {list(self._named)[:5]}, got "
+                f"{list(delayed)[:5]}"
+            )
+        self._delayed = self._arrived()
+        self._compressor.load_state_dict(state["compressor"])
+        self._delayed = None if delayed is None else [one.clone() for one in delayed.values()]
+        self.enabled, self.report = state["enabled"], state["report"]
+        self._seconds = {mode: list(times) for mode, times in state["seconds"].items()}
+
+    def _mode(self) -> str:
+        if self.enabled is not None:
+            return _MODES[self.enabled]
+        # One minibatch more than is measured: the first has to settle.
+        return _MODES[len(self._seconds["whole"]) > self._trial_steps]
+
+    def _take_gradients(self) -> list[torch.Tensor]:
+        """The gradients, by their share of the minibatch; parameters have none then."""
+        gradients = []
+        for parameter in self._named.values():
+            gradient, parameter.grad = parameter.grad, None
+            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        if self._share != 1.0:
+            torch._foreach_mul_(gradients, self._share)
+        return gradients
+
+    def _arrived(self) -> list[torch.Tensor] | None:
+        """The averages that were sent before, which are no longer pending then; None if there are none."""
+        work, self._work = self._work, None
+        averages, self._delayed = self._delayed, None
+        if work is not None:
+            work.wait()
+        return averages
+
+    def _update(self, averages: Sequence[torch.Tensor]) -> None:
+        started = time.perf_counter()
+        for parameter, average in zip(self._named.values(), averages, strict=True):
+            parameter.grad = average
+        self._optimizer.step()
+        for parameter in self._named.values():
+            parameter.grad = None
+        if self.enabled is None:
+            self._update_seconds.append(time.perf_counter() - started)
+
+    def _decide(self) -> None:
+        """Chooses the faster way, by times that are the same on every rank."""
+        own = [
+            *(statistics.median(self._seconds[mode][1:]) for mode in _MODES),
+            statistics.median(self._exchange_seconds[1:] or self._exchange_seconds),
+            statistics.median(self._update_seconds),
+        ]
+        group = self._compressor.process_group
+        device = next(iter(self._named.values())).device
+        rows = [
+            torch.zeros(len(own), dtype=torch.float64, device=device)
+            for _ in range(dist.get_world_size(group))
+        ]
+        dist.all_gather(rows, torch.tensor(own, dtype=torch.float64, device=device), group=group)
+        whole, halves, exchange, update = torch.stack(rows).mean(0).tolist()
+        self.enabled = halves < whole
+        self.report = (
+            f"double buffering {'pays' if self.enabled else 'does not pay'}: {1e3 * halves:.2f} ms a "
+            f"minibatch with it, {1e3 * whole:.2f} ms without, of which the exchange takes "
+            f"{1e3 * exchange:.2f} ms and the update, which it makes twice, {1e3 * update:.2f} ms"
+        )
+        if dist.get_rank(group) == 0:
+            _log.info("%s", self.report)
+        if not self.enabled:
+            self.flush()
