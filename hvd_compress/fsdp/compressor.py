@@ -220,11 +220,10 @@ class Compressor(GroupCoder):
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self) -> None:
-        if not self._agreed:
-            line = agreement.serialize(self._configuration())
-            Agreement(self._collectives, line).settle()
+        if not self._agreed and self._former is None:
+            self._ask().settle()
             self._prepare()
-            self._agreed = True
+            self._note_agreement()
         self._step = self._begin()
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
@@ -246,6 +245,7 @@ class Compressor(GroupCoder):
             tensors.append((slot, shard, shard))
         self._pack(bucket, tensors)
         assert self._step is not None
+        self._confirm(bucket)
         self._step.add(bucket)
         bucket.future.wait()
 
@@ -295,7 +295,7 @@ class Compressor(GroupCoder):
             if error is not None:
                 raise error
         self._prepare()
-        self._agreed = True
+        self._note_agreement()
 
     def _broadcast(self, model: torch.nn.Module) -> None:
         assert self._process_group is not None

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.exchange.registry import Group
+from hvd_compress.exchange.routing import Route
 from hvd_compress.torch_common.batch import Batch, OwnerWork
 from hvd_compress.torch_common.comm import Comm, Exchanging
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.exchanges import exchange_of
+from hvd_compress.torch_common.inquiry import Inquiry
 from hvd_compress.torch_common.plan import Plan
 from hvd_compress.torch_common.slots import Slot
 
@@ -64,3 +66,15 @@ class Batches:
             plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0])
         batch = Batch(self._encoder, plan, gradients, used, self.owner_step)
         return batch, exchange_of(plan.exchange)(batch, self.comm)
+
+    def inquire(
+        self, former: Sequence[tuple[Slot, Route]], gradients: Sequence[torch.Tensor]
+    ) -> tuple[Inquiry, Exchanging]:
+        """The same for what asks whether all ranks have changed how these gradients travel.
+
+        Args:
+            former: as for :class:`Inquiry`.
+            gradients: as for :class:`Inquiry`.
+        """
+        inquiry = Inquiry(self._encoder, self._group, former, gradients)
+        return inquiry, exchange_of(inquiry.plan.exchange)(inquiry, self.comm)

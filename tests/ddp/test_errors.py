@@ -49,6 +49,23 @@ def test_a_rank_that_forgot_its_state() -> None:
     _raises_in_first_step(resumed, r"step 2 on rank 0, .*step 0 on rank 1")
 
 
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_codec_that_was_changed_on_one_rank() -> None:
+    """Buckets before that of the change are sent as before. Where all ranks change it, they go on."""
+    ddp, compressor = distributed(
+        Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100, warmup_steps=1
+    )
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    for step in range(1, 3):
+        compressor.set_codec(Int8() if step == 2 else OneBit(512), layers="a")
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+    if dist.get_rank() == 1:
+        compressor.set_codec(OneBit(), layers="a")
+    message = r"set_codec: expected a call on every rank .*, got one on rank 1 only"
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 3))
+
+
 @on_ranks(2, launcher="torchrun")
 def test_codecs_that_were_changed_differently() -> None:
     ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
