@@ -25,6 +25,7 @@ from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.torch_common.slots import slots_of
+from hvd_compress.torch_common.state import expect_state
 
 _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
 """Exchanges that do not ask for hosts: here, the ranks of a host hold different shards."""
@@ -140,6 +141,7 @@ class Compressor(GroupCoder):
         Raises:
             ValueError: another rank, mesh, seed or model; nothing is changed then.
         """
+        expect_state("load_state_dict", state)
         if state.get("shard") != self._shard:
             raise ValueError(
                 f"load_state_dict: expected the state of a rank with shard {self._shard[0]} of "
@@ -162,6 +164,8 @@ class Compressor(GroupCoder):
                 changed then.
         """
         states = list(states)
+        for state in states:
+            expect_state("load_resized", state)
         places = [state.get("shard") or [None, None] for state in states]
         sizes = {size for _, size in places}
         if sizes != {self._shard[1]}:

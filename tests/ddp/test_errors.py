@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed import collectives
 from hvd_compress.torch_common.comm import Collective
@@ -195,6 +196,16 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (ValueError, "expected skip_all_reduce_unused_params=False", lambda: hvdc.OneBit(skipping)),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(ddp, grad_scaler=2.0)),
         (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", ddp)),
+        (
+            TypeError,
+            r"load_state_dict: expected what state_dict\(\) returned, got None",
+            lambda: hvdc.OneBit(ddp).load_state_dict(None),
+        ),
+        (
+            TypeError,
+            r"another package, hvd_compress.distributed.Int8: write .*\(hvd_compress.ddp.Int8\(model\),",
+            lambda: hvdc.hook(of_all_reduce.Int8(), None),
+        ),
         (
             ValueError,
             "a: expected a parameter in the memory of the CPU, got one on meta",
