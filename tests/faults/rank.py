@@ -96,6 +96,8 @@ def _no_memory(case: Case) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_AS)
 
     def take_all() -> None:
+        # Python's own objects stay possible: it is a tensor that must not fit.
+        small = [bytes(size) for size in range(0, 480, 16) for _ in range(500)]
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), limits[1]))
         size = 2**24
@@ -104,6 +106,7 @@ def _no_memory(case: Case) -> Iterator[None]:
                 hoard.append(bytearray(size))
             except MemoryError:
                 size //= 2
+        del small
 
     with ExitStack() as stack:
         if case.exchange == STOCK or case.frontend == "tensorflow":
