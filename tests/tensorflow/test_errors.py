@@ -151,6 +151,31 @@ def test_a_long_gradient_that_cannot_be_encoded() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_a_compressor_of_two_models() -> None:
+    """Functions of one model may be traced again and again; those of another one have other gradients."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    models = [[tf.Variable(tf.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+
+    def step_of(variables: list[tf.Variable]) -> Any:
+        @tf.function
+        def step() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            return tape.gradient(loss, variables)
+
+        return step
+
+    step_of(models[0])()
+    step_of(models[0])()
+    with pytest.raises(
+        Exception, match=r"expected the variables of the model .* make one for each"
+    ):
+        step_of(models[1])()
+    step_of(models[0])()
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_an_error_of_the_users_own_ends_what_has_failed() -> None:
     """The second gradient never comes: the first one's failed operation must not wait for it."""
     compressor = _Altered("after", threshold=THRESHOLD)
