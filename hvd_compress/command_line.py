@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from hvd_compress import doctor
 from hvd_compress.perfmodel import predict
 
 
+class _Parser(argparse.ArgumentParser):
+    """Answers wrong arguments in one line, without the usage; commands get the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists all options)\n")
+
+
 def main(command_line: Sequence[str] | None = None) -> int:
     """Runs a command; its arguments are those of the process if none are given."""
-    parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression.")
+    parser = _Parser(prog="hvd-compress", description="Gradient compression.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (predict, doctor):
         command.add_to(commands)

@@ -77,11 +77,20 @@ def expect_instance(
     if isinstance(value, type) and issubclass(value, kind):
         got = f"the class {value.__name__}"
         example = written(value.__name__, inspect.signature(value))
+    elif type(value).__module__.startswith("hvd_compress."):
+        package, name = type(value).__module__, type(value).__name__
+        got = f"one of another package, {package}.{name}"
+        example = f"{_package_of(kind)}.{example.replace('OneBit', name)}"
     else:
         got = "None" if value is None else f"an object of type {type(value).__name__}"
     raise TypeError(
         f"{where}: expected an instance of a compressor, got {got}: write {write.format(example)}"
     )
+
+
+def _package_of(kind: type) -> str:
+    """``hvd_compress.ddp`` of a class in a module of that package."""
+    return ".".join(kind.__module__.split(".")[:2])
 
 
 def guard(cls: C, methods: Iterable[str] = (), write: str = "{}") -> C:

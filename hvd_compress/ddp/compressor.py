@@ -129,6 +129,11 @@ class Compressor(GroupCoder):
             )
         step.last_index = bucket.index()
         sent = self._packed(bucket)
+        try:
+            self._confirm(sent)
+        except Exception:
+            self._step = None
+            raise
         step.add(sent)
         if bucket.is_last():
             self._end(step)
@@ -139,7 +144,8 @@ class Compressor(GroupCoder):
         self._step = None
         self.counters.steps += 1
         step.close()
-        self._agreed = True
+        if self._former is None:
+            self._note_agreement()
         # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
         # joined (uneven inputs) has no backward pass: it is refused there.
         with contextlib.suppress(RuntimeError):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.torch_common.state import expect_state
 
 
 class GatheredState:
@@ -44,6 +45,7 @@ class GatheredState:
             ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``, or it is the state
                 that another rank had.
         """
+        expect_state("GatheredState.load_state_dict", state)
         states = state.get("ranks", [])
         if not states:
             raise ValueError(

@@ -12,6 +12,7 @@ from hvd_compress.exchange.registry import Scope
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.torch_common.inquiry import Inquiry
 from hvd_compress.torch_common.uncompressed import Uncompressed
 
 
@@ -26,7 +27,7 @@ class Part:
         remainders: the scopes of those that follow where messages were too short.
     """
 
-    content: Batch | Uncompressed
+    content: Batch | Inquiry | Uncompressed
     pending: Pending
     stages: tuple[Scope, ...]
     remainders: tuple[Scope, ...] = ()
@@ -42,6 +43,8 @@ class Bucket:
         scale: factor on the ranks' sums.
         parts: what it sends.
         changes: what it does to residuals beside those of its parts.
+        rerouted: whether some tensor travels in another way than in the ranks' last agreement.
+        inquiry: what asks in the former way whether it does so on all ranks, where some was encoded then.
         waiting: how many of the parts are not back yet.
         future: complete when the results are written; or gets the exception.
     """
@@ -51,6 +54,8 @@ class Bucket:
     scale: float
     parts: list[Part] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
+    rerouted: bool = False
+    inquiry: Part | None = None
     waiting: int = 0
     future: torch.futures.Future[Any] = field(init=False)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)

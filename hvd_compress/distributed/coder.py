@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from queue import Queue
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from hvd_compress.exchange.routing import Route
 from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
 from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.torch_common.inquiry import Inquiry
 from hvd_compress.torch_common.slots import Slot
 from hvd_compress.torch_common.uncompressed import Uncompressed
 
@@ -58,6 +60,15 @@ class GroupCoder(GradientCoder):
         self._bound = False
         self._step: Step | None = None
         self._agreed = False
+        # By number, how gradients travelled when the ranks agreed last, where set_codec was called since.
+        self._former: dict[int, Route] | None = None
+
+    def set_codec(
+        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
+    ) -> None:
+        former = {slot.index: slot.route for slot in self._slots} if self._agreed else None
+        super().set_codec(codec, feedback, layers)
+        self._former = self._former or former
 
     def _bind(self) -> None:
         if self._bound:
@@ -93,6 +104,10 @@ class GroupCoder(GradientCoder):
     def _forget_agreement(self) -> None:
         self._agreed = False
 
+    def _note_agreement(self) -> None:
+        """Called when the ranks are known to agree."""
+        self._agreed, self._former = True, None
+
     def _check_route(self, slot: Slot, route: Route) -> None:
         device = slot.parameter.device
         if device != self._device:
@@ -120,12 +135,38 @@ class GroupCoder(GradientCoder):
         self._collectives.begin_step()
         self._begin_encoding()
         asked = None
-        if not self._agreed:
-            line = agreement.serialize(self._configuration())
-            asked = Agreement(self._collectives, line)
+        if not self._agreed and self._former is None:
+            asked = self._ask()
         return Step(
             self._collectives, self._launcher, asked, self._prepare, self._count, self._anywhere
         )
+
+    def _ask(self) -> Agreement:
+        return Agreement(self._collectives, agreement.serialize(self._configuration()))
+
+    def _confirm(self, bucket: Bucket) -> None:
+        """Waits for the other ranks where a bucket's tensors travel in another way than those may expect.
+
+        Called before it is sent; those before it have been.
+
+        Raises:
+            ExchangeError: on every rank, not all have called ``set_codec``, or with other arguments.
+        """
+        if not bucket.rerouted:
+            return
+        inquiry = bucket.inquiry
+        if inquiry is not None:
+            over: Queue[Exception | None] = Queue()
+            self._launcher.submit(inquiry.pending, inquiry.stages, over.put)
+            error = over.get()
+            if error is not None:
+                raise error
+            assert isinstance(inquiry.content, Inquiry)
+            inquiry.content.check()
+            bucket.inquiry = None
+        self._ask().settle()
+        self._prepare()
+        self._note_agreement()
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether a step is dropped, where ranks outside of the group have a say; see :class:`Step`."""
@@ -155,6 +196,9 @@ class GroupCoder(GradientCoder):
                 uncompressed one is added up.
             buffer: memory that holds exactly these tensors, one behind the other, if there is any.
         """
+        if self._former is not None:
+            tensors = list(tensors)
+            self._compare_with(self._former, bucket, tensors)
         encoded: dict[tuple[str, bool, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
         for slot, tensor, row in tensors:
@@ -177,6 +221,30 @@ class GroupCoder(GradientCoder):
         divisor = 1 if bucket.scale == 1 else self._size
         for dtype, rows in uncompressed.items():
             bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))
+
+    def _warming_up(self, slot: Slot) -> bool:
+        return slot.exchanges < self._warmup_steps
+
+    def _compare_with(
+        self,
+        former: Mapping[int, Route],
+        bucket: Bucket,
+        tensors: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Finds out whether ranks without a change of routes would send a bucket in another way."""
+        encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
+        for slot, tensor, _ in tensors:
+            if tensor.numel() and not self._warming_up(slot):
+                route = former[slot.index]
+                bucket.rerouted |= route != slot.route
+                if not route.uncompressed:
+                    encoded.setdefault((route.exchange, tensor.dtype), []).append((slot, tensor))
+        if bucket.rerouted and encoded:
+            pairs = next(iter(encoded.values()))  # What those ranks send first.
+            before = [(slot, former[slot.index]) for slot, _ in pairs]
+            inquiry, exchanging = self._batches.inquire(before, [tensor for _, tensor in pairs])
+            pending = Pending("", 0, exchanging, inquiry.note)
+            bucket.inquiry = Part(inquiry, pending, EXCHANGES[inquiry.plan.exchange].stages)
 
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; what it sends for the others is zeros."""

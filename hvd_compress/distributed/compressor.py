@@ -27,6 +27,7 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.state import expect_state
 
 
 class Compressor(GroupCoder):
@@ -339,6 +340,8 @@ class Compressor(GroupCoder):
     @contextlib.contextmanager
     def _keys_of(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
         """Makes records for the keys of states, which are gone again where loading these fails."""
+        for state in states:
+            expect_state(who, state)
         kinds = [state.get("keys") for state in states]
         if not kinds or not isinstance(kinds[0], dict) or any(one != kinds[0] for one in kinds):
             raise ValueError(

@@ -1,7 +1,8 @@
 """Where the payloads of a bucket's gradients stand in its messages.
 
 A bucket is a list of :class:`Member`. A message holds one payload for each of its :class:`Piece`. Behind
-the payloads, a byte for each member tells whether the sender used the parameter in its backward pass.
+the payloads, a byte for each member, its flag, tells whether the sender used the parameter in its backward
+pass.
 Payloads are multiples of 16 bytes, and so are all offsets.
 """
 
@@ -21,6 +22,10 @@ from hvd_compress.exchange.shards import Shards, Shared, shared
 
 ALIGNMENT = 16
 """Bytes. Gathers of messages of other lengths are slow on NCCL."""
+
+USED, CHANGED = 1, 2
+"""Values of a member's flag, which is 0 of a parameter that the sender has not used: it has used it; it has
+changed how gradients travel, and sends zeros in the place of payloads to ask whether all ranks have."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ long messages, one rank often waits until the other's has come whole.
 
 from __future__ import annotations
 
-_LONG = 2**19
+LONG = 2**19
 """Bytes. A socket's buffers take shorter messages at once, and no rank waits."""
 
 
@@ -18,4 +18,4 @@ def as_sum(size: int, length: int) -> bool:
         size: ranks.
         length: bytes of every rank's message.
     """
-    return size == 2 and length >= _LONG and length % 4 == 0
+    return size == 2 and length >= LONG and length % 4 == 0

@@ -27,6 +27,7 @@ from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.torch_common import owner_steps
 from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import slots_of
+from hvd_compress.torch_common.state import expect_state
 
 _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
 """Exchanges that do not ask for hosts: here, the ranks of a host hold different shards."""
@@ -147,6 +148,7 @@ class Compressor(GroupCoder):
         Raises:
             ValueError: another rank, mesh, seed or model; nothing is changed then.
         """
+        expect_state("load_state_dict", state)
         if state.get("shard") != self._shard:
             raise ValueError(
                 f"load_state_dict: expected the state of a rank with shard {self._shard[0]} of "
@@ -169,6 +171,8 @@ class Compressor(GroupCoder):
                 changed then.
         """
         states = list(states)
+        for state in states:
+            expect_state("load_resized", state)
         places = [state.get("shard") or [None, None] for state in states]
         sizes = {size for _, size in places}
         if sizes != {self._shard[1]}:
@@ -227,11 +231,10 @@ class Compressor(GroupCoder):
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self) -> None:
-        if not self._agreed:
-            line = agreement.serialize(self._configuration())
-            Agreement(self._collectives, line).settle()
+        if not self._agreed and self._former is None:
+            self._ask().settle()
             self._prepare()
-            self._agreed = True
+            self._note_agreement()
         self._step = self._begin()
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
@@ -253,6 +256,7 @@ class Compressor(GroupCoder):
             tensors.append((slot, shard, shard))
         self._pack(bucket, tensors)
         assert self._step is not None
+        self._confirm(bucket)
         self._step.add(bucket)
         bucket.future.wait()
 
@@ -302,7 +306,7 @@ class Compressor(GroupCoder):
             if error is not None:
                 raise error
         self._prepare()
-        self._agreed = True
+        self._note_agreement()
 
     def _broadcast(self, model: torch.nn.Module) -> None:
         assert self._process_group is not None

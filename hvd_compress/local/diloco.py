@@ -262,6 +262,9 @@ class DiLoCo:
             raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
+        if not isinstance(state, dict) or "configuration" not in state:
+            kind = "None" if state is None else f"an object of type {type(state).__name__} without"
+            raise TypeError(f"DiLoCo.{who}: expected what state_dict() returned, got {kind}")
         expected, got = self._configuration(), state["configuration"]
         for name, value in expected.items():
             if got[name] != value:

@@ -32,11 +32,12 @@ def _predict(args: argparse.Namespace) -> int:
     network = network_of(args.model)
     if args.compute is None and args.model not in NETWORKS:
         raise ValueError(
-            f"--compute: expected the time of a step of {network.name} without exchange"
+            f"--compute: expected the time of a step of {network.name} without exchange, such as 120ms, "
+            f"got none"
         )
     if args.batch is None and network.name not in profile.rates:
         raise ValueError(
-            f"--batch: expected images of a step, for {network.name} on {profile.name}"
+            f"--batch: expected images of a step for {network.name} on {profile.name}, such as 32"
         )
     batch = profile.rates[network.name].batch if args.batch is None else args.batch
     job = Job(

@@ -122,7 +122,14 @@ class Coder:
         )
 
     def encode(
-        self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor, what: str, *, ranks: int
+        self,
+        bucket: Bucket,
+        token: tf.Tensor,
+        everybody: tf.Tensor,
+        what: str,
+        *,
+        ranks: int,
+        length: int | None = None,
     ) -> Message:
         """A bucket's first message, when all of its gradients are there; moves residuals on.
 
@@ -132,6 +139,7 @@ class Coder:
             everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
             what: ``"payloads"``, ``"numbers"`` of parts as they are, or ``"norms"`` of an integer sum.
             ranks: how many gather the message.
+            length: of the payloads in bytes, where all ranks have to send as many; None is what they have.
         """
         data, sizes, encoded = self._on_device(self._ops.hvdc_encode)(
             token,
@@ -141,6 +149,7 @@ class Coder:
             what=what,
             warmup=self._warmup_steps,
             ranks=ranks,
+            length=-1 if length is None else length,
         )
         return Message(data, sizes, encoded)
 

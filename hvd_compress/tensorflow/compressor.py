@@ -36,6 +36,7 @@ from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
+from hvd_compress.tensorflow.models import Model
 from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import asked_for
@@ -190,6 +191,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._set_exchanges([exchange])
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
+        self._model = Model()
         self._labels: Mapping[int, str] = MappingProxyType({})
         self._offset = Counters()
         self.slots: list[Slot] = []
@@ -217,6 +219,8 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         graph = graph_of(tensor)
         traced = traced_under(graph, self)
+        if traced.position == 0:
+            self._model.check(graph)
         slot = self._slot(traced.position, tensor)
         traced.position += 1
         beginning = self._beginning(traced, graph)

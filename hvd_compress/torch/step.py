@@ -174,7 +174,7 @@ class Step:
         self._release(0.0)
         written: list[Batch | Uncompressed] = []
         errors: list[Exception] = []
-        altered = True
+        altered, sent = True, True
         for pending in self._progress.finish():
             content = self._contents.pop(pending)
             try:
@@ -184,10 +184,13 @@ class Step:
                 written.append(content)
             except Exception as error:
                 errors.append(error)
+                sent = sent and pending.error is None
                 altered = altered and isinstance(error, PayloadError) and content.error is None
         self._encoded = False
         if errors:
-            if not altered:  # All ranks find the error but where a payload was altered on its way.
+            # All ranks find the error but where a payload was altered on its way. Where this rank could not
+            # even send zeros, as without memory, the others wait for its message and come to no barrier.
+            if not altered and sent:
                 self._barrier()
             raise errors[0]
         dropped = judge(written)

@@ -14,7 +14,7 @@ from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.layout import Piece
+from hvd_compress.exchange.layout import CHANGED, USED, Piece
 from hvd_compress.exchange.registry import EXCHANGES
 from hvd_compress.exchange.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
@@ -59,7 +59,10 @@ class Batch:
         steps: the gradients' positions in the noise.
         encoded: elements of gradients, or of their averages, that were encoded first.
         decode_seconds: time in decoding kernels.
+        encodes: whether it sends gradients.
     """
+
+    encodes = True
 
     def __init__(
         self,
@@ -234,6 +237,20 @@ class Batch:
 
         self.load_by(write, flags)
 
+    def count_senders(self, counted: int) -> None:
+        """Checks how many ranks have added levels, where these are added up.
+
+        Args:
+            counted: what the sum says.
+        """
+        size = self.plan.group.size
+        if counted != size and self.error is None:
+            names = ", ".join(slot.name for slot in self.plan.slots)
+            self.error = ExchangeError(
+                f"{names}: expected the levels of all {size} ranks, got those of {counted}; the own "
+                f"errors of the others say why"
+            )
+
     def load_by(self, write: Callable[[float], None], flags: torch.Tensor) -> None:
         """The same for an exchange that decodes in a way of its own.
 
@@ -251,13 +268,17 @@ class Batch:
             ExchangeError: another rank has sent none.
             Exception: this rank's own work failed.
         """
-        if self.error is not None:
-            raise self.error
-        assert self._write is not None
-        # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for cycles.
-        write, self._write = self._write, None
-        self._kernels.order(self.flats[0])
-        write(scale)
+        try:
+            if self.error is not None:
+                raise self.error
+            assert self._write is not None
+            # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
+            write, self._write = self._write, None
+            self._kernels.order(self.flats[0])
+            write(scale)
+        except ExchangeError:
+            self._check_changes()
+            raise
         self._decided()
         for gradient, flat, matrix in zip(
             self.gradients, self.flats, self.plan.matrices, strict=True
@@ -328,7 +349,7 @@ class Batch:
 
     def write_flags(self, flags: torch.Tensor) -> None:
         """Writes which gradients this rank used, 1 or 0, to the front of zeros."""
-        flags[: len(self._used)] = 1
+        flags[: len(self._used)] = USED
         for position in self._originals:
             flags[position] = 0  # By a kernel: the host would have to wait for a copy to a device.
 
@@ -399,6 +420,13 @@ class Batch:
 
         self._changes[position].when(keep, lambda: None)
 
+    def _check_changes(self) -> None:
+        """Raises ``ExchangeError`` where others have changed how gradients travel."""
+        if self._flags is not None:
+            changed = (self._flags[:, : len(self._used)] == CHANGED).any(1).tolist()
+            if any(changed):
+                raise change_of_some(changed)
+
     def _decided(self) -> None:
         """Finds out, where this rank did not use a parameter, whether some rank did."""
         if self._originals:
@@ -429,6 +457,19 @@ def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | Non
     if pair is None or matrix is None:
         return pair
     return transpose(pair[0], matrix), torch.empty_like(pair[1])
+
+
+def change_of_some(changed: Sequence[bool]) -> ExchangeError:
+    """What is wrong where some ranks alone have called ``set_codec``.
+
+    Args:
+        changed: whether each rank has; of one entry where only "some" is known.
+    """
+    ranks = [rank for rank, one in enumerate(changed) if one]
+    who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
+    return ExchangeError(
+        f"set_codec: expected a call on every rank between the same two steps, got one on {who} only"
+    )
 
 
 def columns(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from hvd_compress.exchange.packing import Length, describe
 from hvd_compress.exchange.registry import Group
+from hvd_compress.exchange.routing import Route
 from hvd_compress.torch_common.batch import Batch, OwnerWork
 from hvd_compress.torch_common.comm import Comm, Exchanging
 from hvd_compress.torch_common.encoder import Encoder
 from hvd_compress.torch_common.exchanges import exchange_of
+from hvd_compress.torch_common.inquiry import Inquiry
 from hvd_compress.torch_common.plan import Plan
 from hvd_compress.torch_common.slots import Slot
 
@@ -86,9 +88,26 @@ class Batches:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            codecs = ((slot.index, slot.route.exchange, slot.route.codec) for slot in slots)
-            lengths = self._lengths.setdefault(tuple(codecs), {})
+            lengths = self._lengths_of((slot, slot.route) for slot in slots)
             plan = self._plans[key] = Plan(self._encoder, slots, self._group, gradients[0], lengths)
         batch = Batch(self._encoder, plan, gradients, used, self.owner_step, encoded=encoded)
         exchange = exchange_of(plan.exchange if encoded else "cold_start")
         return batch, exchange(batch, self.comm)
+
+    def inquire(
+        self, former: Sequence[tuple[Slot, Route]], gradients: Sequence[torch.Tensor]
+    ) -> tuple[Inquiry, Exchanging]:
+        """The same for what asks whether all ranks have changed how these gradients travel.
+
+        Args:
+            former: as for :class:`Inquiry`.
+            gradients: as for :class:`Inquiry`.
+        """
+        lengths = self._lengths_of(former)
+        inquiry = Inquiry(self._encoder, self._group, former, gradients, lengths)
+        return inquiry, exchange_of(inquiry.plan.exchange)(inquiry, self.comm)
+
+    def _lengths_of(self, routes: Iterable[tuple[Slot, Route]]) -> dict[str, Length]:
+        """What is remembered of a bucket's messages."""
+        key = tuple((slot.index, route.exchange, route.codec) for slot, route in routes)
+        return self._lengths.setdefault(key, {})

@@ -58,7 +58,7 @@ class LevelBatch:
             residuals, following = columns(self._residuals)
             steps = self._batch.steps
             self._kernels.encode(self._batch.flats, residuals, following, steps, norms, message)
-            message[-1] = 1
+            message[-1] = int(self._batch.encodes)
             return message
 
         with self._batch.encoding():

@@ -31,8 +31,16 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
     return {"version": _VERSION, "rank": rank, "size": size, "seed": seed, "tensors": tensors}
 
 
+def expect_state(who: str, state: Any) -> None:
+    """Raises ``TypeError`` for what no ``state_dict()`` can have returned."""
+    if not isinstance(state, dict):
+        got = "None" if state is None else f"an object of type {type(state).__name__}"
+        raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
+
+
 def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, seed: int) -> None:
     """Puts a snapshot back, or raises ``ValueError`` before anything is changed."""
+    expect_state("load_state_dict", state)
     slots = list(slots)
     expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
     for field, want in expected.items():
@@ -91,7 +99,10 @@ def resize(
     Raises:
         ValueError: not one snapshot of each rank, or of different steps or models.
     """
-    slots, states = list(slots), sorted(states, key=lambda state: state.get("rank", -1))
+    slots, states = list(slots), list(states)
+    for state in states:
+        expect_state("load_resized", state)
+    states.sort(key=lambda state: state.get("rank", -1))
     ranks = [state.get("rank") for state in states]
     sizes = {state.get("size") for state in states}
     if not states or ranks != list(range(len(states))) or sizes != {len(states)}:

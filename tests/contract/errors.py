@@ -71,3 +71,21 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
         with pytest.raises(frontend.errors, match=f"(?s){message}"):
             job.step(gradients(frontend.rank, 0, SHAPES))
         frontend.barrier()  # All of them are still there.
+
+
+def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
+    """An error on every rank, whose messages would have had different lengths; it says what happened."""
+    # One bucket, so that no collective of another one is left behind.
+    beside = Beside(frontend, exchange, **frontend.one_bucket)
+    beside.step(0)
+    last = frontend.size - 1
+    if frontend.rank == last:
+        beside.job.compressor.set_codec(*_CHANGED[exchange])
+    with pytest.raises(frontend.errors, match=rf"on rank {last}|set_codec: .* on some ranks only"):
+        beside.job.step(gradients(frontend.rank, 1, SHAPES))
+    frontend.barrier()  # All of them are still there.
+
+
+_CHANGED = {"integer_sum": (Ternary(),)} | dict.fromkeys(
+    ("allgather", "two_shot", "hierarchical"), (ECQ(),)
+)

@@ -70,6 +70,7 @@ PROPERTIES = (
     Property(results.each_tensor_its_own_route),
     Property(errors.what_it_cannot_carry),
     Property(errors.ranks_that_disagree, flat=(THREE,)),
+    Property(errors.a_change_of_codec_on_some_ranks, flat=(THREE,)),
 )
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed import collectives
 from hvd_compress.torch_common.comm import Collective
@@ -47,6 +48,23 @@ def test_a_rank_that_forgot_its_state() -> None:
         return made
 
     _raises_in_first_step(resumed, r"step 2 on rank 0, .*step 0 on rank 1")
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_codec_that_was_changed_on_one_rank() -> None:
+    """Buckets before that of the change are sent as before. Where all ranks change it, they go on."""
+    ddp, compressor = distributed(
+        Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100, warmup_steps=1
+    )
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    for step in range(1, 3):
+        compressor.set_codec(Int8() if step == 2 else OneBit(512), layers="a")
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+    if dist.get_rank() == 1:
+        compressor.set_codec(OneBit(), layers="a")
+    message = r"set_codec: expected a call on every rank .*, got one on rank 1 only"
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 3))
 
 
 @on_ranks(2, launcher="torchrun")
@@ -178,6 +196,16 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (ValueError, "expected skip_all_reduce_unused_params=False", lambda: hvdc.OneBit(skipping)),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(ddp, grad_scaler=2.0)),
         (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", ddp)),
+        (
+            TypeError,
+            r"load_state_dict: expected what state_dict\(\) returned, got None",
+            lambda: hvdc.OneBit(ddp).load_state_dict(None),
+        ),
+        (
+            TypeError,
+            r"another package, hvd_compress.distributed.Int8: write .*\(hvd_compress.ddp.Int8\(model\),",
+            lambda: hvdc.hook(of_all_reduce.Int8(), None),
+        ),
         (
             ValueError,
             "a: expected a parameter in the memory of the CPU, got one on meta",

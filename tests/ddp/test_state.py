@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ddp.probes import Probe, distributed, exchange, gradients_of
 from tests.ranks import on_ranks
@@ -68,3 +69,44 @@ def test_a_single_rank_exchanges_with_itself() -> None:
     foreign = {**compressor.state_dict(), "size": 2}
     with pytest.raises(ValueError, match="expected size 1, got 2"):
         compressor.load_state_dict(foreign)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_part_of_another_layout_loses_no_mass() -> None:
+    """What a rank owed as an owner is its own to send, also after steps in which it or no rank uses it."""
+    for resized in (False, True):
+        ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot")
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+        due, arrived = _owed(compressor, "b"), torch.zeros(3000)
+        saved = copy.deepcopy(compressor.state_dict())
+        ddp, compressor = distributed(
+            Probe(SHAPES), OneBit(), ErrorFeedback(), find_unused_parameters=True
+        )
+        if resized:
+            states: list[dict] = [{}, {}]
+            dist.all_gather_object(states, saved)
+            compressor.load_resized(states)
+        else:
+            compressor.load_state_dict(saved)
+        for step, users in enumerate(([], [0], [], [1], [0, 1])):
+            gradients = targets(SHAPES, dist.get_rank(), step)
+            mine = dist.get_rank() in users
+            got = exchange(ddp, gradients, SHAPES if mine else ["a", "small"])
+            everybodys = gradients["b"].clone() if mine else torch.zeros(3000)
+            dist.all_reduce(everybodys)
+            due += everybodys / 2
+            arrived += got["b"] if users else 0.0
+            torch.testing.assert_close(arrived + _owed(compressor, "b"), due, rtol=0, atol=1e-5)
+
+
+def _owed(compressor: hvdc.Compressor, name: str) -> torch.Tensor:
+    """What all ranks have yet to add to the average of a parameter."""
+    kept = compressor.state_dict()["tensors"][name]
+    owned, size = kept["owned"], dist.get_world_size()
+    owed = torch.zeros(3000)
+    if kept["residual"] is not None:
+        owed += kept["residual"] / size
+    if owned is not None and owned["residual"] is not None:
+        owed[owned["begin"] : owned["end"]] += owned["residual"] * owned["weight"] / size
+    dist.all_reduce(owed)
+    return owed

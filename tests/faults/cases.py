@@ -66,6 +66,7 @@ FAULTS = {
     "stop": Fault(f"SIGSTOP for {PAUSE:g} s", signal=True),
     "slow": Fault("steps that take longer than the others'"),
     "full disk": Fault("a checkpoint that does not fit on the disk"),
+    "memory": Fault("no memory left for what is encoded", 60),
     "wait": Fault(
         "the script waits for longer than the timeout", 60, environment=IMPATIENT, timeout=TIMEOUT
     ),

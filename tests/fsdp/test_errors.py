@@ -130,6 +130,23 @@ def test_ranks_that_disagree() -> None:
     dist.barrier()
 
 
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_a_codec_that_was_changed_on_one_rank() -> None:
+    """An error on every rank, also of other shards."""
+    mesh = mesh_of(2)
+    for exchange in ("allgather", "two_shot"):
+        net, compressor = make(mesh, OneBit(), FULL, exchange=exchange)
+        backward(net, targets(SHAPES, dist.get_rank(), 0))
+        if dist.get_rank() == 2:
+            compressor.set_codec(Int8())
+        message = "set_codec: .* on rank 1 only"
+        if mesh.get_local_rank("shard") == 1:
+            message = "expected averages of all shards"
+        with pytest.raises(hvdc.ExchangeError, match=message):
+            backward(net, targets(SHAPES, dist.get_rank(), 1))
+        dist.barrier()
+
+
 def _stable(codec: Any) -> ErrorFeedback:
     return ErrorFeedback(0.01, 1.0) if isinstance(codec, ECQ) else FULL
 

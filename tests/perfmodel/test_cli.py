@@ -112,7 +112,7 @@ def test_plots(tmp_path: Path, ending: str) -> None:
         (["--codec", "zip"], "codec: expected one of onebit"),
         (["--codec", "onebit:group"], "expected settings as key=value"),
         (["--codec", "onebit:level=3"], "level"),
-        (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step, for vgg_a"),
+        (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step for vgg_a"),
         (["--speeds", "/nonexistent"], "No such file"),
         (["--model", "lenet"], "--model: expected one of alexnet"),
         (["--model", "nowhere:model", "--compute", "1s"], "expected module:function"),
@@ -137,9 +137,14 @@ def test_errors_say_what_to_do(
     "wrong",
     (["--link", "fast"], ["--latency", "50"], ["--workers", "0"]),
 )
-def test_wrong_arguments(wrong: list[str]) -> None:
+def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, without the usage."""
     with pytest.raises(SystemExit):
         command_line.main(["predict", *wrong])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith(
+        f"hvd-compress predict: argument {wrong[0]}:"
+    )
 
 
 def own() -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress.exchange import pairs
 from tests.again import initialize_again
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
@@ -123,6 +124,55 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
         exchange(tf.ones([length]), dense)
     # Every rank has raised an error of its own: they go on.
     assert np.array_equal(exchange(tf.ones([3000]), dense)[0], tf.ones([3000]))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_long_gradient_that_cannot_be_encoded() -> None:
+    """Two ranks add long messages up, whose length may not depend on what a rank has to encode."""
+    count = pairs.LONG
+    compressor = hvdc.Int8(threshold=0)
+
+    def exchange(value: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = tf.reduce_sum(value * value) / 2
+        return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [value])[0]
+
+    known = tf.function(exchange, input_signature=[tf.TensorSpec([count])])
+    unknown = tf.function(exchange, input_signature=[tf.TensorSpec([None])])
+    assert np.array_equal(known(tf.ones([count])), tf.ones([count]))
+    length, message = (
+        (count, r"gradient.0: expected rank 1's payload, got none: encoding failed there"),
+        (count // 2, r"gradient.0: expected a gradient whose payload has \d+ bytes, .* got shape"),
+    )[hvd.rank()]
+    with pytest.raises(tf.errors.DataLossError, match=message):
+        unknown(tf.ones([length]))
+    assert np.array_equal(unknown(tf.ones([count])), tf.ones([count]))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_compressor_of_two_models() -> None:
+    """Functions of one model may be traced again and again; those of another one have other gradients."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    models = [[tf.Variable(tf.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+
+    def step_of(variables: list[tf.Variable]) -> Any:
+        @tf.function
+        def step() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            return tape.gradient(loss, variables)
+
+        return step
+
+    step_of(models[0])()
+    step_of(models[0])()
+    with pytest.raises(
+        Exception, match=r"expected the variables of the model .* make one for each"
+    ):
+        step_of(models[1])()
+    step_of(models[0])()
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -4,9 +4,9 @@
 #include <signal.h>
 
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #include "cpu/fp_env.h"
@@ -49,8 +49,8 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &old);
     try {
       for (; workers_ < workers; ++workers_) std::thread([this] { Serve(); }).detach();
-    } catch (const std::system_error&) {
-      // No more threads can be had: those that there are do the work.
+    } catch (const std::exception&) {
+      // No more threads can be had, or no memory for them: those that there are do the work.
     }
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }

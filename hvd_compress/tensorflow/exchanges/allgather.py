@@ -25,7 +25,8 @@ class Allgather(Exchange):
         return Cut(self.shared(slot), streams=[max(0, self.collectives.rank)])
 
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
-        return self.coder.encode(bucket, token, everybody, "payloads", ranks=self.collectives.size)
+        ranks, length = self.collectives.size, bucket.length
+        return self.coder.encode(bucket, token, everybody, "payloads", ranks=ranks, length=length)
 
     def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
         return self.collectives.all_gather_alike(message.data, bucket.length, bucket.label)

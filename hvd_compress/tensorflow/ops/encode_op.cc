@@ -20,6 +20,8 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 // pieces as they are, for owners on this host; "norms" begin an integer sum. sizes: bytes for each
 // owner. encoded: whether the message is one of these; if not, because a rank has joined or a
 // gradient warms up, it holds the gradients as float32 numbers. ranks: how many gather the message.
+// length: of the payloads in bytes, where all ranks rely on it because they add messages up; else
+// -1.
 //
 // It does not fail, because the other ranks wait for a message: they get zeros in place of what
 // could not be encoded, or no numbers, and the results fail.
@@ -34,6 +36,7 @@ REGISTER_OP("HvdcEncode")
     .Attr("what: {'payloads', 'numbers', 'norms'}")
     .Attr("warmup: int")
     .Attr("ranks: int")
+    .Attr("length: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
@@ -49,6 +52,7 @@ class EncodeOp : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("what", &what_));
     OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(context, context->GetAttr("length", &length_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -154,6 +158,15 @@ class EncodeOp : public AsyncOpKernel {
                                 " ranks times ", first.pieces[0].bytes));
       return context->allocate_output(0, TensorShape({0}), message);
     }
+    if (length_ >= 0 && size != length_) {
+      // Another trace, which did not know the shape.
+      ledger->Fail(absl::StrCat(first.coder->label(), ": expected a gradient whose payload has ",
+                                length_, " bytes, as when it was first traced, got shape ",
+                                first.gradient.shape().DebugString(), ", whose payload has ",
+                                size));
+      TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({length_}), message));
+      return kernels->Zero((*message)->flat<uint8_t>().data(), length_);
+    }
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
     for (Member& member : bucket->members) {
       const Coder& coder = *member.coder;
@@ -227,7 +240,7 @@ class EncodeOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  int64_t bucket_, warmup_, ranks_;
+  int64_t bucket_, warmup_, ranks_, length_;
   std::string what_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcEncode").Device(DEVICE_CPU), EncodeOp);

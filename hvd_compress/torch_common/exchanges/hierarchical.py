@@ -30,10 +30,10 @@ def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
     blocks = yield local.all_gather(payloads.reshape(-1))
     # A host's payloads of a part stand in one block; row h begins with host h's payload of the first.
     by_host = blocks.as_strided((cross.size, blocks.numel() - (cross.size - 1) * size), (size, 1))
-    flags = blocks.view(-1, size)[:, own.layout.flags :]
+    flags = blocks.view(local.size, cross.size, size)[..., own.layout.flags :]
     batch.load(
         every,
         by_host,
         lambda piece, host: host * local.size + piece.offset // (cross.size * size),
-        flags,
+        flags.transpose(0, 1).flatten(0, 1),
     )

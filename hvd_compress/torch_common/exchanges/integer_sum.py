@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hvd_compress.exchange import layout
-from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Comm, Exchanging
 from hvd_compress.torch_common.levels import LevelBatch
@@ -18,11 +17,5 @@ def integer_sum(batch: Batch, comm: Comm) -> Exchanging:
     levels = LevelBatch(batch, lambda: layout.levels(batch.plan.members, comm.size))
     norms = yield comm.all_reduce(levels.norms(), "max")
     words = yield comm.all_reduce(levels.encode(norms))
-    counted = int(words[-1])
-    if counted != comm.size and batch.error is None:
-        names = ", ".join(slot.name for slot in batch.plan.slots)
-        batch.error = ExchangeError(
-            f"{names}: expected the levels of all {comm.size} ranks, got those of {counted}; the own "
-            f"errors of the others say why"
-        )
+    batch.count_senders(int(words[-1]))
     batch.load_by(lambda scale: levels.decode(words, scale), norms[None, levels.flags :])
