@@ -15,6 +15,7 @@ from torch import nn
 
 import benchmarks
 from benchmarks.data import batches
+from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import (
     __main__,
     ecq_linear,
@@ -325,7 +326,7 @@ def test_averaged_weights() -> None:
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-        average = training.WeightAverage(model, 0.15)
+        average = WeightAverage(model, 0.15)
         for value in (2.0, 5.0):
             model.weight.fill_(value)
             average.update()
