@@ -10,6 +10,7 @@ from benchmarks.papers import (
     ecq_sweep,
     int8_errors,
     int8_layers,
+    int8_parallel,
     onebit_adagrad,
     onebit_feedback,
     terngrad_clipping,
@@ -22,6 +23,7 @@ from benchmarks.papers.experiment import Experiment
 _ALL = (
     int8_errors.EXPERIMENT,
     int8_layers.EXPERIMENT,
+    int8_parallel.EXPERIMENT,
     ecq_linear.EXPERIMENT,
     ecq_large.EXPERIMENT,
     ecq_real.EXPERIMENT,

@@ -40,7 +40,7 @@ from hvd_compress.exchange.reference import Simulation
 from tests.codecs.cases import normal
 
 RECORDS = Path(benchmarks.__file__).parent / "records"
-SMALL = {"steps": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
+SMALL = {"steps": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3, "width": 16}
 
 
 def tiny(experiment: Experiment) -> Experiment:
@@ -116,6 +116,15 @@ def test_another_experiments_record_is_not_gone_on_with(
     out.write_text(json.dumps({"schema": "another"}))
     assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
     assert f"expected JSON of schema {record.SCHEMA}" in capsys.readouterr().err
+    for rows, message in (
+        ([], "expected cases of ecq-linear to draw, got none"),
+        ([{"steps": 3}], "expected cases with batch, dimension, "),
+    ):
+        record.Record("ecq-linear", False, {}, {}, rows).write(out)
+        assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
+        assert f"error: {out}: {message}" in capsys.readouterr().err
+    assert __main__.main(["ecq-linear", "--json", str(out), "--data", "folder"]) == 1
+    assert "--data: ecq-linear has data of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
