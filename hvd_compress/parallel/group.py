@@ -106,6 +106,10 @@ class ParallelGroup:
             }
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelGroup:
+        """Itself: a copied layer exchanges with the same ranks."""
+        return self
+
     def agree(
         self,
         settings: dict[str, Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +134,7 @@ def test_to_the_unsharded_layer_and_back() -> None:
                 assert (back.bias is None) == (not bias)
                 assert not bias or torch.equal(back.bias, whole.bias)
     assert "in_features=6, out_features=8, rank=" in repr(layer)
+    assert copy.deepcopy(layer).group is group
 
 
 @on_ranks(2, launcher="torchrun")
