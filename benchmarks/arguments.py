@@ -37,11 +37,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=32, help="samples a rank and step")
     add("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0])
     add("--lr", type=float, default=0.01)
-    add("--schedule", choices=("cosine", "constant"), default="cosine")
+    add("--schedule", choices=("cosine", "polynomial", "constant"), default="cosine")
+    add("--power", type=float, default=0.5, help="of the polynomial schedule")
     add("--lr-warmup", type=int, default=0, help="steps in which the learning rate rises")
     add("--shift", type=int, default=0, help="pixels by which training images move at random")
     add("--momentum", type=float, default=0.9, help="of SGD")
     add("--weight-decay", type=float, default=0.0)
+    add("--averaging", type=float, default=0.0,
+        help="decay of the average of the weights that is tested (PyTorch), such as 0.9999")  # fmt: skip
     add("--threads", type=positive, default=1, help="threads a rank computes with")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="what a rank computes on")
     add("--curve-points", type=positive, default=50, help="points of the loss curve")

@@ -20,11 +20,14 @@ class Settings:
         batch_size: samples a rank and step: images, or windows of text.
         optimizer: one of :data:`OPTIMIZERS`.
         lr: the learning rate at the start.
-        schedule: ``"cosine"`` lets it fall to zero, ``"constant"`` does not.
+        schedule: ``"cosine"`` and ``"polynomial"`` let it fall to zero, ``"constant"`` does not.
+        power: of the polynomial decay, ``(1 - step / steps)^power`` (TernGrad's experiments: 0.5).
         lr_warmup: steps in which the learning rate rises from zero.
         shift: training images are moved by up to so many pixels at random.
         momentum: of SGD.
         weight_decay: of the optimizer.
+        averaging: decay of the moving average of the weights that is tested, in PyTorch (TernGrad's
+            experiments: 0.9999); 0 tests the weights themselves.
         threads: threads a rank computes with.
         device: what it computes on, ``"cpu"`` or ``"cuda"``.
         curve_points: into how many points the loss curve is averaged.
@@ -37,10 +40,12 @@ class Settings:
     optimizer: str = "sgd"
     lr: float = 0.01
     schedule: str = "cosine"
+    power: float = 0.5
     lr_warmup: int = 0
     shift: int = 0
     momentum: float = 0.9
     weight_decay: float = 0.0
+    averaging: float = 0.0
     threads: int = 1
     device: str = "cpu"
     curve_points: int = 50
@@ -54,4 +59,6 @@ class Settings:
         lr = self.lr * min(1.0, (step + 1) / max(1, self.lr_warmup))
         if self.schedule == "constant":
             return lr
+        if self.schedule == "polynomial":
+            return lr * (1 - step / total) ** self.power
         return lr * 0.5 * (1 + math.cos(math.pi * step / total))

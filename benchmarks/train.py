@@ -20,6 +20,8 @@ def main(command_line: list[str] | None = None) -> int:
     if args.explain:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = arguments.settings(args)
+    if settings.averaging and args.framework in ("tensorflow", "keras"):
+        raise ValueError(f"expected PyTorch with --averaging, got --framework {args.framework}")
     model = MODELS[args.model]
     chosen = [
         compressions.parse(text, dict(args.option), model.last_layer) for text in args.compression

@@ -22,6 +22,7 @@ _NEEDS = {
     "hvd_compress.ddp": (_TORCH,),
     "hvd_compress.local": (_TORCH,),
     "hvd_compress.optim": (_TORCH,),
+    "hvd_compress.parallel": (_TORCH,),
     "hvd_compress.fsdp": (_TORCH,),
     "hvd_compress.lightning": (_TORCH, ("lightning", "Lightning: pip install lightning")),
     "hvd_compress.torch": (

@@ -34,6 +34,7 @@ MARKERS = {
     "ddp": ("ddp",),
     "local": ("ddp",),
     "fsdp": ("ddp",),
+    "parallel": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "lab": ("lab",),

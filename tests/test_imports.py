@@ -112,6 +112,18 @@ ALLOWED = {
         "hvd_compress.distributed",
         "hvd_compress.optim",
     },
+    "parallel": {
+        "torch",
+        "horovod",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchange",
+        "hvd_compress.torch_common",
+        "hvd_compress.distributed",
+        "hvd_compress.torch",
+        "hvd_compress.parallel",
+    },
     "fsdp": {
         "torch",
         "hvd_compress.needs",
@@ -189,7 +201,7 @@ def test_importing_brings_no_framework(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp"))
+@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp", "parallel"))
 def test_frontends_that_need_no_horovod(frontend: str) -> None:
     code = f"import sys, hvd_compress.{frontend}; print('horovod' in sys.modules)"
     printed = subprocess.run(

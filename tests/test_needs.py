@@ -44,6 +44,7 @@ def _import(module: str, site: Path) -> str:
         ("ddp", (), "PyTorch: pip install torch"),
         ("local", (), "PyTorch: pip install torch"),
         ("fsdp", (), "PyTorch: pip install torch"),
+        ("parallel", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),
         ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),

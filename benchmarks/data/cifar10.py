@@ -14,6 +14,11 @@ from benchmarks.data.samples import ArrayImages, Data
 EXPECTED = "data_batch_1 (CIFAR-10, Python version)"
 _MEAN = np.array([125.3, 123.0, 113.9], np.float32)
 _DEVIATION = np.array([63.0, 62.1, 66.7], np.float32)
+_UNREADABLE = (
+    *(pickle.UnpicklingError, OSError, EOFError),
+    *(AttributeError, IndexError, KeyError, TypeError, ValueError),
+)
+"""What a missing file, or bytes that are no such pickle, raise."""
 _ARRAYS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -44,7 +49,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         pixels, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"])
         pixels = pixels.reshape(len(labels), 3, 32, 32)
-    except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{path}: expected a batch of CIFAR-10 images: {error}") from error
     return pixels.transpose(0, 2, 3, 1), labels
 

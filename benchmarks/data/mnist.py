@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,10 @@ def read_idx(path: Path) -> np.ndarray:
     """
     raw = path.read_bytes()
     if path.suffix == ".gz":
-        raw = gzip.decompress(raw)
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: expected an IDX file in a gzip: {error}") from error
     if len(raw) < 4 or raw[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
         raise ValueError(f"{path}: expected an IDX file of unsigned bytes, got {raw[:4]!r}")
     dimensions = raw[3]

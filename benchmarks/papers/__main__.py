@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -34,6 +35,8 @@ def main(command_line: list[str] | None = None) -> int:
     try:
         if args.plot:
             return _draw(experiment, args.json, args.plot)
+        if args.data:
+            experiment = on_data(experiment, args.data)
         record = make(experiment, args.json, full=args.full, resume=args.resume)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,6 +55,7 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
     record = Record(experiment.name, full, machine.versions(), machine.description())
     if resume:
         record = records.resumed(path, record)
+        _check_cases(experiment, path, record)
     missing = [case for case in experiment.cases(full) if not record.has(case)]
     with tqdm(
         total=sum(experiment.ticks(case) for case in missing),
@@ -65,6 +69,21 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
     record.claims = [dataclasses.asdict(claim) for claim in experiment.claims(record.rows)]
     record.write(path)
     return record
+
+
+def on_data(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment on a data set on disk.
+
+    Raises:
+        ValueError: it has no choice of data.
+    """
+
+    def cases(full: bool) -> list[Any]:
+        return [dataclasses.replace(case, data=str(folder)) for case in experiment.cases(full)]
+
+    if not hasattr(experiment.cases(False)[0], "data"):
+        raise ValueError(f"--data: {experiment.name} has data of its own, got {folder}")
+    return dataclasses.replace(experiment, cases=cases)
 
 
 def claims_table(claims: list[Claim]) -> Table:
@@ -81,8 +100,22 @@ def _draw(experiment: Experiment, path: Path, picture: Path) -> int:
     record = records.read(path)
     if record.experiment != experiment.name:
         raise ValueError(f"{path}: expected {experiment.name}, got {record.experiment}")
+    _check_cases(experiment, path, record)
+    if not record.rows:
+        raise ValueError(f"{path}: expected cases of {experiment.name} to draw, got none")
     experiment.draw(record.rows, picture)
     return 0
+
+
+def _check_cases(experiment: Experiment, path: Path, record: Record) -> None:
+    """Raises ``ValueError`` where a case of the file has other settings than the experiment has."""
+    case = experiment.cases(False)[0]
+    expected = {"result", *(field.name for field in dataclasses.fields(case))}
+    for one in record.rows:
+        if set(one) != expected:
+            raise ValueError(
+                f"{path}: expected cases with {', '.join(sorted(expected))}, got {', '.join(sorted(one))}"
+            )
 
 
 def _describe(case: object) -> str:
@@ -100,6 +133,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("name", choices=("list", *EXPERIMENTS), metavar="NAME", help="list prints all names")
     add("--json", type=Path, metavar="OUT")
     add("--full", action="store_true", help="the paper's size, which may take hours")
+    add("--data", type=Path, metavar="FOLDER", help="MNIST's files, for int8-parallel")
     add("--resume", action="store_true", help="keep the cases that OUT holds already")
     add("--plot", type=Path, metavar="PICTURE", help="draw what OUT holds, and run nothing")
     add("--markdown", action="store_true", help="print the tables as Markdown")

@@ -46,19 +46,19 @@ def sigmoid(inputs: int, width: int = 128, hidden: int = 3) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(inputs, 10))
 
 
-def dropout(inputs: int) -> nn.Module:
-    """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4)."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(inputs, 1024),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Linear(1024, 10),
-    )
+def dropout(inputs: int, hidden: int = 2, width: int = 1024) -> nn.Module:
+    """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4).
+
+    Args:
+        inputs: pixels of an image.
+        hidden: layers between.
+        width: units of each.
+    """
+    layers: list[nn.Module] = [nn.Flatten(), nn.Dropout(0.2)]
+    for _ in range(hidden):
+        layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(0.3)]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, 10))
 
 
 class WorkerGradients:

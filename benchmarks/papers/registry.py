@@ -10,6 +10,7 @@ from benchmarks.papers import (
     ecq_sweep,
     int8_errors,
     int8_layers,
+    int8_parallel,
     onebit_adagrad,
     onebit_batch_size,
     onebit_feedback,
@@ -23,6 +24,7 @@ from benchmarks.papers.experiment import Experiment
 _ALL = (
     int8_errors.EXPERIMENT,
     int8_layers.EXPERIMENT,
+    int8_parallel.EXPERIMENT,
     ecq_linear.EXPERIMENT,
     ecq_large.EXPERIMENT,
     ecq_real.EXPERIMENT,

@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks import compressions
 from benchmarks.data import batches, digits
 from benchmarks.data.samples import Data
+from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
 from benchmarks.papers.native import Native
@@ -202,40 +203,6 @@ class Run:
                 )
                 step += 1
             epoch += 1
-
-
-class WeightAverage:
-    """The exponential moving average of a model's weights (TernGrad, section 4).
-
-    The first steps count more, as in TensorFlow, which the paper used: the decay of update ``n`` is
-    ``min(decay, (1 + n) / (10 + n))``. Else the first weights would still be a third of the average after
-    the paper's ten thousand steps of 0.9999.
-
-    Args:
-        model: whose weights are averaged.
-        decay: from 0 to 1.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model, self._decay, self._updates = model, decay, 0
-        self._average = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def update(self) -> None:
-        """Takes up the model's weights."""
-        kept = min(self._decay, (1 + self._updates) / (10 + self._updates))
-        self._updates += 1
-        for name, parameter in self._model.named_parameters():
-            self._average[name].lerp_(parameter.detach(), 1 - kept)
-
-    def model(self) -> nn.Module:
-        """A copy of the model with the averaged weights."""
-        import copy
-
-        averaged = copy.deepcopy(self._model)
-        with torch.no_grad():
-            for name, parameter in averaged.named_parameters():
-                parameter.copy_(self._average[name])
-        return averaged
 
 
 def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) -> dict[str, Any]:

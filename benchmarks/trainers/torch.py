@@ -18,6 +18,7 @@ import hvd_compress.torch as hvdc
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.torch import build
+from benchmarks.models.torch.average import WeightAverage
 from benchmarks.models.torch.paced import Paced
 from benchmarks.settings import ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
@@ -40,6 +41,8 @@ class TorchSession:
         self.compressor: Any = None
         self.counters = Counters()
         self._optimizer: torch.optim.Optimizer
+        self._average = WeightAverage(model, settings.averaging) if settings.averaging else None
+        self._averaged: nn.Module | None = None
         self._connect(settings, compression, seed)
 
     def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
@@ -77,15 +80,21 @@ class TorchSession:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        loss = self._cross_entropy(inputs, labels)[0]
+        loss = self._cross_entropy(self._model, inputs, labels)[0]
         loss.backward()
         self._optimizer.step()
+        if self._average is not None:
+            self._average.update()
+            self._averaged = None
         return loss.item()
 
     @torch.no_grad()
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
-        self._model.eval()
-        loss, right = self._cross_entropy(inputs, labels)
+        if self._average is not None and self._averaged is None:
+            self._averaged = self._average.model()
+        tested = self._averaged or self._model
+        tested.eval()
+        loss, right = self._cross_entropy(tested, inputs, labels)
         return int(right.sum()), float(loss) * labels.size / math.log(2)
 
     def residual_norm(self) -> float:
@@ -98,13 +107,13 @@ class TorchSession:
         return digest.digest()
 
     def _cross_entropy(
-        self, inputs: np.ndarray, labels: np.ndarray
+        self, model: nn.Module, inputs: np.ndarray, labels: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean over the labels, and which labels get the largest logit, shape=(labels,)."""
         x = torch.from_numpy(inputs).to(self._device)
         if x.dim() == 4:  # Images, whose channels torch has first.
             x = x.permute(0, 3, 1, 2).contiguous()
-        logits = self._model(x).flatten(0, -2)
+        logits = model(x).flatten(0, -2)
         wanted = torch.from_numpy(labels).to(self._device).long().flatten()
         return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
 

@@ -116,6 +116,21 @@ def test_mnist_that_was_cut_off(tmp_path):
         mnist.read_idx(file)
 
 
+def test_files_that_are_no_data_are_named(tmp_path):
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    _write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((2, 28, 28), np.uint8), True)
+    for content in (file.read_bytes()[:-9], b"no gzip"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"ubyte.gz: expected an IDX file in a gzip"):
+            mnist.read_idx(file)
+    for content in (b"no pickle", b"garbage.", b""):
+        (tmp_path / "data_batch_1").write_bytes(content)
+        with pytest.raises(ValueError, match="data_batch_1: expected a batch of CIFAR-10 images"):
+            cifar10.read_batch(tmp_path / "data_batch_1")
+    with pytest.raises(ValueError, match="test_batch: expected a batch of CIFAR-10 images"):
+        cifar10.read_batch(tmp_path / "test_batch")
+
+
 def test_cifar10(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3072)).astype(np.uint8)
     batch = {b"data": pixels, b"labels": [3, 1, 4, 1]}

@@ -15,6 +15,7 @@ from torch import nn
 
 import benchmarks
 from benchmarks.data import batches
+from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import (
     __main__,
     ecq_linear,
@@ -40,7 +41,15 @@ from hvd_compress.torch_common.owner_steps import AdaGrad
 from tests.codecs.cases import normal
 
 RECORDS = Path(benchmarks.__file__).parent / "records"
-SMALL = {"steps": 1, "epochs": 1, "iterations": 3, "count": 2048, "samples": 400, "points": 3}
+SMALL = {
+    "steps": 1,
+    "epochs": 1,
+    "iterations": 3,
+    "count": 2048,
+    "samples": 400,
+    "points": 3,
+    "width": 16,
+}
 
 
 def tiny(experiment: Experiment) -> Experiment:
@@ -116,6 +125,15 @@ def test_another_experiments_record_is_not_gone_on_with(
     out.write_text(json.dumps({"schema": "another"}))
     assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
     assert f"expected JSON of schema {record.SCHEMA}" in capsys.readouterr().err
+    for rows, message in (
+        ([], "expected cases of ecq-linear to draw, got none"),
+        ([{"steps": 3}], "expected cases with batch, dimension, "),
+    ):
+        record.Record("ecq-linear", False, {}, {}, rows).write(out)
+        assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
+        assert f"error: {out}: {message}" in capsys.readouterr().err
+    assert __main__.main(["ecq-linear", "--json", str(out), "--data", "folder"]) == 1
+    assert "--data: ecq-linear has data of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -326,7 +344,7 @@ def test_averaged_weights() -> None:
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-        average = training.WeightAverage(model, 0.15)
+        average = WeightAverage(model, 0.15)
         for value in (2.0, 5.0):
             model.weight.fill_(value)
             average.update()

@@ -46,11 +46,34 @@ NAMES = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_script_trains_and_prints_its_counters(script: str) -> None:
-    launcher = [sys.executable, "-m", *SCRIPTS[script]]
+    printed = _printed(SCRIPTS[script], script)
+    sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
+    assert [what for what, _ in sizes] == [
+        "without compression",
+        "handed to gloo" if "torch.distributed.run" in SCRIPTS[script] else "handed to Horovod",
+        "on the wire",
+    ]
+    plain, handed, wire = (int(size) for _, size in sizes)
+    # Two ranks, or replicas: what an allgather and an allreduce send is just the message. The biases, which
+    # are not compressed, are 3% of this small model.
+    assert handed == wire < plain / 15, printed
+    assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
+
+
+def test_model_parallel_layers_train_and_print_their_counters() -> None:
+    printed = _printed(TORCHRUN, "docs/examples/parallel_quickstart.py")
+    assert "exchanges a step: 4" in printed
+    sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
+    assert [what for what, _ in sizes] == ["of the tensors", "handed to gloo"]
+    assert int(sizes[1][1]) < int(sizes[0][1]) / 3.9, printed
+
+
+def _printed(launcher: tuple[str, ...], script: str) -> str:
+    """What a script prints, which trains until the loss is half of what it was."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launcher, sys.executable, script],
+        [sys.executable, "-m", *launcher, sys.executable, script],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -63,17 +86,7 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
     losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
     assert losses, printed
     assert float(losses[2]) < 0.5 * float(losses[1]), printed
-    sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
-    assert [what for what, _ in sizes] == [
-        "without compression",
-        "handed to gloo" if "torch.distributed.run" in launcher else "handed to Horovod",
-        "on the wire",
-    ]
-    plain, handed, wire = (int(size) for _, size in sizes)
-    # Two ranks, or replicas: what an allgather and an allreduce send is just the message. The biases, which
-    # are not compressed, are 3% of this small model.
-    assert handed == wire < plain / 15, printed
-    assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
+    return printed
 
 
 @pytest.mark.parametrize("name", NAMES)

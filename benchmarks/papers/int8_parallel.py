@@ -1,0 +1,168 @@
+"""Dettmers (2016), sections 3.4 and 3.5: test errors with 8-bit model and data parallelism, in kind.
+
+On real ranks: activations, error signals and gradients travel as payloads. The paper's ranks were simulated
+on one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers import parallel_training, ranks
+from benchmarks.papers.experiment import (
+    Advance,
+    Claim,
+    Experiment,
+    Row,
+    choose,
+    kinds,
+    spread,
+    values,
+)
+from benchmarks.papers.int8_errors import KINDS
+from benchmarks.papers.parallel_training import DATA, DEEP, EXACT, HYBRID, OWN, PURE
+from benchmarks.tables import Table
+
+PUBLISHED_F = {PURE: "F(4, 4) = 0.54, p = 0.71", DATA: "F(4, 4) = 0.71, p = 0.59"}
+"""The analysis of variance of section 3.4."""
+_SIGNIFICANT = 0.05
+_DIVERGED = 50.0
+"""Per cent: a test error from here on is that of a network that has not learnt."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All trainings of a number of ranks and a seed.
+
+    Attributes:
+        ranks: how many.
+        seed: of the weights, the order of the images and the dropout.
+        steps: of each training.
+        batch: images a step, of all ranks together; the paper does not say.
+        width: units of each hidden layer, but for the convolutional network.
+        data: a folder with MNIST's files; empty are the digits.
+        modes: kinds of parallelism.
+        kinds: 32 bits, and the 8-bit types.
+    """
+
+    ranks: int
+    seed: int
+    steps: int = 60
+    batch: int = 128
+    width: int = 1024
+    data: str = ""
+    modes: tuple[str, ...] = (PURE, OWN, DEEP, DATA, HYBRID)
+    kinds: tuple[str, ...] = (EXACT, *KINDS)
+
+
+def cases(full: bool) -> list[Settings]:
+    """``full`` has the length of 20 epochs of MNIST."""
+    seeds = range(8 if full else 2)
+    return [Settings(n, seed, 20 * 468 if full else 60) for seed in seeds for n in (2, 4)]
+
+
+def run(settings: Settings, advance: Advance) -> dict[str, Any]:
+    """Test accuracies, by parallelism and type."""
+    parallel_training.load(settings.data)  # A folder without data is an error here, once.
+    result: dict[str, Any] = ranks.run(
+        settings.ranks, parallel_training.train_all, settings, advance
+    )
+    return result
+
+
+def table(rows: list[Row]) -> Table:
+    """One line a kind of parallelism and number of ranks."""
+    types = rows[0]["kinds"]
+    header = (
+        "parallelism",
+        "ranks",
+        *(f"{kind}: test error %" for kind in types),
+        "bytes, 32 to 8",
+    )
+    lines = []
+    for mode in rows[0]["modes"]:
+        for count in kinds(rows, "ranks"):
+            own = choose(rows, ranks=count)
+            errors = [spread(_errors(own, mode, kind), "{:.1f}") for kind in types]
+            sizes = [own[0]["result"][mode][kind]["message_bytes"] for kind in (EXACT, types[-1])]
+            lines.append((mode, str(count), *errors, f"{sizes[0] / sizes[1]:.2f}"))
+    return Table(header, lines)
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """No type differs from 32 bits, and the mantissa and the static tree are the unstable ones."""
+    from scipy import stats
+
+    found = []
+    for mode in (PURE, DATA):
+        for count in kinds(rows, "ranks"):
+            own = choose(rows, ranks=count)
+            groups = [_errors(own, mode, kind) for kind in (EXACT, *KINDS)]
+            degrees = (len(groups) - 1, sum(map(len, groups)) - len(groups))
+            with np.errstate(all="ignore"):
+                f, p = stats.f_oneway(*groups) if degrees[1] else (np.nan, np.nan)
+            found.append(
+                Claim(
+                    f"{mode}, {count} ranks: test errors of the five types do not differ (section 3.4)",
+                    PUBLISHED_F[mode],
+                    f"F{degrees} = {f:.2f}, p = {p:.2g}",
+                    p > _SIGNIFICANT,
+                )
+            )
+    ratios = []
+    for count in kinds(rows, "ranks"):
+        own = choose(rows, ranks=count)
+        exact = _errors(own, HYBRID, EXACT).mean()
+        ratios += [_errors(own, HYBRID, kind).mean() / exact for kind in KINDS]
+    found.append(
+        Claim(
+            "convolutional: test errors differ by at most 2% relative to each other (section 3.4)",
+            "0.98 to 1.02",
+            f"{min(ratios):.2f} to {max(ratios):.2f} of that with 32 bits",
+            min(ratios) >= 0.98 and max(ratios) <= 1.02,
+        )
+    )
+    for kind, stable in (
+        ("dynamic", True),
+        ("linear", True),
+        ("mantissa", False),
+        ("static", False),
+    ):
+        deep = _errors(rows, DEEP, kind)
+        diverged = int((deep >= _DIVERGED).sum())
+        found.append(
+            Claim(
+                f"4 hidden layers: {kind} is {'stable' if stable else 'unstable'} (section 3.5)",
+                "stable" if stable else "diverges often",
+                f"diverges in {diverged} of {deep.size}, test error {spread(deep, '{:.1f}')}",
+                (diverged == 0) == stable,
+            )
+        )
+    losses = {kind: values(rows, DEEP, kind, "last_loss").mean() for kind in (EXACT, *KINDS[:2])}
+    found.append(
+        Claim(
+            "4 hidden layers: 8 bits train faster than 32 with RMSProp (section 3.5, figure 4)",
+            "t(7) = 19.3, p < 0.001",
+            ", ".join(f"{kind}: loss {loss:.3f}" for kind, loss in losses.items()),
+            max(losses[kind] for kind in KINDS[:2]) < losses[EXACT],
+        )
+    )
+    return found
+
+
+def _errors(rows: list[Row], mode: str, kind: str) -> np.ndarray:
+    return 100 * (1 - values(rows, mode, kind, "test_accuracy"))
+
+
+EXPERIMENT = Experiment(
+    name="int8-parallel",
+    paper="Dettmers 2016, sections 3.4 and 3.5: model and data parallelism, in kind",
+    cases=cases,
+    ticks=lambda settings: len(settings.modes) * len(settings.kinds),
+    run=run,
+    table=table,
+    claims=claims,
+)
