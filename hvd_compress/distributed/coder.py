@@ -12,7 +12,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.distributed.agreement import Agreement
 from hvd_compress.distributed.bucket import Bucket, Part
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.collectives import Collectives, is_unregistered
 from hvd_compress.distributed.device_collectives import collectives_of
 from hvd_compress.distributed.environment import ranks_of_a_host, read_environment
 from hvd_compress.distributed.launcher import Launcher
@@ -101,11 +101,17 @@ class GroupCoder(GradientCoder):
                 f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
                 f"it by name to send it uncompressed"
             )
-        if route.exchange == "hierarchical" and self._size != dist.get_world_size():
-            raise ValueError(
-                f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group of "
-                f"{self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
-            )
+        if route.exchange == "hierarchical":
+            if is_unregistered(self._process_group):
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"that torch.distributed did not make: hosts are those of the whole job"
+                )
+            if self._size != dist.get_world_size():
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"of {self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+                )
         super()._check_route(slot, route)
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
