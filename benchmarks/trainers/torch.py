@@ -19,7 +19,7 @@ from benchmarks.compressions import LOCAL, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.torch import build
 from benchmarks.models.torch.paced import Paced
-from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
 from hvd_compress import distributed
 from hvd_compress.exchange.counters import Counters
@@ -39,7 +39,7 @@ class TorchSession:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.compressor: Any = None
         self.counters = Counters()
-        self._optimizer: torch.optim.Optimizer
+        self._optimizer: Any
         self._connect(settings, compression, seed)
 
     def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
@@ -54,6 +54,11 @@ class TorchSession:
             )
             self.counters = self.compressor.counters
             return
+        if settings.optimizer == MUON:
+            raise ValueError(
+                f"expected --framework ddp with --optimizer {MUON}, which is two optimizers, and Horovod "
+                f"wraps one"
+            )
         self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
