@@ -108,10 +108,17 @@ The learning rate was chosen without compression, on seed 0, among 0.02, 0.05, 0
 ONEBIT_ADAM = _text(optimizer=settings.ONEBIT_ADAM, lr="0.003", weight_decay="0.1")
 """The same as :data:`TEXT` with 1-bit Adam, whose first ``warmup_steps`` are AdamW's."""
 
+MUON = _text(optimizer=settings.MUON, lr="0.01", weight_decay="0.1")
+"""The same with Muon for the matrices of hidden layers, and AdamW for the rest; with ``--framework ddp``.
+
+The learning rate was chosen without compression, on seed 0, among 0.001, 0.003, 0.01 and 0.03.
+"""
+
 RECIPES = {
     "digits": DIGITS,
     "text": TEXT,
     "text-momentum": MOMENTUM,
     "text-onebit-adam": ONEBIT_ADAM,
+    "text-muon": MUON,
 }
 """The recipes by the names that command lines use."""

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 ONEBIT_ADAM = "onebit-adam"
-OPTIMIZERS = ("sgd", "adamw", ONEBIT_ADAM)
+MUON = "muon"
+OPTIMIZERS = ("sgd", "adamw", ONEBIT_ADAM, MUON)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ ALLOWED = {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
+        "hvd_compress.exchange",
         "hvd_compress.distributed",
         "hvd_compress.local",
     },

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 from benchmarks.compressions import LOCAL, POWERSGD, Compression
-from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
+from benchmarks.trainers.muon import MuonAndAdamW
 from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer, options_of
 from hvd_compress.exchange.counters import Counters
 
@@ -67,7 +68,10 @@ class DDPSession(TorchSession):
             raise ValueError(
                 f"expected --framework torch with --optimizer {ONEBIT_ADAM}, which needs no DDP"
             )
-        self._optimizer = optimizer(self._model, settings)
+        if settings.optimizer == MUON:
+            self._optimizer = MuonAndAdamW(self._model, settings)
+        else:
+            self._optimizer = optimizer(self._model, settings)
         if compression.name == LOCAL:
             return
         if compression.name == POWERSGD:

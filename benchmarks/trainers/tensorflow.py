@@ -21,7 +21,7 @@ import hvd_compress.tensorflow as hvdc
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.tensorflow import build, parameter_name
-from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from hvd_compress.exchange.counters import Counters
 
 
@@ -106,8 +106,9 @@ class TensorFlowSession:
 
 def _optimizer(settings: Settings) -> keras.optimizers.Optimizer:
     decay = settings.weight_decay
-    if settings.optimizer == ONEBIT_ADAM:
-        raise ValueError(f"expected --framework torch with --optimizer {ONEBIT_ADAM}")
+    for name, framework in ((ONEBIT_ADAM, "torch"), (MUON, "ddp")):
+        if settings.optimizer == name:
+            raise ValueError(f"expected --framework {framework} with --optimizer {name}")
     if settings.optimizer == "adamw":
         return keras.optimizers.AdamW(settings.lr, weight_decay=decay)
     return keras.optimizers.SGD(settings.lr, settings.momentum, weight_decay=decay or None)

@@ -20,7 +20,7 @@ from benchmarks.loop import Batch
 from benchmarks.models.torch import build
 from benchmarks.models.torch.average import WeightAverage
 from benchmarks.models.torch.paced import Paced
-from benchmarks.settings import ONEBIT_ADAM, Settings
+from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
 from hvd_compress import distributed
 from hvd_compress.exchange.counters import Counters
@@ -40,7 +40,7 @@ class TorchSession:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.compressor: Any = None
         self.counters = Counters()
-        self._optimizer: torch.optim.Optimizer
+        self._optimizer: Any
         self._average = WeightAverage(model, settings.averaging) if settings.averaging else None
         self._averaged: nn.Module | None = None
         self._connect(settings, compression, seed)
@@ -57,6 +57,11 @@ class TorchSession:
             )
             self.counters = self.compressor.counters
             return
+        if settings.optimizer == MUON:
+            raise ValueError(
+                f"expected --framework ddp with --optimizer {MUON}, which is two optimizers, and Horovod "
+                f"wraps one"
+            )
         self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(

@@ -13,7 +13,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.distributed.agreement import Agreement
 from hvd_compress.distributed.bucket import Bucket, Part
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.collectives import Collectives, is_unregistered
 from hvd_compress.distributed.device_collectives import collectives_of
 from hvd_compress.distributed.environment import ranks_of_a_host, read_environment
 from hvd_compress.distributed.launcher import Launcher
@@ -24,8 +24,10 @@ from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.exchange.routing import Route
+from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
+from hvd_compress.torch_common.comm import Exchanging
 from hvd_compress.torch_common.drivers import Pending
 from hvd_compress.torch_common.inquiry import Inquiry
 from hvd_compress.torch_common.slots import Slot
@@ -116,11 +118,17 @@ class GroupCoder(GradientCoder):
                 f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
                 f"it by name to send it uncompressed"
             )
-        if route.exchange == "hierarchical" and self._size != dist.get_world_size():
-            raise ValueError(
-                f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group of "
-                f"{self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
-            )
+        if route.exchange == "hierarchical":
+            if is_unregistered(self._process_group):
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"that torch.distributed did not make: hosts are those of the whole job"
+                )
+            if self._size != dist.get_world_size():
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"of {self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+                )
         super()._check_route(slot, route)
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
@@ -157,7 +165,7 @@ class GroupCoder(GradientCoder):
         inquiry = bucket.inquiry
         if inquiry is not None:
             over: Queue[Exception | None] = Queue()
-            self._launcher.submit(inquiry.pending, inquiry.stages, over.put)
+            self._launcher.submit(inquiry.pending, inquiry.stages, inquiry.remainders, over.put)
             error = over.get()
             if error is not None:
                 raise error
@@ -243,8 +251,7 @@ class GroupCoder(GradientCoder):
             pairs = next(iter(encoded.values()))  # What those ranks send first.
             before = [(slot, former[slot.index]) for slot, _ in pairs]
             inquiry, exchanging = self._batches.inquire(before, [tensor for _, tensor in pairs])
-            pending = Pending("", 0, exchanging, inquiry.note)
-            bucket.inquiry = Part(inquiry, pending, EXCHANGES[inquiry.plan.exchange].stages)
+            bucket.inquiry = _encoded_part(inquiry, exchanging)
 
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; what it sends for the others is zeros."""
@@ -262,11 +269,8 @@ class GroupCoder(GradientCoder):
         used = [self._uses(slot) for slot in slots]
         tensors = [tensor for _, tensor in pairs]
         batch, exchanging = self._batches.make(slots, tensors, used, encoded=encoded)
-        pending = Pending("", 0, exchanging, batch.note)
         batch.count_encoding(self.counters)
-        exchange = EXCHANGES[batch.plan.exchange]
-        remainders = exchange.remainders if batch.plan.varies else ()
-        return Part(batch, pending, exchange.stages, remainders)
+        return _encoded_part(batch, exchanging)
 
     def _as_it_is(
         self,
@@ -292,6 +296,12 @@ class GroupCoder(GradientCoder):
                 f"one on {tensor.device}: make the compressor after the model has been moved; "
                 f"load_state_dict() takes residuals along"
             )
+
+
+def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
+    exchange = EXCHANGES[batch.plan.exchange]
+    remainders = exchange.remainders if batch.plan.varies else ()
+    return Part(batch, Pending("", 0, exchanging, batch.note), exchange.stages, remainders)
 
 
 def device_of(slots: Iterable[Slot]) -> torch.device:

@@ -6,11 +6,12 @@ import datetime
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.leaving import hold
+from hvd_compress.distributed.leaving import close, hold
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch_common.comm import Collective
 
@@ -45,14 +46,15 @@ class Collectives:
         group: dist.ProcessGroup | None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
-        if not dist.is_available() or not dist.is_initialized():
+        initialized = dist.is_available() and dist.is_initialized()
+        if not (initialized or is_unregistered(group)):
             raise ExchangeError(
                 "expected torch.distributed.init_process_group() before a compressor is used, got no "
                 "process group"
             )
         self._group = group
         self.device = device
-        self.rank = dist.get_rank(group)
+        self.rank = dist.get_rank(group) if group is None else _rank_in(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise ExchangeError("expected a process group with this rank in it, got one without")
@@ -127,6 +129,43 @@ class Collectives:
         hold(work, call, self._ranks())
         work.get_future().add_done_callback(call)
 
+    def tell(self, value: Any, problem: Exception | None = None) -> list[Any]:
+        """Every rank's value, by rank, which can be pickled; an error of one rank is one of all.
+
+        Args:
+            value: this rank's.
+            problem: what is wrong on this rank; it is raised when the others know.
+
+        Raises:
+            ExchangeError: something is wrong on another rank.
+        """
+        told: list[Any] = [None] * self.size
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        dist.all_gather_object(told, (value, said), group=self._group)
+        if problem is not None:
+            raise problem
+        for rank, (_, error) in enumerate(told):
+            if error is not None:
+                raise ExchangeError(f"rank {rank}: {error}")
+        return [one for one, _ in told]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Gives every rank the numbers of one rank's tensor; waits for it."""
+        dist.broadcast(tensor, group=self._group, group_src=source)
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """One rank's value, which can be pickled, on every rank."""
+        values = [value if self.rank == source else None]
+        dist.broadcast_object_list(values, group=self._group, group_src=source)
+        return values[0]
+
+    def close(self) -> None:
+        """Closes this rank's connections, if that can be done; nothing can be sent afterwards.
+
+        Ranks that wait for this one learn that it does not come, without waiting for their timeout.
+        """
+        close(self._ranks())
+
     def behind(self) -> AbstractContextManager[None]:
         """Where work belongs that comes behind a step's collectives, as what ``over`` does."""
         return nullcontext()
@@ -163,6 +202,16 @@ class Collectives:
                 f"rounds in a group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch "
                 f"names a new group by that number"
             )
+
+
+def is_unregistered(group: dist.ProcessGroup | None) -> bool:
+    """Whether torch.distributed does not know a process group, as those that torchft makes."""
+    known = dist.distributed_c10d._world.pg_map
+    return isinstance(group, dist.ProcessGroup) and group not in known
+
+
+def _rank_in(group: dist.ProcessGroup) -> int:
+    return group.rank() if is_unregistered(group) else dist.get_rank(group)
 
 
 def _tell(over: Over, done: torch.futures.Future) -> None:

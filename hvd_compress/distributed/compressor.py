@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,8 +18,10 @@ from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.distributed.agreement import Comparison
 from hvd_compress.distributed.bucket import Bucket
 from hvd_compress.distributed.coder import GroupCoder
-from hvd_compress.distributed.collectives import Over
+from hvd_compress.distributed.collectives import Collectives, Over
+from hvd_compress.distributed.device_collectives import collectives_of, meeting_place
 from hvd_compress.distributed.launcher import Launcher, Line
+from hvd_compress.distributed.places import Place, check_lost, together
 from hvd_compress.distributed.step import Step
 from hvd_compress.distributed.work import Work
 from hvd_compress.exchange import agreement
@@ -27,7 +31,12 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import expect_state
+from hvd_compress.torch_common.state import begin_with, expect_state, restore, snapshot, unsent
+
+_log = logging.getLogger(__name__)
+
+Accept = Callable[[], None]
+"""Called when results are there; raises where they must not count."""
 
 
 class Compressor(GroupCoder):
@@ -96,6 +105,11 @@ class Compressor(GroupCoder):
         self._calls = 0
         self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
+        self._came_from: int | None = None  # The ranks of the last group.
+        self._member = uuid.uuid4().hex
+        self._members: list[str] = []  # Of the group, by rank, if they have told each other.
+        self._beside: Collectives | None = None  # The same ranks in a group of its own.
+        self._norms: torch.Tensor | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -109,15 +123,19 @@ class Compressor(GroupCoder):
         key: str | Sequence[str],
         op: Any,
         group: dist.ProcessGroup | None = None,
+        accept: Accept | None = None,
     ) -> Work:
-        """Starts :func:`hvd_compress.distributed.all_reduce`; arguments and errors are the same."""
+        """Starts :func:`hvd_compress.distributed.all_reduce`; arguments and errors are the same.
+
+        Args:
+            accept: called when the results are there, before residuals count. What it raises is what
+                ``wait()`` raises, and residuals are then as before the call.
+        """
         self._take(group)
         self._bind()
-        if self._comparisons is None:
-            several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
-            devices = (one.device for one in several if isinstance(one, torch.Tensor))
-            self._connect(next(devices, torch.device("cpu")))
-            self._comparisons = Line(self._collectives)
+        several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
+        devices = (one.device for one in several if isinstance(one, torch.Tensor))
+        self._start_line(next(devices, torch.device("cpu")))
         known = set(self._by_key)
         try:
             tensors, keys = _pairs(tensor, key)
@@ -140,7 +158,7 @@ class Compressor(GroupCoder):
             for slot in slots
             if not slot.route.uncompressed
         }
-        self._send(bucket, exchanges, settings)
+        self._send(bucket, exchanges, settings, accept)
         for slot in slots:
             slot.pending = True
         self._under_way.append(bucket)
@@ -180,7 +198,7 @@ class Compressor(GroupCoder):
             ExchangeError: tensors are on their way.
         """
         self._expect_idle("state_dict")
-        return {**super().state_dict(), "keys": self._kinds()}
+        return {**super().state_dict(), "keys": self._kinds(), "member": self._member}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
@@ -203,10 +221,162 @@ class Compressor(GroupCoder):
         with self._keys_of("load_resized", states):
             super().load_resized(states)
 
+    @torch.no_grad()
+    def rebind(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        lost: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        """Goes on among the ranks of another process group; all of these call it, those that are new too.
+
+        What ranks have not sent keeps its part in their average. A rank that stays takes ``K' / K`` times
+        its residual, where there were ``K`` ranks and now are ``K'``; what it owed as the owner of parts
+        becomes a part of that. A new rank begins with zeros, and with the keys of the others and their
+        positions in the noise. What a rank that is gone had not sent is missing, unless ``lost`` has it; a
+        message in the log names the ranks, and the norm of what is missing if it is known.
+
+        Args:
+            process_group: the ranks; None is the default group, which may be another one than before.
+            lost: :meth:`state_dict` of ranks that are gone, the last that there is of each, in the memory
+                of the CPU; the same on every rank that stays. What these had not sent is shared out.
+
+        Raises:
+            ExchangeError: tensors are on their way; ranks have other seeds, or other keys in another order;
+                or what is wrong on another rank. Nothing is changed then.
+            ValueError: a state in ``lost`` is not of a rank that is gone, or has other keys; the other
+                ranks raise an :class:`ExchangeError`. Nothing is changed then.
+        """
+        ranks = collectives_of(process_group, meeting_place(process_group))
+        lost, problem = list(lost), None
+        try:
+            self._expect_idle("rebind")
+            check_lost(lost, self._kinds(), self._members)
+        except (ExchangeError, ValueError) as error:
+            problem = error
+        own_places = {
+            key: (_kind(slot.parameter), slot.step, slot.exchanges)
+            for key, slot in self._by_key.items()
+        }
+        members = [str(state["member"]) for state in lost] if problem is None else []
+        own = Place(self._member, self._came_from, self._seed, own_places, members)
+        told: list[Place] = ranks.tell(own, problem)
+        places = together(told)
+        beside = ranks.among(range(ranks.size))
+        stayed = sum(one.size is not None for one in told)
+        before = {
+            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._by_key.values()
+        }
+        old = self._came_from or ranks.size
+        self._report(told, lost)
+        self._process_group = process_group
+        self._join_group()
+        self._bound = True
+        self._came_from = self._size
+        self._comparisons, self._calls, self._norms = None, 0, None
+        self._prepared.clear()
+        self._routed.clear()
+        self._members = [one.member for one in told]
+        self._beside = beside
+        for key, (kind, step, exchanges) in places.items():
+            slot = self._by_key.get(key) or self._add(key, kind)
+            residual = before.get(key)
+            if residual is not None:
+                residual *= ranks.size / old
+                for state in lost:
+                    if key in state["tensors"]:
+                        rest = unsent(state["tensors"][key], slot.shape)
+                        residual += rest * (ranks.size / stayed / state["size"])
+            begin_with(slot, residual)
+            slot.step, slot.exchanges, slot.pending = step, exchanges, False
+
+    def share_norms(self) -> None:
+        """Has every rank know how much each has not sent, for the log of :meth:`rebind`; waits for nothing.
+
+        All ranks that :meth:`rebind` has brought together call it equally often.
+        """
+        assert self._beside is not None
+        norm = torch.tensor([self.residual_norm()], dtype=torch.float64, device=self._beside.device)
+
+        def keep(error: Exception | None) -> None:
+            if error is None:
+                self._norms = rows
+
+        # A rank that is lost is told of by the next call.
+        with contextlib.suppress(RuntimeError):
+            rows, work = self._beside.all_gather(norm)
+            self._beside.when_over(work, keep)
+
+    def close(self) -> None:
+        """Closes the connections to the other ranks after an error: they learn of it at once.
+
+        Nothing can be sent before :meth:`rebind` has another process group.
+        """
+        if self._comparisons is not None:
+            self._comparisons.close()
+        if self._beside is not None:
+            self._beside.close()
+        if self._made_launcher is not None:
+            self._made_launcher.close()
+
+    def _report(self, told: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
+        """Says in the log who is gone, on the first rank that stays."""
+        here = {one.member for one in told}
+        first = next((one.member for one in told if one.size is not None), None)
+        gone = [rank for rank, member in enumerate(self._members) if member not in here]
+        if not gone or first != self._member:
+            return
+        shared = {state["member"] for state in lost}
+        missing = [rank for rank in gone if self._members[rank] not in shared]
+        _log.log(
+            logging.WARNING if missing else logging.INFO,
+            "ranks %s of %d are gone; %s",
+            gone,
+            len(self._members),
+            f"what ranks {missing} had not sent, of norm {self._norm_of(missing)}, is missing from training"
+            if missing
+            else "what they had not sent is shared out",
+        )
+
+    def _norm_of(self, ranks: Sequence[int]) -> str:
+        if self._norms is None:
+            return "unknown"
+        norms = self._norms.view(-1).tolist()
+        return f"{sum(norms[rank] ** 2 for rank in ranks) ** 0.5:.6g}"
+
+    def _saved(self, slot: Slot) -> dict[str, Any]:
+        saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]
+        return saved
+
+    def _add(self, key: str, kind: dict[str, Any]) -> Slot:
+        """A record of a key that no call has had yet."""
+        like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(kind["shape"])
+        slot = self._by_key[key] = Slot(key, len(self._by_key), like)
+        slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
+        return slot
+
+    def _start_line(self, device: torch.device) -> None:
+        if self._comparisons is None:
+            self._connect(device)
+            self._comparisons = Line(self._collectives)
+
+    def load_for_rebind(self, state: dict[str, Any]) -> None:
+        """Takes the state of a rank of some group, which :meth:`rebind` carries over to the next one.
+
+        Raises:
+            ValueError: another seed, or other tensors; nothing is changed then.
+            ExchangeError: tensors are on their way.
+        """
+        self._expect_idle("load_state_dict")
+        with self._keys_of("load_state_dict", [state]):
+            restore(self._slots, state, state["rank"], state["size"], self._seed)
+        self._came_from = state["size"]
+
     def _bind(self) -> None:
         if not self._bound:
             self._join_group()
             self._bound = True
+            self._came_from = self._size
 
     def _make_launcher(self) -> Launcher:
         # The other group has the line of the comparisons.
@@ -283,10 +453,14 @@ class Compressor(GroupCoder):
             self._compare({"error": f"{type(problem).__name__}: {problem}"})
 
     def _send(
-        self, bucket: Bucket, exchanges: set[tuple[str, bool]], settings: dict[str, Any]
+        self,
+        bucket: Bucket,
+        exchanges: set[tuple[str, bool]],
+        settings: dict[str, Any],
+        accept: Accept | None,
     ) -> None:
         if self._made_launcher is not None and exchanges <= self._prepared:
-            self._compare(settings, lambda error: self._go(bucket, error))
+            self._compare(settings, lambda error: self._go(bucket, accept, error))
             return
         self._compare(settings)
         for other in self._under_way:
@@ -295,7 +469,7 @@ class Compressor(GroupCoder):
         for exchange, varies in sorted(exchanges - self._prepared):
             self._launcher.prepare(EXCHANGES[exchange], varies)
         self._prepared |= exchanges
-        self._go(bucket, None)
+        self._go(bucket, accept, None)
 
     def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:
         """Compares what the ranks are about to do, without waiting where ``over`` is told the answer."""
@@ -317,12 +491,25 @@ class Compressor(GroupCoder):
         if answers[0] is not None:
             raise answers[0]
 
-    def _go(self, bucket: Bucket, error: Exception | None) -> None:
+    def _go(self, bucket: Bucket, accept: Accept | None, error: Exception | None) -> None:
         """Sends what is packed; called by a process group's thread, or the caller's."""
+
+        def anywhere(dropped: bool | torch.Tensor) -> bool | torch.Tensor:
+            if accept is not None:
+                accept()
+            return dropped
+
         try:
             if error is not None:
                 raise error
-            step = Step(self._collectives, self._launcher, None, lambda: None, lambda buckets: None)
+            step = Step(
+                self._collectives,
+                self._launcher,
+                None,
+                lambda: None,
+                lambda buckets: None,
+                anywhere,
+            )
             step.send_alone(bucket)
         except Exception as problem:
             bucket.resolve(problem)
@@ -359,11 +546,7 @@ class Compressor(GroupCoder):
         try:
             for key, kind in kinds[0].items():
                 if key not in before:
-                    like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(
-                        kind["shape"]
-                    )
-                    slot = self._by_key[key] = Slot(key, len(self._by_key), like)
-                    slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
+                    self._add(key, kind)
             yield
         except Exception:
             self._by_key.clear()

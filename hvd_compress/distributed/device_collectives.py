@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives, Over
-from hvd_compress.distributed.streams import Beside, SideStream
+from hvd_compress.distributed.collectives import Collectives, Over, is_unregistered
+from hvd_compress.distributed.streams import Beside, NoStream, SideStream
 from hvd_compress.torch_common.comm import Collective
 
 
@@ -21,8 +21,17 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
     Raises:
         ExchangeError: as for :class:`~hvd_compress.distributed.collectives.Collectives`.
         ValueError: the group has no backend for tensors there.
+
+    A group that torch.distributed does not know cannot be doubled: its collectives are waited for one after
+    the other, by the thread that starts them, so that one group is enough.
     """
     collectives = Collectives(group)
+    if is_unregistered(group):
+        assert group is not None
+        if device.type == "cpu":
+            return InStream(group, device, NoStream())
+        gloo = group._get_backend(device).name() == "gloo"
+        return (ThroughHost if gloo else InStream)(group, device, SideStream(device))
     backends = _backends(dist.get_backend_config(group))
     needed = [device.type, "cpu"] if backends.get(device.type) == "gloo" else [device.type]
     for place in needed:
@@ -36,6 +45,20 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
         return collectives
     chosen = ThroughHost if backends.get(device.type) == "gloo" else InStream
     return chosen(group, device, SideStream(device))
+
+
+def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors can be that a group gathers: in the memory of the CPU, unless it has CUDA's only.
+
+    Raises:
+        ExchangeError: there is no process group, or this rank is not in it.
+    """
+    if not is_unregistered(group):
+        Collectives(group)
+        backends = _backends(dist.get_backend_config(group))
+        if backends and "cpu" not in backends and "cuda" in backends:
+            return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 class InStream(Collectives):

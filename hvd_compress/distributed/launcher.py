@@ -34,6 +34,10 @@ class Line:
         self._ready: dict[int, Begin] = {}
         self._starting = False
 
+    def close(self) -> None:
+        """As of the group."""
+        self._collectives.close()
+
     def ticket(self) -> int:
         """A number, to be taken in the same order on every rank."""
         self._tickets += 1
@@ -121,6 +125,11 @@ class Launcher:
             key = (number, scope)
             if key not in self._lines and len(ranks) > 1 and key != (0, "all"):
                 self._lines[key] = Line(self._collectives.among(ranks))
+
+    def close(self) -> None:
+        """Closes the connections of all its groups."""
+        for line in (self._first, *self._lines.values()):
+            line.close()
 
     def submit(
         self,

@@ -93,7 +93,7 @@ def _wait() -> None:
     if _underway:
         time.sleep(_MOMENT)
     left = [one for one in _underway if not one.over]
-    closed = [group for group in {one.group for one in left} if _close(group)]
+    closed = [group for group in {one.group for one in left} if close(group)]
     _wait_for([one for one in left if one.group in closed])
     _let_go()
     for one in _underway:
@@ -108,13 +108,16 @@ def _wait_for(these: Sequence[_Underway]) -> None:
         time.sleep(0.001)
 
 
-def _close(group: dist.ProcessGroup) -> bool:
+def close(group: dist.ProcessGroup) -> bool:
     """Closes a group's connections, where that is known to be possible, which ends its collectives.
 
     Gloo does so for all peers of a device when a receive from one of them times out; its ``abort()`` does
     nothing.
     """
-    backend = group._get_backend(torch.device("cpu"))
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
     if backend.name() != "gloo":
         return False
     devices = getattr(backend.options, "_devices", [None])  # Gloo chooses one by the tag.

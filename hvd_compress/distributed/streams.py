@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -57,3 +57,16 @@ class SideStream(Beside):
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         return self._stream
+
+
+class NoStream(Beside):
+    """Implements :class:`Beside` where the host itself waits: there is nothing beside it."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def caught_up(self) -> None:
+        return
+
+    def takes(self, tensor: torch.Tensor) -> None:
+        return

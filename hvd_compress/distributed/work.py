@@ -23,6 +23,14 @@ class Work:
         """Whether :meth:`wait` would return, or raise, at once."""
         return self._bucket.future.done()
 
+    def settle(self, *, dropped: bool) -> None:
+        """Settles residuals after :meth:`wait` has raised: other ranks may have got what this one sent.
+
+        Args:
+            dropped: whether no rank uses the results.
+        """
+        self._bucket.settle(dropped)
+
     def wait(self) -> bool:
         """Waits until the tensors hold the results; has to be called before their next ``all_reduce``.
 

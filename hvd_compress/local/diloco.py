@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import base
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.distributed.begin import begin_alike
+from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.compressor import Accept
+from hvd_compress.exchange import agreement
 from hvd_compress.local.fragments import split
+from hvd_compress.local.progress import Counts, Progress, behind, merged, sources
+from hvd_compress.local.quorums import Quorums, RolledBackError
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +63,15 @@ class DiLoCo:
         delay: steps after which the average is needed and used, below ``sync_every``. 0 waits for it.
         mixing: the share of its own parameters that a rank keeps when the new ones come, from 0 to 1;
             None is 0 without a delay and 0.5 with one.
+        manager: a ``torchft.Manager``, made with ``use_async_quorum=False`` and ``load_state_dict=None``:
+            each exchange is one among the ranks of its quorum, and counts where it says so. The
+            compressor's ``process_group`` is the manager's.
 
     Attributes:
         steps: calls of :meth:`step` so far.
         rounds: exchanges of a fragment whose average was used.
         dropped_rounds: exchanges that were dropped for an Inf or a NaN.
+        failed_rounds: of this rank's exchanges with a manager, those that it has rolled back.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -77,6 +88,7 @@ class DiLoCo:
         fragments: int | Sequence[Sequence[str]] = 1,
         delay: int = 0,
         mixing: float | None = None,
+        manager: Any | None = None,
     ) -> None:
         expect_instance("DiLoCo", compressor, hvdc.Compressor, "DiLoCo(model, {}, ...)", "Int8()")
         base.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
@@ -90,13 +102,28 @@ class DiLoCo:
         self._sync_every = sync_every
         self._delay = delay
         self._compressor = compressor
-        begin_alike(compressor, self._own, self._configuration())
         self._common = {name: _common(parameter) for name, parameter in self._own.items()}
         self._outer = outer_optimizer(list(self._common.values()))
         self._under_way: dict[int, _Round] = {}
+        self._failed: dict[int, hvdc.Work] = {}
+        self._group: str | None = None
+        self._history: dict[str, list[Counts]] = {}
+        self._quorums: Quorums | None = None
+        self._unproven = True  # As long as no exchange with these settings has ended well.
         self.steps = 0
         self.rounds = 0
         self.dropped_rounds = 0
+        self.failed_rounds = 0
+        if manager is None:
+            self.rebind(compressor.process_group)
+        else:
+            if delay or sync_every % len(self._fragments):
+                raise ValueError(
+                    f"DiLoCo: expected delay 0, and sync_every a multiple of the number of fragments, with "
+                    f"a manager, got delay {delay}, sync_every {sync_every} and {len(self._fragments)} "
+                    f"fragments"
+                )
+            self._quorums = Quorums(manager, compressor.process_group, self._heal, self._health)
 
     @property
     def common_parameters(self) -> Mapping[str, torch.Tensor]:
@@ -117,6 +144,10 @@ class DiLoCo:
             PayloadError: a payload was altered on its way.
         """
         self.steps += 1
+        if self._quorums is not None:
+            if self.steps % (self._sync_every // len(self._fragments)) == 0:
+                self._round(self._quorums)
+            return
         for fragment in list(self._under_way):
             if self._under_way[fragment].due == self.steps:
                 self._receive(fragment)
@@ -131,10 +162,17 @@ class DiLoCo:
         """Exchanges everything at once, so that all ranks have the same parameters; waits for it.
 
         Call it after the last step. The parameters are the common ones then, whatever ``mixing`` is.
+        With a manager, a fragment whose exchange is rolled back keeps the rank's own parameters.
 
         Raises:
             ExchangeError, PayloadError: as :meth:`step`.
         """
+        if self._quorums is not None:
+            for _ in self._fragments:
+                fragment = self._round(self._quorums)
+                if fragment is not None:
+                    self._take_common(self._fragments[fragment], 0.0)
+            return
         for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
             self._receive(fragment)
         for fragment in range(len(self._fragments)):
@@ -142,6 +180,45 @@ class DiLoCo:
         for fragment in range(len(self._fragments)):
             self._receive(fragment)
         self._take_common(self._own, 0.0)
+
+    @torch.no_grad()
+    def rebind(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        lost: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        """Goes on among the ranks of another process group, where ranks have left or joined.
+
+        All ranks that stay call it; each new rank makes a ``DiLoCo``, whose beginning is the same exchange.
+        Ranks that are behind, as all new ones are, take the common parameters, the outer optimizer's state
+        and the number of steps from the rank that has come furthest, and begin with these parameters. The
+        others keep their own parameters. An exchange that has failed counts on all ranks if one of them
+        got its average; otherwise it is as if it had not begun, and what it would have sent is part of the
+        next one.
+
+        What the compressor has not sent keeps its part in the average
+        (:meth:`hvd_compress.distributed.Compressor.rebind`).
+
+        Args:
+            process_group: the ranks; None is the default group, which may be another one than before.
+            lost: :meth:`state_dict` of ranks that are gone, the last that there is of each; the same on
+                every rank that stays. What these had not sent is shared out.
+
+        Raises:
+            ExchangeError: an exchange is under way, or ranks differ; or what is wrong on another rank. On
+                every rank, and training can go on as before.
+            TypeError, ValueError: a state in ``lost`` is not one of a rank that is gone.
+        """
+        ranks = Collectives(process_group)
+        lost, problem = list(lost), self._problem(lost)
+        told: list[Progress] = ranks.tell(self._progress(), problem)
+        agreement.check(b"".join(one.settings for one in told))
+        chosen = sources(told, len(self._fragments))
+        self._settle_failed([told[rank] for rank in chosen])
+        self._compressor.rebind(process_group, lost=[state["compressor"] for state in lost])
+        self._catch_up(told, chosen, ranks)
+        self._begin_group(told[0].offered)
 
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
@@ -156,6 +233,7 @@ class DiLoCo:
             "steps": self.steps,
             "rounds": self.rounds,
             "dropped_rounds": self.dropped_rounds,
+            "history": {name: list(counts) for name, counts in self._history.items()},
             "common": dict(self.common_parameters),
             "outer_optimizer": self._outer.state_dict(),
             "compressor": self._compressor.state_dict(),
@@ -173,7 +251,10 @@ class DiLoCo:
             ExchangeError: exchanges are under way.
         """
         self._check_state("load_state_dict", state)
-        self._compressor.load_state_dict(state["compressor"])
+        if self._quorums is None:
+            self._compressor.load_state_dict(state["compressor"])
+        else:
+            self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
         self._under_way = {
             fragment: _Round(due, [one.clone() for one in differences], None)
@@ -194,6 +275,11 @@ class DiLoCo:
             ValueError: not the states of all ranks of one run, or of another model or other settings.
             ExchangeError: exchanges are under way.
         """
+        if self._quorums is not None:
+            raise ValueError(
+                "DiLoCo.load_resized: expected no manager, got one: load_state_dict() takes the state of a "
+                "rank of any number of ranks then"
+            )
         states = list(states)
         for state in states:
             self._check_state("load_resized", state)
@@ -209,30 +295,60 @@ class DiLoCo:
         offset = fragment * self._sync_every // len(self._fragments)
         return self.steps > 0 and (self.steps - offset) % self._sync_every == 0
 
-    def _send(self, fragment: int) -> None:
+    def _send(self, fragment: int, accept: Accept | None = None) -> None:
         names = self._fragments[fragment]
         differences = [
             self._common[name].detach() - self._own[name].detach().to(self._common[name].dtype)
             for name in names
         ]
-        work = hvdc.all_reduce(differences, self._compressor, key=names, async_op=True)
+        failed = self._failed.pop(fragment, None)
+        if failed is not None:
+            failed.settle(dropped=True)
+        with self._lost_ranks_noticed():
+            work = self._compressor.reduce(differences, names, dist.ReduceOp.AVG, accept=accept)
         self._under_way[fragment] = _Round(self.steps + self._delay, differences, work)
 
     def _receive(self, fragment: int) -> None:
         one = self._under_way.pop(fragment)
-        one.wait()
+        work = one.work
+        try:
+            with self._lost_ranks_noticed():
+                one.wait()
+        except Exception:
+            assert work is not None
+            self._failed[fragment] = work
+            raise
+        self._use(fragment, one.differences)
+        if work is not None:
+            self._compressor.share_norms()
+
+    @contextlib.contextmanager
+    def _lost_ranks_noticed(self) -> Iterator[None]:
+        """Ends everything that is under way where an exchange fails for a rank that is lost."""
+        try:
+            yield
+        except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
+            raise
+        except Exception:
+            self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
+            for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
+                with contextlib.suppress(Exception):
+                    self._receive(fragment)
+            raise
+
+    def _use(self, fragment: int, differences: list[torch.Tensor]) -> None:
         names = self._fragments[fragment]
         # The same bits on every rank, so that all decide alike.
-        if all(bool(difference.isfinite().all()) for difference in one.differences):
-            for name, difference in zip(names, one.differences, strict=True):
+        if all(bool(difference.isfinite().all()) for difference in differences):
+            for name, difference in zip(names, differences, strict=True):
                 self._common[name].grad = difference
             self._outer.step()
             for name in names:
                 self._common[name].grad = None
-            self.rounds += 1
+            self._count(fragment, (1, 0))
             self._take_common(names, self._mixing)
         else:
-            self.dropped_rounds += 1
+            self._count(fragment, (0, 1))
             _log.warning(
                 "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
                 "common parameters (fragment %d of %d)",
@@ -241,6 +357,140 @@ class DiLoCo:
                 len(self._fragments),
             )
             self._take_common(names, 0.0)
+
+    def _round(self, quorums: Quorums) -> int | None:
+        """An exchange among a quorum: the fragment's number; None if it is rolled back."""
+        quorums.begin()  # May call _heal.
+        fragment = quorums.number % len(self._fragments)
+        try:
+            quorums.check()
+            if quorums.group is not self._compressor.process_group:
+                self.rebind(quorums.group)
+            self._send(fragment, quorums.commit)
+            self._receive(fragment)
+        except Exception as error:
+            quorums.fail(error)
+            wrong = isinstance(error, hvdc.ExchangeError) and not isinstance(error, RolledBackError)
+            if isinstance(error, (TypeError, ValueError)) or (wrong and self._unproven):
+                raise
+            self.failed_rounds += 1
+            _log.warning(
+                "step %d: fragment %d of %d is not exchanged, and will be later, with what is learnt until "
+                "then: %s",
+                self.steps,
+                fragment + 1,
+                len(self._fragments),
+                error,
+            )
+            return None
+        self._unproven = False
+        return fragment
+
+    def _count(self, fragment: int, more: Counts) -> None:
+        assert self._group is not None
+        used, dropped = self._history[self._group][fragment]
+        self._history[self._group][fragment] = used + more[0], dropped + more[1]
+        self.rounds += more[0]
+        self.dropped_rounds += more[1]
+
+    def _begin_group(self, name: str) -> None:
+        self._group = name
+        self._history[name] = [(0, 0) for _ in self._fragments]
+
+    def _progress(self) -> Progress:
+        shapes = {n: [str(p.dtype), list(p.shape)] for n, p in self._own.items()}
+        settings = agreement.serialize({**self._configuration(), "parameters": shapes})
+        history = {name: list(counts) for name, counts in self._history.items()}
+        return Progress(settings, self._group, uuid.uuid4().hex, self.steps, history)
+
+    def _problem(self, lost: Sequence[Any]) -> Exception | None:
+        """What keeps this rank from going on elsewhere."""
+        if self._under_way:
+            return hvdc.ExchangeError(
+                "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
+                "some of them leave; where one is lost, go on until step() has raised"
+            )
+        for state in lost:
+            if not isinstance(state, dict) or "compressor" not in state:
+                return TypeError(
+                    f"DiLoCo.rebind.lost: expected what state_dict() returned on ranks that are gone, got "
+                    f"{type(state).__name__}"
+                )
+        return None
+
+    def _settle_failed(self, furthest: Sequence[Progress]) -> None:
+        """Settles residuals after exchanges that failed here, and perhaps not on other ranks.
+
+        Args:
+            furthest: of each fragment, how far the rank is that has come furthest.
+        """
+        own = self._progress()
+        for fragment, work in self._failed.items():
+            used, _ = own.ended(furthest[fragment], fragment)
+            work.settle(dropped=used == 0)
+        self._failed.clear()
+
+    def _catch_up(
+        self, told: Sequence[Progress], chosen: Sequence[int], ranks: Collectives
+    ) -> None:
+        """Gives ranks that are behind what the others have."""
+        missing = [behind(told, chosen, rank) for rank in range(ranks.size)]
+        wanted = sorted({fragment for fragments in missing for fragment in fragments})
+        if wanted:
+            states = {
+                source: ranks.broadcast_object(self._outer.state_dict(), source)
+                for source in sorted(set(chosen))
+            }
+            # The settings of the furthest rank; what belongs to a parameter, of its fragment's source.
+            best = max(states, key=lambda rank: sum(map(told[rank].total, range(len(chosen)))))
+            numbers = self._numbers()
+            state = {
+                numbers[name]: states[source]["state"][numbers[name]]
+                for names, source in zip(self._fragments, chosen, strict=True)
+                for name in names
+                if numbers[name] in states[source]["state"]
+            }
+            self._outer.load_state_dict({**states[best], "state": state})
+        for fragment in wanted:
+            for name in self._fragments[fragment]:
+                ranks.broadcast(self._common[name].data, chosen[fragment])
+            if fragment in missing[ranks.rank]:
+                self._take_common(self._fragments[fragment], 0.0)
+        self._history = merged(told, chosen)
+        counts = [one for counts in self._history.values() for one in counts]
+        self.rounds = sum(used for used, _ in counts)
+        self.dropped_rounds = sum(dropped for _, dropped in counts)
+        self.steps = max(one.steps for one in told)
+
+    def _numbers(self) -> dict[str, int]:
+        """What the outer optimizer's state calls the parameters, by name."""
+        names = {id(common): name for name, common in self._common.items()}
+        parameters = [one for group in self._outer.param_groups for one in group["params"]]
+        return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
+
+    def _health(self) -> dict[str, Any]:
+        """What a rank that is behind needs from this one."""
+        return {
+            "configuration": self._configuration(),
+            "common": dict(self.common_parameters),
+            "outer_optimizer": self._outer.state_dict(),
+            "progress": self._progress(),
+            "rounds": self.rounds,
+            "dropped_rounds": self.dropped_rounds,
+        }
+
+    @torch.no_grad()
+    def _heal(self, state: dict[str, Any]) -> None:
+        """Goes on from another rank's :meth:`_health`."""
+        self._check_fits("manager", state)
+        progress: Progress = state["progress"]
+        self._settle_failed([progress] * len(self._fragments))
+        alike = progress.history == self._history and all(
+            torch.equal(common, state["common"][name]) for name, common in self._common.items()
+        )
+        self._load({**state, "steps": progress.steps, "history": progress.history})
+        if not alike:
+            self._take_common(self._own, 0.0)
 
     def _take_common(self, names: Iterable[str], mixing: float) -> None:
         for name in names:
@@ -265,6 +515,9 @@ class DiLoCo:
         if not isinstance(state, dict) or "configuration" not in state:
             kind = "None" if state is None else f"an object of type {type(state).__name__} without"
             raise TypeError(f"DiLoCo.{who}: expected what state_dict() returned, got {kind}")
+        self._check_fits(who, state)
+
+    def _check_fits(self, who: str, state: dict[str, Any]) -> None:
         expected, got = self._configuration(), state["configuration"]
         for name, value in expected.items():
             if got[name] != value:
@@ -281,6 +534,9 @@ class DiLoCo:
         self._outer.load_state_dict(state["outer_optimizer"])
         for name, common in self._common.items():
             common.data.copy_(state["common"][name])
+        self._history = {name: list(counts) for name, counts in state["history"].items()}
+        if self._group is not None:
+            self._history.setdefault(self._group, [(0, 0) for _ in self._fragments])
         self.steps = state["steps"]
         self.rounds = state["rounds"]
         self.dropped_rounds = state["dropped_rounds"]

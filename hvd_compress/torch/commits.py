@@ -12,8 +12,8 @@ import torch
 
 from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.slots import Slot, in_place
-from hvd_compress.torch_common.state import restore, snapshot
+from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.state import begin_with, restore, snapshot, unsent
 
 
 class TorchCommits(Commits):
@@ -68,8 +68,9 @@ class TorchCommits(Commits):
         Returns:
             By name of the parameter, each of shape=(n,), float32.
         """
-        unsent = torch.from_numpy(self._unsent(self.take()))
-        parts = unsent.split([slot.count for slot in self._slots])
+        parts = torch.from_numpy(self._unsent(self.take())).split(
+            [slot.count for slot in self._slots]
+        )
         return {slot.name: part for slot, part in zip(self._slots, parts, strict=True)}
 
     def restore(self) -> None:
@@ -78,18 +79,8 @@ class TorchCommits(Commits):
         self._go_back(self._last or self._begun)
 
     def _unsent(self, commit: Commit) -> np.ndarray:
-        sums = []
-        for slot in self._slots:
-            saved = commit.state["tensors"][slot.name]
-            total = torch.zeros(slot.count)
-            if saved["residual"] is not None:
-                total += saved["residual"].cpu() / saved["residual_scale"]
-            owned = saved["owned"]
-            if owned is not None and owned["residual"] is not None:
-                factor = owned["weight"] / owned["residual_scale"]
-                part = owned["residual"].cpu() * factor
-                total += in_place(part, owned["begin"], slot.shape, owned["transposed"])
-            sums.append(total)
+        tensors = commit.state["tensors"]
+        sums = [unsent(tensors[slot.name], slot.shape) for slot in self._slots]
         return torch.cat(sums).numpy()
 
     def _gather(self, value: Any, what: str) -> list[Any]:
@@ -106,10 +97,7 @@ class TorchCommits(Commits):
     def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
         given = [None] * len(self._slots) if parts is None else parts
         for slot, part in zip(self._slots, given, strict=True):
-            slot.forget()
-            slot.owned = None
-            if part is not None and part.any():
-                slot.residual, slot.residual_scale = torch.from_numpy(part.copy()), 1.0
+            begin_with(slot, None if part is None else torch.from_numpy(part.copy()))
 
     def _set_positions(self, positions: Sequence[tuple[int, ...]]) -> None:
         for slot, (step, exchanges) in zip(self._slots, positions, strict=True):

@@ -76,7 +76,7 @@ class Inquiry(Batch):
     def write_flags(self, flags: torch.Tensor) -> None:
         flags[: len(self.plan.slots)] = CHANGED
 
-    def _encode(self, table: Table, values: Any, take_up: Any) -> torch.Tensor:
+    def _encode(self, table: Table, *work: Any) -> torch.Tensor:
         layout = table.layout
         message = torch.zeros(layout.size, dtype=torch.uint8, device=self.flats[0].device)
         self.write_flags(message[layout.flags :])

@@ -124,6 +124,40 @@ def resize(
     return {**states[0], "rank": rank, "size": size, "tensors": tensors}
 
 
+def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
+    """What a rank would still add to the sum of all ranks' gradients of one parameter.
+
+    Args:
+        saved: the parameter's part of a snapshot.
+        shape: its shape, of n elements.
+
+    Returns:
+        Its residual, and what it owes as the owner of a part, shape=(n,), float32, in the memory of the
+        CPU, loss scaling taken out.
+    """
+    total = torch.zeros(math.prod(shape))
+    if saved["residual"] is not None:
+        total += saved["residual"].cpu() / saved["residual_scale"]
+    owned = saved.get("owned")
+    if owned is not None and owned["residual"] is not None:
+        part = owned["residual"].cpu() * (owned["weight"] / owned["residual_scale"])
+        total += in_place(part, owned["begin"], shape, _transposed(owned))
+    return total
+
+
+def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
+    """Has a rank begin among other ranks: it owns nothing, and has this residual, or None.
+
+    Args:
+        slot: of the parameter.
+        residual: shape=(n,), float32, without loss scaling.
+    """
+    slot.forget()
+    slot.owned = None
+    if residual is not None and bool(residual.any()):
+        slot.residual, slot.residual_scale = residual, 1.0
+
+
 def _resized(
     saved: list[dict[str, Any]], shape: Shape, rank: int, size: int, owned: Owned | None
 ) -> dict[str, Any]:

@@ -101,6 +101,18 @@ def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
     assert 1.9 < onebit.compression_ratio < 2  # Half of the steps are uncompressed.
 
 
+def test_a_transformer_learns_text_with_muon(tmp_path):
+    recipe = ["--model", "gpt", "--optimizer", "muon", "--lr", "0.01", "--test-at-end"]
+    chosen = ["--compression", "none", "int8", "--option", "threshold=1024", "--framework", "ddp"]
+    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "30", "--quiet")
+
+    none, int8 = outcome.runs
+    for run in (none, int8):
+        assert run.parameters_identical and run.uncompressed_bytes_per_step == 4 * 470_784
+        assert 3 < run.test_bits < 6
+    assert int8.test_bits == pytest.approx(none.test_bits, rel=0.05)
+
+
 def test_keras_trains_as_a_tape_does(several):
     """The same model, batches, learning rates and codecs give the same losses and residuals."""
     for ours, tape in zip(several("keras").runs, several("tensorflow").runs, strict=True):

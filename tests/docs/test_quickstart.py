@@ -102,3 +102,18 @@ def test_the_table_of_codecs(name: str) -> None:
 
 def test_every_scheme_is_in_the_table() -> None:
     assert sorted(NAMES.values()) == sorted(SCHEMES)
+
+
+def test_no_page_shows_one_bit_with_adam() -> None:
+    """Which is far behind; DiLoCo's exchanges are not seen by the inner optimizer."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    blocks = [
+        (page.name, block)
+        for page in pages
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    blocks += [(one.name, one.read_text()) for one in (ROOT / "docs" / "examples").glob("*.py")]
+    assert len(blocks) > 50
+    for name, block in blocks:
+        adam = re.search(r"\bAdamW?\(", block)
+        assert not (adam and re.search(r"\bOneBit\(", block) and "DiLoCo" not in block), name

@@ -1,0 +1,107 @@
+"""What ranks tell each other when they meet in another process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_compress.exchange.errors import ExchangeError
+
+Positions = Mapping[str, tuple[dict[str, Any], int, int]]
+"""By key: dtype and shape; how often its tensors were encoded; how often they were exchanged."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank, before it goes on.
+
+    Attributes:
+        member: a name of its compressor, which no other has.
+        size: of the group that it comes from; None if it is new.
+        seed: of the noise.
+        positions: of its keys, in the order of their first calls.
+        lost: names of ranks that are gone, of which it has the states.
+    """
+
+    member: str
+    size: int | None
+    seed: int
+    positions: Positions
+    lost: Sequence[str]
+
+
+def together(told: Sequence[Place]) -> Positions:
+    """The keys of all ranks, in their order, and the furthest position of each.
+
+    Raises:
+        ExchangeError: the ranks do not fit together.
+    """
+    seeds = [one.seed for one in told]
+    if len(set(seeds)) > 1:
+        raise ExchangeError(f"rebind: expected one seed on all ranks, got {seeds}")
+    stayed = {rank: list(one.lost) for rank, one in enumerate(told) if one.size is not None}
+    if len({tuple(lost) for lost in stayed.values()}) > 1:
+        raise ExchangeError(
+            f"rebind.lost: expected the same states on all ranks that stay, got {stayed} by rank"
+        )
+    here = {one.member: rank for rank, one in enumerate(told)}
+    for member in next(iter(stayed.values()), []):
+        if member in here:
+            raise ExchangeError(
+                f"rebind.lost: expected states of ranks that are gone, got that of rank {here[member]} of "
+                f"the new group, which would count twice"
+            )
+    longest = max((list(one.positions) for one in told), key=len)
+    found: dict[str, tuple[dict[str, Any], int, int]] = {}
+    for rank, one in enumerate(told):
+        # A rank that was interrupted has not seen the others' last keys, and a new one none.
+        if list(one.positions) != longest[: len(one.positions)]:
+            raise ExchangeError(
+                f"rebind: expected the same keys in the same order on all ranks that stay, got "
+                f"{list(one.positions)} on rank {rank} and {longest} on another one"
+            )
+        for key, (kind, step, exchanges) in one.positions.items():
+            before = found.get(key, (kind, step, exchanges))
+            if before[0] != kind:
+                raise ExchangeError(
+                    f"rebind: {key}: expected tensors of {before[0]}, got {kind} on rank {rank}"
+                )
+            found[key] = kind, max(step, before[1]), max(exchanges, before[2])
+    return {key: found[key] for key in longest}
+
+
+def check_lost(
+    lost: Sequence[dict[str, Any]], kinds: Mapping[str, dict[str, Any]], members: Sequence[str]
+) -> None:
+    """Raises ``ValueError`` where a state is not one of a rank that may be gone.
+
+    Args:
+        lost: the states.
+        kinds: dtype and shape of each key.
+        members: the ranks of the last group; none where they are not known.
+    """
+    for state in lost:
+        keys = state.get("keys") if isinstance(state, dict) else None
+        if keys is None or "member" not in state:
+            raise ValueError(
+                "rebind.lost: expected states of compressors of hvd_compress.distributed, got another "
+                "object"
+            )
+        if members and state["member"] not in members:
+            raise ValueError(
+                f"rebind.lost: expected states of ranks of the last process group, got one of another "
+                f"rank ({state['rank']} of {state['size']}), perhaps of one that was gone before: hand "
+                f"over each state once"
+            )
+        for key, kind in keys.items():
+            if kinds.get(key) != kind:
+                raise ValueError(
+                    f"rebind.lost: expected keys and shapes of this compressor's calls, got {key} of "
+                    f"{kind}"
+                )
+    members = [state["member"] for state in lost]
+    if len(set(members)) != len(members):
+        raise ValueError(
+            "rebind.lost: expected one state of each rank that is gone, got two of one"
+        )
