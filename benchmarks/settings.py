@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-ONEBIT_ADAM = "onebit-adam"
-OPTIMIZERS = ("sgd", "adamw", ONEBIT_ADAM)
+SGD, ADAMW, ONEBIT_ADAM = "sgd", "adamw", "onebit-adam"
+OPTIMIZERS = (SGD, ADAMW, ONEBIT_ADAM)
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Settings:
         weight_decay: of the optimizer.
         threads: threads a rank computes with.
         device: what it computes on, ``"cpu"`` or ``"cuda"``.
+        autocast: the type that PyTorch's autocast computes in, ``"bf16"``; None is the parameters'.
+        shards: ranks that share a model's parameters out (FSDP); all ranks are replicas times shards.
         curve_points: into how many points the loss curve is averaged.
     """
 
@@ -43,6 +45,8 @@ class Settings:
     weight_decay: float = 0.0
     threads: int = 1
     device: str = "cpu"
+    autocast: str | None = None
+    shards: int = 1
     curve_points: int = 50
 
     def total_steps(self, steps_per_epoch: int) -> int:

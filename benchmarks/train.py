@@ -70,11 +70,17 @@ def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> re
         **dataclasses.asdict(arguments.settings(args)),
         "options": {key: _as_json(value) for key, value in args.option},
     }
-    fresh = results.Results(configuration, trainer.size, machine.versions(), machine.description())
+    fresh = results.Results(
+        configuration,
+        trainer.size,
+        machine.versions(),
+        machine.description(),
+        network=machine.network(),
+    )
     if not (args.resume and trainer.rank == 0 and args.json.exists()):
         return fresh
     old = results.read(args.json)
-    for what in ("configuration", "ranks", "versions"):
+    for what in ("configuration", "ranks", "versions", "network"):
         if getattr(old, what) != getattr(fresh, what):
             raise ValueError(
                 f"{args.json}: expected {what} {getattr(fresh, what)}, got {getattr(old, what)}"

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -34,8 +34,10 @@ class TorchSession:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
-        self._model = model
+        self._plain = model  # What is tested: outside of any wrapper, and the same on every rank.
+        self._model = model  # What is trained.
         self._device = settings.device
+        self._autocast = settings.autocast is not None
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.compressor: Any = None
         self.counters = Counters()
@@ -71,21 +73,29 @@ class TorchSession:
     ) -> None:
         for (inputs, labels), lr in zip(batches, rates, strict=True):
             ended(self._step(inputs, labels, lr))
+        with torch.no_grad():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Brings the model that is tested up to date, where it is another one; on every rank."""
+
+    def finish(self) -> None:
+        """Nothing is left: ranks exchange in every step."""
 
     def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._model.train()
         self._optimizer.zero_grad()
-        loss = self._cross_entropy(inputs, labels)[0]
+        loss = self._cross_entropy(self._model, inputs, labels)[0]
         loss.backward()
         self._optimizer.step()
         return loss.item()
 
     @torch.no_grad()
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
-        self._model.eval()
-        loss, right = self._cross_entropy(inputs, labels)
+        self._plain.eval()
+        loss, right = self._cross_entropy(self._plain, inputs, labels)
         return int(right.sum()), float(loss) * labels.size / math.log(2)
 
     def residual_norm(self) -> float:
@@ -93,20 +103,21 @@ class TorchSession:
 
     def digest(self) -> bytes:
         digest = hashlib.sha256()
-        for parameter in self._model.parameters():
+        for parameter in self._plain.parameters():
             digest.update(parameter.detach().contiguous().cpu().numpy().tobytes())
         return digest.digest()
 
     def _cross_entropy(
-        self, inputs: np.ndarray, labels: np.ndarray
+        self, model: nn.Module, inputs: np.ndarray, labels: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean over the labels, and which labels get the largest logit, shape=(labels,)."""
         x = torch.from_numpy(inputs).to(self._device)
         if x.dim() == 4:  # Images, whose channels torch has first.
             x = x.permute(0, 3, 1, 2).contiguous()
-        logits = self._model(x).flatten(0, -2)
         wanted = torch.from_numpy(labels).to(self._device).long().flatten()
-        return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
+            logits = model(x).flatten(0, -2)
+            return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
 
 
 def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -134,12 +145,19 @@ def _adams_compressor(compression: Compression, seed: int) -> distributed.Compre
     return distributed.Compression.by_name(compression.name, **options)
 
 
+Start = Callable[[nn.Module, Settings, Compression, int], TorchSession]
+"""Makes a session of a model, the recipe, the compression and the seed."""
+
+
 class TorchTrainer:
-    """Implements :class:`benchmarks.loop.Trainer`."""
+    """Implements :class:`benchmarks.loop.Trainer`.
 
-    _session: ClassVar[type[TorchSession]] = TorchSession
+    Args:
+        session: makes a session, whose class says how ranks average.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Start = TorchSession) -> None:
+        self._session = session
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
 
