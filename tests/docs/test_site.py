@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,12 +29,43 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert len(list((tmp_path / "_images").glob("perfmodel-*.svg"))) == 3
 
 
-def test_the_plot_of_page_one_is_of_the_records() -> None:
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import plot_step_times
-    finally:
-        sys.path.pop(0)
+@pytest.fixture
+def plots(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of the documentation."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module
+
+
+def test_the_plot_of_page_one_is_of_the_records(
+    plots: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    script = plots("plot_bandwidth")
+    times = script.seconds()
+    script.draw(times, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == (
+        ROOT / "docs" / "images" / "bandwidth.svg"
+    ).read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for line in script.table(times).markdown().splitlines():
+        assert line in page
+
+
+def test_where_a_codec_stops_paying(plots: Callable[[str], ModuleType]) -> None:
+    script = plots("plot_bandwidth")
+    none = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
+    own = {
+        "onebit": [1.0, 1.0, 1.0, 2.0, 2.0, 2.0],  # A half at 200 Mbit/s, twice at 500: in between.
+        "int8": [1.0, 1.0, 1.0, 0.5, 0.5, 2.0],
+        "bf16": [9.0] * 6,
+        "auto": [0.5] * 6,
+    }
+    found = {name: script.crossing(name, {"none": none, **own}) for name in own}
+    assert found["onebit"] == pytest.approx((200 * 500) ** 0.5)
+    assert (found["int8"], found["bf16"], found["auto"]) == (1000, None, float("inf"))
+
+
+def test_the_plot_of_alexnet_is_of_the_records(plots: Callable[[str], ModuleType]) -> None:
+    plot_step_times = plots("plot_step_times")
     drawn = (ROOT / "docs" / "images" / "step_times.svg").read_text()
     for record in plot_step_times.RECORDS.values():
         for name, value in plot_step_times.seconds(record).items():
