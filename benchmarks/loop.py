@@ -86,6 +86,7 @@ class Trainer(Protocol):
 
 def run(
     trainer: Trainer,
+    session: Session,
     data: Data,
     settings: Settings,
     compression: Compression,
@@ -98,6 +99,7 @@ def run(
 
     Args:
         trainer: the framework.
+        session: a fresh model, which the trainer has started with the same settings.
         data: what to train on.
         settings: the recipe.
         compression: what the exchange sends.
@@ -108,7 +110,6 @@ def run(
     Returns:
         What came out, the same on every rank but for the step times.
     """
-    session = trainer.start(settings, data.classes, compression, seed)
     total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
     steps = _Steps(on_step, lambda: session.counters.wire_bytes)
     ends: list[int] = []

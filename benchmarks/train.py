@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 from tqdm import tqdm
@@ -21,12 +23,15 @@ def main(command_line: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = arguments.settings(args)
     model = MODELS[args.model]
-    chosen = [
-        compressions.parse(text, dict(args.option), model.last_layer) for text in args.compression
-    ]
-    images = data.load(model, args.data)
+    with _in_one_line():
+        chosen = [
+            compressions.parse(text, dict(args.option), model.last_layer)
+            for text in args.compression
+        ]
+        images = data.load(model, args.data)
     trainer = trainers.load(args.framework, args.threads)
-    outcome = _open(args, images.name, trainer)
+    with _in_one_line():
+        outcome = _open(args, images.name, trainer)
 
     # Seed by seed: whoever stops early has compared all compressions on the seeds so far.
     plan = [(seed, c) for seed in range(args.seed, args.seed + args.seeds) for c in chosen]
@@ -41,8 +46,11 @@ def main(command_line: list[str] | None = None) -> int:
     ) as bar:
         for seed, compression in todo:
             bar.set_description(f"{compression.text}, seed {seed}", refresh=False)
+            with _in_one_line(f"{compression.text}: "):
+                session = trainer.start(settings, images.classes, compression, seed)
             run = loop.run(
                 trainer,
+                session,
                 images,
                 settings,
                 compression,
@@ -56,6 +64,19 @@ def main(command_line: list[str] | None = None) -> int:
     if trainer.rank == 0 and not args.quiet:
         print(report.training_table(outcome).text())
     return min(1, report.check(outcome))
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str = "") -> Iterator[None]:
+    """Ends this rank with one line where what was asked for is wrong.
+
+    Raises:
+        SystemExit: in the place of a ``TypeError`` or ``ValueError``.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"error: {what}{error}") from error
 
 
 def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> results.Results:

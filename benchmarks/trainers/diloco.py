@@ -20,7 +20,8 @@ from hvd_compress.local import DiLoCo
 
 _SYNC_EVERY = 100
 _OWN = ("sync_every", "fragments", "delay", "mixing")
-"""Options of a compression that are DiLoCo's and not the codec's, as are those of the outer optimizer."""
+_OUTER = ("outer_lr", "outer_momentum")
+"""Options of a compression that are not the codec's: DiLoCo's, and the outer optimizer's."""
 
 
 class DiLoCoSession(distributed.DistributedSession):
@@ -42,7 +43,10 @@ class DiLoCoSession(distributed.DistributedSession):
             nesterov=momentum > 0,
         )
         self._model = copy.deepcopy(self._plain)
-        self.compressor = hvdc.Compression.by_name(compression.name, **options)
+        try:
+            self.compressor = hvdc.Compression.by_name(compression.name, **options)
+        except TypeError as error:
+            raise TypeError(f"{error}; of DiLoCo: {', '.join((*_OWN, *_OUTER))}") from error
         self._at_once = not own.get("delay") and own.get("fragments", 1) == 1
         self._sync_every = own.setdefault("sync_every", _SYNC_EVERY)
         self._diloco = DiLoCo(self._model, self.compressor, outer_optimizer=sgd, **own)

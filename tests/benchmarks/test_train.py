@@ -202,8 +202,21 @@ def test_results_of_another_recipe_are_not_mixed(resumable, tmp_path, capfd):
     with pytest.raises(launch.RankError):
         _train(out, "--compression", "none", "--lr", "0.5", "--resume", "--quiet")
 
-    assert "expected configuration" in capfd.readouterr().err
+    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("[0]<stderr>")]
+    (line,) = lines
+    assert "error:" in line and "expected configuration" in line
     assert results.read(out).runs == results.read(resumable[0]).runs
+
+
+def test_an_option_that_there_is_not_is_one_line_with_all_that_there_are(tmp_path, capfd):
+    chosen = ["--framework", "diloco", "--compression", "int8:sync_evry=3"]
+    with pytest.raises(launch.RankError):
+        _train(tmp_path / "x.json", *chosen, "--quiet")
+
+    lines = [x for x in capfd.readouterr().err.splitlines() if "[0]<stderr>:error:" in x]
+    (line,) = lines
+    for part in ("int8:sync_evry=3: ", "'sync_evry'", "kind, group", "of DiLoCo: sync_every"):
+        assert part in line
 
 
 def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):
