@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import plots, results
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -30,16 +32,16 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def plots(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def script_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """Imports a script of the documentation."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     return importlib.import_module
 
 
 def test_the_plot_of_page_one_is_of_the_records(
-    plots: Callable[[str], ModuleType], tmp_path: Path
+    script_of: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
-    script = plots("plot_bandwidth")
+    script = script_of("plot_bandwidth")
     times = script.seconds()
     script.draw(times, tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_text() == (
@@ -50,8 +52,22 @@ def test_the_plot_of_page_one_is_of_the_records(
         assert line in page
 
 
-def test_where_a_codec_stops_paying(plots: Callable[[str], ModuleType]) -> None:
-    script = plots("plot_bandwidth")
+def test_the_losses_of_the_page_are_of_the_records(tmp_path: Path) -> None:
+    records = [ROOT / "benchmarks" / "records" / f"lab-text-{r}.json" for r in ("100mbit", "1gbit")]
+    plots.main([*map(str, records), "--out", str(tmp_path / "a.svg")])
+    drawn = ROOT / "docs" / "images" / "text_loss.svg"
+    assert (tmp_path / "a.svg").read_text() == drawn.read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
+    slow, fast = (results.read(record).runs for record in records)
+    for one, other in zip(slow, fast, strict=True):
+        megabytes = one.wire_bytes_per_step * one.steps / 1e6
+        cells = (megabytes, one.train_seconds, other.train_seconds)
+        line = " | ".join(f"{cell:.0f}" for cell in cells if cell is not None)
+        assert f"| {line} | {one.test_bits:.3f} |" in page
+
+
+def test_where_a_codec_stops_paying(script_of: Callable[[str], ModuleType]) -> None:
+    script = script_of("plot_bandwidth")
     none = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
     own = {
         "onebit": [1.0, 1.0, 1.0, 2.0, 2.0, 2.0],  # A half at 200 Mbit/s, twice at 500: in between.
@@ -64,8 +80,8 @@ def test_where_a_codec_stops_paying(plots: Callable[[str], ModuleType]) -> None:
     assert (found["int8"], found["bf16"], found["auto"]) == (1000, None, float("inf"))
 
 
-def test_the_plot_of_alexnet_is_of_the_records(plots: Callable[[str], ModuleType]) -> None:
-    plot_step_times = plots("plot_step_times")
+def test_the_plot_of_alexnet_is_of_the_records(script_of: Callable[[str], ModuleType]) -> None:
+    plot_step_times = script_of("plot_step_times")
     drawn = (ROOT / "docs" / "images" / "step_times.svg").read_text()
     for record in plot_step_times.RECORDS.values():
         for name, value in plot_step_times.seconds(record).items():
