@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import launch, recipes, report, results, trainers
 from benchmarks.command_line import Parser, compression
+from benchmarks.compressions import STOCK
 from benchmarks.intervals import paired
 from benchmarks.recipes import Recipe
 from benchmarks.results import Results, Run
@@ -18,7 +19,6 @@ from benchmarks.tables import Table, si_bytes
 
 BASELINE = "none"
 COMPRESSIONS = [
-    BASELINE,
     "onebit",
     "onebit:group=column",
     "onebit:alpha=0",
@@ -32,14 +32,14 @@ FIRST_SEED = 100
 """The recipe was chosen on smaller ones."""
 
 
-def compare(outcome: Results, recipe: Recipe) -> list[dict[str, Any]]:
-    """Each compression beside the uncompressed runs of the same seeds, in the recipe's unit."""
+def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[dict[str, Any]]:
+    """Each compression beside the baseline's runs of the same seeds, in the recipe's unit."""
     runs = report.by_compression(outcome)
 
     def measured(run: Run) -> float:
         return recipe.scale * float(getattr(run, recipe.measure))
 
-    control = {run.seed: measured(run) for run in runs[BASELINE]}
+    control = {run.seed: measured(run) for run in runs[baseline]}
     rows = []
     for name, made in runs.items():
         pairs = [(measured(run), control[run.seed]) for run in made if run.seed in control]
@@ -60,13 +60,13 @@ def compare(outcome: Results, recipe: Recipe) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]], recipe: Recipe) -> Table:
+def table(rows: list[dict[str, Any]], recipe: Recipe, baseline: str = BASELINE) -> Table:
     """The comparison for reading."""
     header = (
         "compression",
         "seeds",
         recipe.measure.replace("_", " "),
-        "difference to none",
+        f"difference to {baseline}",
         "95% interval",
         "bytes a step",
         "ranks agree",
@@ -102,8 +102,12 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
     parser.add_argument("--seeds", type=_several, default=30)
     parser.add_argument(
-        "--compression", nargs="+", type=compression, default=COMPRESSIONS[1:], metavar="NAME"
+        "--compression", nargs="+", type=compression, default=COMPRESSIONS, metavar="NAME"
     )
+    parser.add_argument("--baseline", type=compression, metavar="NAME",
+        help=f"default: {BASELINE}, but with diloco {STOCK}, DDP's exchange in every step")  # fmt: skip
+    parser.add_argument("--shards", type=_one_or_more, default=1,
+        help="with fsdp: ranks of each of the two replicas; default: 1")  # fmt: skip
     parser.add_argument(
         "--hosts",
         type=_one_or_more,
@@ -112,14 +116,17 @@ def main(command_line: list[str] | None = None) -> int:
     )
     args = parser.parse_args(command_line)
     recipe = recipes.RECIPES[args.recipe]
-    ranks = args.hosts * recipes.RANKS
+    baseline = args.baseline or (STOCK if args.framework == "diloco" else BASELINE)
+    ranks = args.hosts * args.shards * recipes.RANKS
+    if args.hosts > 1 < args.shards:
+        parser.error("argument --shards: expected 1 with more than one host, got more")
     runs = args.out / "runs.json"
-    chosen = list(dict.fromkeys([BASELINE, *args.compression]))
+    chosen = list(dict.fromkeys([baseline, *args.compression]))
     try:
         command = [
             *recipe.arguments(args.framework, runs, chosen, ranks),
             *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
-            *("--test-at-end", "--resume", "--quiet"),
+            *("--shards", str(args.shards), "--test-at-end", "--resume", "--quiet"),
         ]
         if args.hosts == 1:
             launch.horovodrun(ranks, "benchmarks.train", command)
@@ -129,7 +136,7 @@ def main(command_line: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     outcome = results.read(runs)
-    rows = compare(outcome, recipe)
+    rows = compare(outcome, recipe, baseline)
     summary = {
         "schema": SCHEMA,
         "configuration": outcome.configuration,
@@ -137,10 +144,11 @@ def main(command_line: list[str] | None = None) -> int:
         "versions": outcome.versions,
         "machine": outcome.machine,
         "unit": f"{recipe.unit}, paired by seed, 95% t interval",
+        "baseline": baseline,
         "compressions": rows,
     }
     (args.out / "accuracy.json").write_text(json.dumps(summary, indent=1))
-    shown = table(rows, recipe)
+    shown = table(rows, recipe, baseline)
     (args.out / "accuracy.md").write_text(shown.markdown() + "\n")
     print(f"\n{shown.text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
     return min(1, report.check(outcome))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import option
 from benchmarks.models import MODELS
 from benchmarks.settings import OPTIMIZERS, Settings
-from benchmarks.trainers import FRAMEWORKS
+from benchmarks.trainers import ABILITIES, FRAMEWORKS
+from hvd_compress.codecs.registry import SCHEMES
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -26,7 +28,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--compression", nargs="+", type=compression, required=True, metavar="NAME[:key=value,...]",
         help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "
         "auto, which chooses by measurement, local, which exchanges nothing, "
-        "or powersgd, PyTorch's own hook (ddp)")  # fmt: skip
+        "stock, what the framework does in every step by itself (ddp, fsdp, diloco, tensorflow), "
+        "or powersgd, PyTorch's own hook (ddp); diloco also takes sync_every, fragments, delay, mixing, "
+        "outer_lr and outer_momentum")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip
@@ -47,6 +51,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="decay of the average of the weights that is tested (PyTorch), such as 0.9999")  # fmt: skip
     add("--threads", type=positive, default=1, help="threads a rank computes with")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="what a rank computes on")
+    add("--autocast", choices=("bf16",), help="what PyTorch's forward pass computes in")
+    add("--shards", type=positive, default=1,
+        help="ranks that share a model's parameters out (fsdp); all ranks: replicas x shards")  # fmt: skip
     add("--curve-points", type=positive, default=50, help="points of the loss curve")
     add("--seed", type=int, default=0, help="the first seed")
     add("--seeds", type=positive, default=1, help="how many seeds")
@@ -54,7 +61,35 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--quiet", action="store_true", help="do not print the table")
     add("--explain", action="store_true", help="print why auto chose what it chose")
     add("--resume", action="store_true", help="keep the runs that OUT holds already")
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    _check(parser, chosen)
+    return chosen
+
+
+def _check(parser: Parser, chosen: argparse.Namespace) -> None:
+    """Whether the framework can do it; otherwise ends, with one line that lists what it can."""
+    framework, able = chosen.framework, ABILITIES[chosen.framework]
+    allowed: dict[str, tuple[str, ...]] = {
+        "compression": (*SCHEMES, *able.compressions),
+        "optimizer": able.optimizers,
+        "device": ("cpu", "cuda") if able.is_torch else ("cpu",),
+        "autocast": ("bf16",) if able.is_torch else (),
+        "shards": (str(chosen.shards) if framework == "fsdp" else "1",),
+    }
+    for name, values in allowed.items():
+        got = getattr(chosen, name)
+        for one in got if isinstance(got, list) else [got]:
+            if one is not None and str(one).partition(":")[0] not in values:
+                parser.error(
+                    f"argument --{name}: expected {_listed(values)} with --framework {framework}, got "
+                    f"{str(one)!r}"
+                )
+
+
+def _listed(values: Sequence[str]) -> str:
+    if len(values) > 1:
+        return f"one of {', '.join(values)}"
+    return values[0] if values else "none"
 
 
 def settings(arguments: argparse.Namespace) -> Settings:

@@ -9,11 +9,14 @@ Options = dict[str, Any]
 
 TERNARY = "ternary"
 
+AUTO = "auto"
+"""What measures and decides by itself."""
+
 LOCAL = "local"
 """No exchange at all: every rank trains alone, which shows how much an exchange costs at least."""
 
 STOCK = "stock"
-"""Horovod without any compressor, in TensorFlow."""
+"""What the framework exchanges by itself in every step: Horovod, DDP or HSDP without any compressor."""
 
 POWERSGD = "powersgd"
 """PyTorch's own hook of that name, in DDP."""
@@ -28,7 +31,7 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: what ``Compression.by_name`` of a frontend knows, ``auto`` included, or
+        name: what ``Compression.by_name`` of a frontend knows, :data:`AUTO` included, or
             :data:`LOCAL`, :data:`STOCK` or :data:`POWERSGD`.
         options: its further keywords.
     """

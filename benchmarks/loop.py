@@ -25,7 +25,7 @@ class Counters(Protocol):
 
     uncompressed_bytes: int
     message_bytes: int
-    wire_bytes: int
+    wire_bytes: float
     encode_seconds: float
     decode_seconds: float
 
@@ -48,6 +48,10 @@ class Session(Protocol):
             rates: the learning rate of each batch.
             ended: to be called after each batch, in this thread, with its loss.
         """
+        ...
+
+    def finish(self) -> None:
+        """Called once, after the last step: exchanges what ranks have kept to themselves until then."""
         ...
 
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
@@ -82,6 +86,7 @@ class Trainer(Protocol):
 
 def run(
     trainer: Trainer,
+    session: Session,
     data: Data,
     settings: Settings,
     compression: Compression,
@@ -94,6 +99,7 @@ def run(
 
     Args:
         trainer: the framework.
+        session: a fresh model, which the trainer has started with the same settings.
         data: what to train on.
         settings: the recipe.
         compression: what the exchange sends.
@@ -104,9 +110,8 @@ def run(
     Returns:
         What came out, the same on every rank but for the step times.
     """
-    session = trainer.start(settings, data.classes, compression, seed)
     total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
-    steps = _Steps(on_step)
+    steps = _Steps(on_step, lambda: session.counters.wire_bytes)
     ends: list[int] = []
     tests: list[Test | None] = []
     done = 0
@@ -119,11 +124,15 @@ def run(
         )
         done += len(parts)
         ends.append(done)
+        if done == total:
+            steps.finish(session.finish)
         test = done == total or test_every_epoch
         tests.append(_test(trainer, data, session, settings.batch_size) if test else None)
 
     losses = trainer.gather(np.array(steps.losses)).mean(0)
     seconds = np.array(steps.seconds)
+    elapsed = trainer.gather(np.cumsum(seconds))
+    sent = trainer.gather(np.array(steps.wire_bytes, np.float64)).mean(0)
     counters = session.counters
     counted = [
         counters.uncompressed_bytes,
@@ -140,7 +149,7 @@ def run(
         compression=compression.text,
         seed=seed,
         steps=total,
-        curve=_curve(losses, settings.curve_points),
+        curve=_curve(losses, elapsed.mean(0), sent, settings.curve_points),
         epochs=_epochs(losses, ends, tests),
         test_accuracy=None if tests[-1] is None else tests[-1].accuracy,
         test_bits=None if tests[-1] is None else tests[-1].bits,
@@ -153,6 +162,9 @@ def run(
         decode_seconds_per_step=decode,
         residual_norm=float(trainer.gather(np.array([session.residual_norm()])).mean()),
         parameters_identical=None if alone else _identical(trainer, session.digest()),
+        train_seconds=float(
+            (elapsed[:, -1] + trainer.gather(np.array([steps.finish_seconds]))[:, 0]).max()
+        ),
     )
 
 
@@ -164,12 +176,15 @@ def steps_per_epoch(data: Data, settings: Settings, ranks: int) -> int:
 
 
 class _Steps:
-    """The losses of the steps, and how long each took with its batch."""
+    """The losses of the steps, how long each took with its batch, and the bytes sent until then."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[], None], wire_bytes: Callable[[], float]) -> None:
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self.wire_bytes: list[float] = []
+        self.finish_seconds = 0.0
         self._on_step = on_step
+        self._wire_bytes = wire_bytes
         self._started = 0.0
 
     def start(self) -> None:
@@ -180,8 +195,16 @@ class _Steps:
         """A step is over, and the next one begins."""
         self.seconds.append(time.perf_counter() - self._started)
         self.losses.append(loss)
+        self.wire_bytes.append(self._wire_bytes())
         self._on_step()
         self.start()
+
+    def finish(self, work: Callable[[], None]) -> None:
+        """What ranks do after the last step; its time and bytes count."""
+        self.start()
+        work()
+        self.finish_seconds = time.perf_counter() - self._started
+        self.wire_bytes[-1] = self._wire_bytes()
 
 
 def _load(
@@ -228,10 +251,13 @@ def _test(trainer: Trainer, data: Data, session: Session, batch_size: int) -> Te
     return Test(*(trainer.gather(own).sum(0) / labels.size).tolist())
 
 
-def _curve(losses: np.ndarray, points: int) -> list[Point]:
+def _curve(losses: np.ndarray, elapsed: np.ndarray, sent: np.ndarray, points: int) -> list[Point]:
     parts = np.array_split(losses, min(points, len(losses)))
     ends = np.cumsum([len(part) for part in parts])
-    return [Point(int(end), float(part.mean())) for end, part in zip(ends, parts, strict=True)]
+    return [
+        Point(int(end), float(part.mean()), float(elapsed[end - 1]), float(sent[end - 1]))
+        for end, part in zip(ends, parts, strict=True)
+    ]
 
 
 def _epochs(losses: np.ndarray, ends: list[int], tests: list[Test | None]) -> list[Epoch]:

@@ -1,47 +1,140 @@
-"""Loss curves as a picture."""
+"""Loss curves as pictures: ``python -m benchmarks.plots RECORD.json ... --out PICTURE.svg``.
+
+Records of one recipe over several links: the training loss over wall time, a panel for each link, and over
+what a rank has sent.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks import results
+from benchmarks.command_line import Parser
 from benchmarks.results import Results, Run
+
+COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+"""Told apart by people with any colour vision (Okabe and Ito)."""
+_LINES = ("-", "--", "-.", (0, (1, 1)))
+
+
+def style(number: int) -> dict[str, Any]:
+    """The colour and the line of a picture's choice of that number."""
+    return {"color": COLORS[number % len(COLORS)], "linestyle": _LINES[number % len(_LINES)]}
 
 
 def loss_curves(outcome: Results, path: Path) -> None:
     """Draws the training loss over steps and over bytes sent, means over the seeds."""
-    import matplotlib
+    with _figure(path, 2, (12, 4.8)) as (figure, (over_steps, over_bytes)):
+        _lines(over_steps, outcome, lambda run: [point.step for point in run.curve])
+        _lines(over_bytes, outcome, _megabytes)
+        over_steps.set(xlabel="step", ylabel="training loss (cross entropy)", yscale="log")
+        over_bytes.set(xlabel="megabytes a rank has sent", xscale="log")
+        over_steps.legend(title="compression")
+        what = outcome.configuration
+        figure.suptitle(
+            f"{what['model']} on {what['data']}, {what['framework']}, {outcome.ranks} ranks, "
+            f"{what['batch_size']} samples a rank and step"
+        )
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, (over_steps, over_bytes) = plt.subplots(
-        1, 2, figsize=(12, 4.8), sharey=True, layout="constrained"
-    )
-    for index, name in enumerate(dict.fromkeys(run.compression for run in outcome.runs)):
+def text_loss(outcomes: Sequence[Results], path: Path) -> None:
+    """Draws the training loss of a text in bits a byte, over wall time for each link, and over bytes sent.
+
+    Raises:
+        ValueError: a record without the times and bytes of its curve.
+    """
+    for outcome in outcomes:
+        if any(point.seconds is None for run in outcome.runs for point in run.curve):
+            raise ValueError(
+                "expected records whose curves have seconds and bytes, got one without: train again"
+            )
+    with _figure(path, len(outcomes) + 1, (3.4 * (len(outcomes) + 1), 3.9)) as (figure, panels):
+        *over_time, over_bytes = panels
+        for axes, outcome in zip(over_time, outcomes, strict=True):
+            _lines(axes, outcome, lambda run: [p.seconds or 0.0 for p in run.curve], math.log(2))
+            axes.set(xlabel="seconds of training", xlim=(0, None), title=_link(outcome))
+        # What is sent does not depend on the link.
+        _lines(over_bytes, outcomes[0], _megabytes, math.log(2))
+        over_bytes.set(xlabel="megabytes a rank has sent", xscale="log", title="any link")
+        over_time[0].set(ylabel="training loss, bits a byte")
+        handles, labels = over_bytes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def main(command_line: list[str] | None = None) -> int:
+    """Reads the records, and writes the picture."""
+    parser = Parser(prog="python -m benchmarks.plots", description=__doc__)
+    parser.add_argument("records", nargs="+", type=Path, help="that benchmarks.train wrote")
+    parser.add_argument("--out", type=Path, required=True, help="ends with .svg or .png")
+    args = parser.parse_args(command_line)
+    text_loss([results.read(path) for path in args.records], args.out)
+    return 0
+
+
+class _figure:
+    """Panels with one y-axis, which are written to a file in the end."""
+
+    def __init__(self, path: Path, columns: int, size: tuple[float, float]) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+        plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress"})
+        self._path = path
+        self._close = plt.close
+        self._figure, self._panels = plt.subplots(
+            1, columns, figsize=size, sharey=True, layout="constrained"
+        )
+
+    def __enter__(self) -> tuple[Any, Any]:
+        return self._figure, self._panels
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        if kind is None:
+            for axes in self._panels:
+                axes.grid(True, which="major", alpha=0.4)
+                axes.spines[["top", "right"]].set_visible(False)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            undated = {"Date": None} if self._path.suffix == ".svg" else None
+            self._figure.savefig(self._path, dpi=120, metadata=undated)
+        self._close(self._figure)
+
+
+def _lines(
+    axes: Any,
+    outcome: Results,
+    place: Callable[[Run], Any],
+    unit: float = 1.0,
+) -> None:
+    """A line for each compression, means over its seeds; the loss in this unit, in nats."""
+    for number, name in enumerate(dict.fromkeys(run.compression for run in outcome.runs)):
         runs = [run for run in outcome.runs if run.compression == name]
-        steps = np.array([point.step for point in runs[0].curve])
-        loss = np.mean([[point.loss for point in run.curve] for run in runs], axis=0)
-        style = {"label": name, "color": f"C{index}", "linestyle": ("-", "--", "-.")[index % 3]}
-        over_steps.plot(steps, loss, **style)
-        if runs[0].message_bytes_per_step:
-            over_bytes.plot(steps * _megabytes(runs), loss, **style)
-
-    over_steps.set(xlabel="step", ylabel="training loss (cross entropy)", yscale="log")
-    over_bytes.set(xlabel="megabytes a rank has handed to Horovod", xscale="log")
-    for axes in (over_steps, over_bytes):
-        axes.grid(True, which="major", alpha=0.4)
-    over_steps.legend(title="compression")
-    what = outcome.configuration
-    figure.suptitle(
-        f"{what['model']} on {what['data']}, {what['framework']}, {outcome.ranks} ranks, "
-        f"{what['batch_size']} samples a rank and step"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+        if runs[0].message_bytes_per_step or place is not _megabytes:
+            loss = np.mean([[point.loss for point in run.curve] for run in runs], axis=0)
+            x = np.mean([place(run) for run in runs], axis=0)
+            axes.plot(x, loss / unit, label=name, **style(number))
 
 
-def _megabytes(runs: list[Run]) -> float:
-    return float(np.mean([run.message_bytes_per_step for run in runs])) / 1e6
+def _megabytes(run: Run) -> np.ndarray:
+    sent = [p.wire_bytes for p in run.curve]
+    if None in sent:  # An older file: as if all steps had sent the same.
+        sent = [p.step * run.wire_bytes_per_step for p in run.curve]
+    return np.array(sent, np.float64) / 1e6
+
+
+def _link(outcome: Results) -> str:
+    link = outcome.network.get("link")
+    if link in (None, "none"):
+        return "no limit"
+    return str(link).replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

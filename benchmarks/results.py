@@ -15,10 +15,19 @@ SCHEMA = "hvd_compress/train/1"
 
 @dataclass(frozen=True)
 class Point:
-    """The mean loss over the steps up to ``step``, and over all ranks."""
+    """The mean loss over the steps up to ``step``, and over all ranks.
+
+    Attributes:
+        step: the last one.
+        loss: the mean since the point before.
+        seconds: since the start of the training, without tests, mean over the ranks; None in older files.
+        wire_bytes: what a rank has sent until then, mean over the ranks; None in older files.
+    """
 
     step: int
     loss: float
+    seconds: float | None = None
+    wire_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Run:
         parameters_identical: whether all ranks ended with the same bits; None where each trained alone.
         test_bits: mean cross-entropy of a test label after the last step, in bits: bits a byte of text;
             None without test samples, or where it was not measured.
+        train_seconds: all steps, and what ranks exchange after the last one, on the slowest rank; without
+            tests. None in older files.
     """
 
     compression: str
@@ -82,6 +93,7 @@ class Run:
     residual_norm: float
     parameters_identical: bool | None
     test_bits: float | None = None
+    train_seconds: float | None = None
 
     @property
     def codec_seconds_per_step(self) -> float:
@@ -91,13 +103,23 @@ class Run:
 
 @dataclass
 class Results:
-    """All runs of one configuration."""
+    """All runs of one configuration.
+
+    Attributes:
+        configuration: the recipe and the data.
+        ranks: how many there are.
+        versions: of Python and packages.
+        machine: the processor and the system.
+        runs: what came out.
+        network: the lab's hosts and links (:func:`benchmarks.machine.network`); empty in older files.
+    """
 
     configuration: dict[str, Any]
     ranks: int
     versions: dict[str, str]
     machine: dict[str, str | int]
     runs: list[Run] = field(default_factory=list)
+    network: dict[str, str | bool | None] = field(default_factory=dict)
 
     def find(self, compression: str, seed: int) -> Run | None:
         """The run of that compression and seed, if it was made."""

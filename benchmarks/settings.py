@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-ONEBIT_ADAM = "onebit-adam"
-MUON = "muon"
-OPTIMIZERS = ("sgd", "adamw", ONEBIT_ADAM, MUON)
+SGD, ADAMW, ONEBIT_ADAM, MUON = "sgd", "adamw", "onebit-adam", "muon"
+OPTIMIZERS = (SGD, ADAMW, ONEBIT_ADAM, MUON)
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Settings:
             experiments: 0.9999); 0 tests the weights themselves.
         threads: threads a rank computes with.
         device: what it computes on, ``"cpu"`` or ``"cuda"``.
+        autocast: the type that PyTorch's autocast computes in, ``"bf16"``; None is the parameters'.
+        shards: ranks that share a model's parameters out (FSDP); all ranks are replicas times shards.
         curve_points: into how many points the loss curve is averaged.
     """
 
@@ -49,6 +50,8 @@ class Settings:
     averaging: float = 0.0
     threads: int = 1
     device: str = "cpu"
+    autocast: str | None = None
+    shards: int = 1
     curve_points: int = 50
 
     def total_steps(self, steps_per_epoch: int) -> int:

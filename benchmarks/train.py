@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 from tqdm import tqdm
@@ -23,12 +25,15 @@ def main(command_line: list[str] | None = None) -> int:
     if settings.averaging and args.framework in ("tensorflow", "keras"):
         raise ValueError(f"expected PyTorch with --averaging, got --framework {args.framework}")
     model = MODELS[args.model]
-    chosen = [
-        compressions.parse(text, dict(args.option), model.last_layer) for text in args.compression
-    ]
-    images = data.load(model, args.data)
+    with _in_one_line():
+        chosen = [
+            compressions.parse(text, dict(args.option), model.last_layer)
+            for text in args.compression
+        ]
+        images = data.load(model, args.data)
     trainer = trainers.load(args.framework, args.threads)
-    outcome = _open(args, images.name, trainer)
+    with _in_one_line():
+        outcome = _open(args, images.name, trainer)
 
     # Seed by seed: whoever stops early has compared all compressions on the seeds so far.
     plan = [(seed, c) for seed in range(args.seed, args.seed + args.seeds) for c in chosen]
@@ -43,8 +48,11 @@ def main(command_line: list[str] | None = None) -> int:
     ) as bar:
         for seed, compression in todo:
             bar.set_description(f"{compression.text}, seed {seed}", refresh=False)
+            with _in_one_line(f"{compression.text}: "):
+                session = trainer.start(settings, images.classes, compression, seed)
             run = loop.run(
                 trainer,
+                session,
                 images,
                 settings,
                 compression,
@@ -60,6 +68,19 @@ def main(command_line: list[str] | None = None) -> int:
     return min(1, report.check(outcome))
 
 
+@contextlib.contextmanager
+def _in_one_line(what: str = "") -> Iterator[None]:
+    """Ends this rank with one line where what was asked for is wrong.
+
+    Raises:
+        SystemExit: in the place of a ``TypeError`` or ``ValueError``.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"error: {what}{error}") from error
+
+
 def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> results.Results:
     """What the output file holds already, or nothing yet.
 
@@ -72,11 +93,17 @@ def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> re
         **dataclasses.asdict(arguments.settings(args)),
         "options": {key: _as_json(value) for key, value in args.option},
     }
-    fresh = results.Results(configuration, trainer.size, machine.versions(), machine.description())
+    fresh = results.Results(
+        configuration,
+        trainer.size,
+        machine.versions(),
+        machine.description(),
+        network=machine.network(),
+    )
     if not (args.resume and trainer.rank == 0 and args.json.exists()):
         return fresh
     old = results.read(args.json)
-    for what in ("configuration", "ranks", "versions"):
+    for what in ("configuration", "ranks", "versions", "network"):
         if getattr(old, what) != getattr(fresh, what):
             raise ValueError(
                 f"{args.json}: expected {what} {getattr(fresh, what)}, got {getattr(old, what)}"

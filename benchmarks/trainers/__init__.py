@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 
 from benchmarks import quiet
+from benchmarks.compressions import AUTO, LOCAL, POWERSGD, STOCK
 from benchmarks.loop import Trainer
+from benchmarks.settings import ADAMW, MUON, ONEBIT_ADAM, SGD
 
-FRAMEWORKS = ("torch", "ddp", "tensorflow", "keras")
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a trainer knows of what the command line offers.
+
+    Attributes:
+        compressions: beside the codecs.
+        optimizers: of :data:`benchmarks.settings.OPTIMIZERS`.
+        is_torch: whether it is written in PyTorch, whose autocast and devices it then has.
+    """
+
+    compressions: tuple[str, ...]
+    optimizers: tuple[str, ...] = (SGD, ADAMW)
+    is_torch: bool = True
+
+
+ABILITIES = {
+    "torch": Abilities((AUTO, LOCAL), (SGD, ADAMW, ONEBIT_ADAM)),
+    "ddp": Abilities((AUTO, LOCAL, STOCK, POWERSGD), (SGD, ADAMW, MUON)),
+    "fsdp": Abilities((LOCAL, STOCK)),
+    "diloco": Abilities((LOCAL, STOCK)),
+    "tensorflow": Abilities((AUTO, LOCAL, STOCK), is_torch=False),
+    "keras": Abilities((AUTO, LOCAL), is_torch=False),
+}
+FRAMEWORKS = tuple(ABILITIES)
 
 
 def load(framework: str, threads: int) -> Trainer:
     """Initialises Horovod for a framework."""
-    if framework in ("tensorflow", "keras"):
+    if not ABILITIES[framework].is_torch:
         # Notes on how it was built, of which TF_CPP_MIN_LOG_LEVEL silences some only.
         with quiet.standard_error():
             import_module("tensorflow")

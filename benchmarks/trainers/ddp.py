@@ -1,22 +1,21 @@
-"""Training with PyTorch's DDP; Horovod starts the ranks and gathers the results.
+"""Training with PyTorch's DDP.
 
 Without postponed annotations: DDP looks at those of a hook as they are.
 """
 
 import math
+from typing import Any
 
-import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
-from benchmarks.compressions import LOCAL, POWERSGD, Compression
-from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
-from benchmarks.trainers import process_group
-from benchmarks.trainers.muon import MuonAndAdamW
-from benchmarks.trainers.torch import TorchSession, TorchTrainer, optimizer, options_of
+from benchmarks.compressions import LOCAL, POWERSGD, STOCK, Compression
+from benchmarks.settings import Settings
+from benchmarks.trainers import distributed
+from benchmarks.trainers.torch import TorchTrainer
 from hvd_compress.exchange.counters import Counters
 
 _ONE_BUCKET = 2**20
@@ -58,20 +57,12 @@ class PowerSGD:
         return math.hypot(*(float(error.norm()) for error in self._state.error_dict.values()))
 
 
-class DDPSession(TorchSession):
+class DDPSession(distributed.DistributedSession):
     """Implements :class:`benchmarks.loop.Session`."""
 
     _power_sgd: PowerSGD | None = None
 
-    def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
-        if settings.optimizer == ONEBIT_ADAM:
-            raise ValueError(
-                f"expected --framework torch with --optimizer {ONEBIT_ADAM}, which needs no DDP"
-            )
-        if settings.optimizer == MUON:
-            self._optimizer = MuonAndAdamW(self._model, settings)
-        else:
-            self._optimizer = optimizer(self._model, settings)
+    def _wrap(self, settings: Settings, compression: Compression, options: dict[str, Any]) -> None:
         if compression.name == LOCAL:
             return
         if compression.name == POWERSGD:
@@ -81,25 +72,17 @@ class DDPSession(TorchSession):
             self.counters = self._power_sgd.counters
         else:
             model = DistributedDataParallel(self._model)
-            options = options_of(compression, seed)
+        self._model = model
+        if compression.name == STOCK:
+            self._count_stock(dist.get_world_size())
+        elif compression.name != POWERSGD:
             self.compressor = hvdc.Compression.by_name(compression.name, model, **options)
             model.register_comm_hook(self.compressor, hvdc.hook)
-            self.counters = self.compressor.counters
-        self._model = model
 
     def residual_norm(self) -> float:
         return self._power_sgd.residual_norm() if self._power_sgd else super().residual_norm()
 
 
-class DDPTrainer(TorchTrainer):
-    """Implements :class:`benchmarks.loop.Trainer`."""
-
-    _session = DDPSession
-
-
-def start(threads: int) -> DDPTrainer:
+def start(threads: int) -> TorchTrainer:
     """Initialises Horovod, torch and torch.distributed in this process."""
-    torch.set_num_threads(threads)
-    hvd.init()
-    process_group.join()
-    return DDPTrainer()
+    return distributed.start(DDPSession, threads)

@@ -36,7 +36,9 @@ class MuonAndAdamW:
         rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             matrix = parameter.dim() == 2 and id(parameter) not in embeddings
-            chosen = hidden if matrix and not fnmatchcase(name, last) else rest
+            chosen = (
+                hidden if matrix and not fnmatchcase(name.removeprefix("module."), last) else rest
+            )
             chosen.append(parameter)
         lr, decay = settings.lr, settings.weight_decay
         self._both: tuple[torch.optim.Optimizer, ...] = (

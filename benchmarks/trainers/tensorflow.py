@@ -21,7 +21,7 @@ import hvd_compress.tensorflow as hvdc
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.tensorflow import build, parameter_name
-from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
+from benchmarks.settings import Settings
 from hvd_compress.exchange.counters import Counters
 
 
@@ -58,6 +58,9 @@ class TensorFlowSession:
         for (inputs, labels), lr in zip(batches, rates, strict=True):
             self._optimizer.learning_rate = lr
             ended(float(self._step(tf.constant(inputs), tf.constant(labels))))
+
+    def finish(self) -> None:
+        """Nothing is left: ranks exchange in every step."""
 
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         logits = self._model(tf.constant(inputs), training=False)
@@ -106,9 +109,6 @@ class TensorFlowSession:
 
 def _optimizer(settings: Settings) -> keras.optimizers.Optimizer:
     decay = settings.weight_decay
-    for name, framework in ((ONEBIT_ADAM, "torch"), (MUON, "ddp")):
-        if settings.optimizer == name:
-            raise ValueError(f"expected --framework {framework} with --optimizer {name}")
     if settings.optimizer == "adamw":
         return keras.optimizers.AdamW(settings.lr, weight_decay=decay)
     return keras.optimizers.SGD(settings.lr, settings.momentum, weight_decay=decay or None)
@@ -126,15 +126,6 @@ class TensorFlowTrainer:
     def start(
         self, settings: Settings, classes: int, compression: Compression, seed: int
     ) -> TensorFlowSession:
-        """See :meth:`benchmarks.loop.Trainer.start`.
-
-        Raises:
-            ValueError: a device other than the CPU, for which there are no operations.
-        """
-        if settings.device != "cpu":
-            raise ValueError(
-                f"expected --device cpu with TensorFlow, whose codecs run there only, got {settings.device}"
-            )
         keras.backend.clear_session()  # Otherwise layers are numbered through all runs.
         keras.utils.set_random_seed(seed)
         return self._session(build(settings.model, classes), settings, compression, seed)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -22,6 +22,7 @@ from benchmarks.models.torch.average import WeightAverage
 from benchmarks.models.torch.paced import Paced
 from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
+from benchmarks.trainers.muon import MuonAndAdamW
 from hvd_compress import distributed
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.optim import OneBitAdam
@@ -35,8 +36,10 @@ class TorchSession:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
-        self._model = model
+        self._plain = model  # What is tested: outside of any wrapper, and the same on every rank.
+        self._model = model  # What is trained.
         self._device = settings.device
+        self._autocast = settings.autocast is not None
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.compressor: Any = None
         self.counters = Counters()
@@ -57,11 +60,6 @@ class TorchSession:
             )
             self.counters = self.compressor.counters
             return
-        if settings.optimizer == MUON:
-            raise ValueError(
-                f"expected --framework ddp with --optimizer {MUON}, which is two optimizers, and Horovod "
-                f"wraps one"
-            )
         self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
             self.compressor = hvdc.Compression.by_name(
@@ -79,6 +77,14 @@ class TorchSession:
     ) -> None:
         for (inputs, labels), lr in zip(batches, rates, strict=True):
             ended(self._step(inputs, labels, lr))
+        with torch.no_grad():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Brings the model that is tested up to date, where it is another one; on every rank."""
+
+    def finish(self) -> None:
+        """Nothing is left: ranks exchange in every step."""
 
     def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
         for group in self._optimizer.param_groups:
@@ -97,7 +103,7 @@ class TorchSession:
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
         if self._average is not None and self._averaged is None:
             self._averaged = self._average.model()
-        tested = self._averaged or self._model
+        tested = self._averaged or self._plain
         tested.eval()
         loss, right = self._cross_entropy(tested, inputs, labels)
         return int(right.sum()), float(loss) * labels.size / math.log(2)
@@ -107,7 +113,7 @@ class TorchSession:
 
     def digest(self) -> bytes:
         digest = hashlib.sha256()
-        for parameter in self._model.parameters():
+        for parameter in self._plain.parameters():
             digest.update(parameter.detach().contiguous().cpu().numpy().tobytes())
         return digest.digest()
 
@@ -118,9 +124,10 @@ class TorchSession:
         x = torch.from_numpy(inputs).to(self._device)
         if x.dim() == 4:  # Images, whose channels torch has first.
             x = x.permute(0, 3, 1, 2).contiguous()
-        logits = model(x).flatten(0, -2)
         wanted = torch.from_numpy(labels).to(self._device).long().flatten()
-        return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
+            logits = model(x).flatten(0, -2)
+            return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
 
 
 def options_of(compression: Compression, seed: int) -> dict[str, Any]:
@@ -138,8 +145,10 @@ def options_of(compression: Compression, seed: int) -> dict[str, Any]:
     return options
 
 
-def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def optimizer(model: nn.Module, settings: Settings) -> Any:
     """The recipe's optimizer for all parameters of a model."""
+    if settings.optimizer == MUON:
+        return MuonAndAdamW(model, settings)
     parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
@@ -163,12 +172,19 @@ def _adams_compressor(compression: Compression, seed: int) -> distributed.Compre
     return distributed.Compression.by_name(compression.name, **options)
 
 
+Start = Callable[[nn.Module, Settings, Compression, int], TorchSession]
+"""Makes a session of a model, the recipe, the compression and the seed."""
+
+
 class TorchTrainer:
-    """Implements :class:`benchmarks.loop.Trainer`."""
+    """Implements :class:`benchmarks.loop.Trainer`.
 
-    _session: ClassVar[type[TorchSession]] = TorchSession
+    Args:
+        session: makes a session, whose class says how ranks average.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Start = TorchSession) -> None:
+        self._session = session
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
 

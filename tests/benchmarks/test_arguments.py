@@ -22,6 +22,30 @@ def test_a_compression_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> 
     ) in _line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("framework", "options", "message"),
+    [
+        (
+            "torch",
+            ["--compression", "powersgd"],
+            "expected one of onebit, int8, ternary, ecq, qsgd, fp16, bf16, none, auto, local with "
+            "--framework torch, got 'powersgd'",
+        ),
+        ("ddp", ["--optimizer", "onebit-adam"], "expected one of sgd, adamw with --framework ddp"),
+        ("keras", ["--autocast", "bf16"], "expected none with --framework keras, got 'bf16'"),
+        ("tensorflow", ["--device", "cuda"], "expected cpu with --framework tensorflow"),
+        ("diloco", ["--shards", "2"], "expected 1 with --framework diloco, got '2'"),
+    ],
+)
+def test_what_a_framework_cannot_do(
+    capsys: pytest.CaptureFixture[str], framework: str, options: list[str], message: str
+) -> None:
+    known = ["--model", "lenet", "--json", "x", "--compression", "none", "--framework", framework]
+    with pytest.raises(SystemExit):
+        arguments.parse([*known, *options])
+    assert f"argument {options[0]}: {message}" in _line(capsys)
+
+
 def test_a_number_that_makes_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         codec.main(["--json", "x", "--elements", "-5"])

@@ -14,7 +14,7 @@ def _run(compression="none", seed=0, accuracy=0.975, **changes):
         "compression": compression,
         "seed": seed,
         "steps": 4,
-        "curve": [results.Point(2, 2.0), results.Point(4, 1.0)],
+        "curve": [results.Point(2, 2.0, 0.5, 1e5), results.Point(4, 1.0, 0.75, 2e5)],
         "epochs": [results.Epoch(1, 1.5, accuracy)],
         "test_accuracy": accuracy,
         "uncompressed_bytes_per_step": 246824.0,
@@ -81,6 +81,25 @@ def test_loss_curves_are_a_picture(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_loss_over_time_has_a_panel_for_each_link(tmp_path):
+    for link in ("100mbit", "none"):
+        outcome = _results(_run(), _run("onebit"))
+        outcome.network = {"link": link}
+        outcome.write(tmp_path / f"{link}.json")
+    records = [str(tmp_path / "100mbit.json"), str(tmp_path / "none.json")]
+
+    assert plots.main([*records, "--out", str(tmp_path / "a.svg")]) == 0
+
+    drawn = (tmp_path / "a.svg").read_text()
+    for label in ("100 Mbit/s", "no limit", "onebit", "megabytes a rank has sent", "bits a byte"):
+        assert label in drawn
+
+
+def test_a_curve_without_times_is_not_drawn_over_time(tmp_path):
+    with pytest.raises(ValueError, match="expected records whose curves have seconds"):
+        plots.text_loss([_results(_run(curve=[results.Point(4, 1.0)]))], tmp_path / "a.svg")
+
+
 def test_markdown():
     table = Table(("name", "value"), [["a", "1"], ["b", "2"]])
 
@@ -137,6 +156,18 @@ def test_bits_a_byte_of_text_are_compared_seed_by_seed():
 
     assert int8["test_bits"] == 3.125 and int8["difference"] == 0.125
     assert "| 3.125 | +0.125 |" in accuracy.table([int8], recipes.TEXT).markdown()
+
+
+def test_another_baseline_can_be_compared_with():
+    outcome = _results(
+        *(_run("stock", seed, test_bits=2.5 + seed) for seed in range(2)),
+        *(_run("none:sync_every=100", seed, test_bits=2.75 + seed) for seed in range(2)),
+    )
+
+    rows = accuracy.compare(outcome, recipes.TEXT, "stock")
+
+    assert [row["difference"] for row in rows] == [0, 0.25]
+    assert "difference to stock" in accuracy.table(rows, recipes.TEXT, "stock").text()
 
 
 def test_compressions_are_read_with_their_settings():

@@ -11,10 +11,20 @@ import pytest
 
 from benchmarks import launch, main_job, results, trainers
 
+SYNC_EVERY = 10
+OF_FRAMEWORK = {
+    "fsdp": ["--shards", "2"],
+    "diloco": ["--option", f"sync_every={SYNC_EVERY}"],
+}
+"""Options beside those of all."""
 
-def _train(out, *more):
+PARTS = {"fsdp": 2, "diloco": SYNC_EVERY}
+"""A rank exchanges the gradients of its shards, or one difference in so many steps."""
+
+
+def _train(out, *more, ranks=2):
     common = ["--model", "lenet", "--steps", "6", "--batch-size", "16", "--json", str(out)]
-    launch.horovodrun(2, "benchmarks.train", [*common, *more])
+    launch.horovodrun(ranks, "benchmarks.train", [*common, *more])
     return results.read(out)
 
 
@@ -26,17 +36,20 @@ def several(tmp_path_factory):
     def train(framework):
         chosen = ["none", "onebit", "ternary:exclude=fc2.*", "local"]
         recipe = ["--steps", "60", "--lr", "0.05", "--curve-points", "12", "--framework", framework]
+        recipe += OF_FRAMEWORK.get(framework, [])
         out = tmp_path_factory.mktemp(framework) / "train.json"
-        return _train(out, *recipe, "--compression", *chosen)
+        ranks = 4 if framework == "fsdp" else 2
+        return _train(out, *recipe, "--compression", *chosen, ranks=ranks)
 
     return train
 
 
 @pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
-def test_two_ranks_train_with_several_codecs(several, framework):
+def test_ranks_train_with_several_codecs(several, framework):
     outcome = several(framework)
 
-    assert outcome.ranks == 2 and outcome.configuration["data"] == "digits"
+    assert outcome.configuration["shards"] == outcome.ranks / 2
+    assert outcome.configuration["data"] == "digits"
     assert outcome.configuration["framework"] == framework
     assert {"torch", "keras"} <= outcome.versions.keys() and outcome.machine["cpu"]
     none, onebit, ternary, local = outcome.runs
@@ -44,8 +57,12 @@ def test_two_ranks_train_with_several_codecs(several, framework):
         assert run.parameters_identical and run.steps == 60
         assert [point.step for point in run.curve] == list(range(5, 61, 5))
         assert run.curve[-1].loss < 0.9 * run.curve[0].loss
-        assert run.uncompressed_bytes_per_step == 4 * 61_706
+        part = 4 * 61_706 / PARTS.get(framework, 1)
+        assert run.uncompressed_bytes_per_step == pytest.approx(part)
         assert 0 <= run.test_accuracy <= 1
+        assert run.train_seconds > 60 * run.step_seconds.p10
+        assert run.curve[-1].wire_bytes == pytest.approx(60 * run.wire_bytes_per_step)
+        assert 0 < run.curve[0].seconds < run.curve[-1].seconds <= run.train_seconds
     assert none.curve[0].loss == pytest.approx(onebit.curve[0].loss, rel=0.05), "paired seeds"
     assert none.compression_ratio == pytest.approx(1, rel=0.01)
     assert onebit.compression_ratio > 15
@@ -54,7 +71,7 @@ def test_two_ranks_train_with_several_codecs(several, framework):
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
     assert local.parameters_identical is None and local.message_bytes_per_step == 0
     assert local.curve[0].loss == pytest.approx(none.curve[0].loss, rel=0.05)
-    assert local.curve[-1] != none.curve[-1]
+    assert local.curve[-1].loss != none.curve[-1].loss
 
 
 @pytest.mark.parametrize(
@@ -77,15 +94,50 @@ def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
 
 
 def test_powersgd_is_a_baseline_in_ddp(tmp_path):
-    chosen = ["--compression", "none", "powersgd:rank=2,warmup_steps=20", "--framework", "ddp"]
+    chosen = ["none", "powersgd:rank=2,warmup_steps=20", "stock", "--framework", "ddp"]
     recipe = ["--steps", "60", "--lr", "0.05", "--option", "threshold=1024", "--quiet"]
-    none, powersgd = _train(tmp_path / "out.json", *recipe, *chosen).runs
+    outcome = _train(tmp_path / "out.json", *recipe, "--compression", *chosen)
 
+    none, powersgd, stock = outcome.runs
+    _assert_same_training(stock, none)
     assert none.parameters_identical and powersgd.parameters_identical
+    first, last = powersgd.curve[0].wire_bytes, powersgd.curve[-1].wire_bytes
+    assert last < len(powersgd.curve) * first / 2, "the warm-up's steps sent more than the others"
     assert powersgd.uncompressed_bytes_per_step == 4 * 61_706
     assert powersgd.curve[-1].loss < 0.9 * powersgd.curve[0].loss
     assert 2.5 < powersgd.compression_ratio < 3, "a third of the steps are uncompressed"
     assert powersgd.residual_norm > 0
+
+
+def test_fsdp_beside_its_own_exchange_in_bfloat16(tmp_path):
+    chosen = ["--compression", "stock", "none", "int8", "--framework", "fsdp", "--autocast", "bf16"]
+    recipe = ["--model", "gpt", "--optimizer", "adamw", "--lr", "0.003", "--test-at-end"]
+    stock, none, int8 = _train(tmp_path / "out.json", *recipe, *chosen, "--quiet").runs
+
+    _assert_same_training(none, stock)
+    assert int8.curve[-1].loss == pytest.approx(stock.curve[-1].loss, rel=0.02)
+    assert int8.compression_ratio > 3.8 and stock.test_bits < 8
+
+
+def test_local_steps_of_momentum_are_those_of_ddp_where_every_step_is_averaged(tmp_path):
+    """Both are linear in the gradients: an average of parameters is one of gradients."""
+    every = "none:sync_every=1,outer_lr=1.0,outer_momentum=0"
+    streaming = "int8:sync_every=8,fragments=2,delay=2"
+    recipe = ["--steps", "20", "--lr", "0.05", "--framework", "diloco", "--quiet"]
+    outcome = _train(tmp_path / "out.json", *recipe, "--compression", "stock", every, streaming)
+
+    stock, one, other = outcome.runs
+    _assert_same_training(one, stock)
+    assert other.parameters_identical
+    # Fragments in steps 8, 12 and 16, and 20 with everything: four halves, and the end.
+    assert other.uncompressed_bytes_per_step == pytest.approx(4 * 61_706 * 3 / 20, rel=0.2)
+
+
+def _assert_same_training(run, other):
+    losses, wanted = ([point.loss for point in one.curve] for one in (run, other))
+    assert losses == pytest.approx(wanted, rel=1e-3) and run.parameters_identical
+    assert run.test_accuracy == pytest.approx(other.test_accuracy, abs=0.01)
+    assert run.message_bytes_per_step == pytest.approx(other.message_bytes_per_step, rel=0.01)
 
 
 def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
@@ -139,7 +191,8 @@ def test_ranks_train_alone_beside_others_that_do_not(resumable):
     assert local.parameters_identical is None and none.parameters_identical is True
     assert local.message_bytes_per_step == 0 < none.message_bytes_per_step
     assert local.compression_ratio is None and local.step_seconds.median > 0
-    assert local.curve[0] == none.curve[0] and local.curve[-1] != none.curve[-1]
+    first, last = ([run.curve[at].loss for run in (local, none)] for at in (0, -1))
+    assert first[0] == first[1] and last[0] != last[1]
     line = next(line for line in resumable[1].splitlines() if "<stdout>:local" in line)
     assert line.endswith("  -"), "whether ranks agree does not apply"
 
@@ -161,8 +214,21 @@ def test_results_of_another_recipe_are_not_mixed(resumable, tmp_path, capfd):
     with pytest.raises(launch.RankError):
         _train(out, "--compression", "none", "--lr", "0.5", "--resume", "--quiet")
 
-    assert "expected configuration" in capfd.readouterr().err
+    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("[0]<stderr>")]
+    (line,) = lines
+    assert "error:" in line and "expected configuration" in line
     assert results.read(out).runs == results.read(resumable[0]).runs
+
+
+def test_an_option_that_there_is_not_is_one_line_with_all_that_there_are(tmp_path, capfd):
+    chosen = ["--framework", "diloco", "--compression", "int8:sync_evry=3"]
+    with pytest.raises(launch.RankError):
+        _train(tmp_path / "x.json", *chosen, "--quiet")
+
+    lines = [x for x in capfd.readouterr().err.splitlines() if "[0]<stderr>:error:" in x]
+    (line,) = lines
+    for part in ("int8:sync_evry=3: ", "'sync_evry'", "kind, group", "of DiLoCo: sync_every"):
+        assert part in line
 
 
 def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):

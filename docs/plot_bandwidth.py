@@ -1,0 +1,161 @@
+"""Draws docs/images/bandwidth.svg from committed records, and prints the table of docs/performance.md.
+
+``python docs/plot_bandwidth.py``
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from benchmarks.plots import COLORS  # noqa: E402
+from benchmarks.tables import Table  # noqa: E402
+
+LINKS = {
+    "50mbit": 50,
+    "100mbit": 100,
+    "200mbit": 200,
+    "500mbit": 500,
+    "1gbit": 1000,
+    "none": math.inf,
+}
+"""The records' links, in Mbit/s."""
+
+SHOWN = {
+    "none": ("no compression", "o"),
+    "bf16": ("bf16", "s"),
+    "powersgd:rank=4,warmup_steps=2": ("PowerSGD, rank 4", "v"),
+    "onebit": ("1-bit", "^"),
+    "int8": ("int8", "D"),
+    "auto": ("Auto", None),
+}
+"""Labels and markers by compression."""
+
+_NO_LIMIT = 3500
+"""Where the axis has "no limit"."""
+
+Times = dict[str, list[float]]
+"""Seconds of a step by compression, a number for each link."""
+
+
+def seconds() -> Times:
+    """Medians over the rounds of each record."""
+    records = [
+        json.loads((ROOT / "benchmarks" / "records" / f"lab-ddp-gpt-{link}.json").read_text())
+        for link in LINKS
+    ]
+    return {name: [median(one["seconds"][name]) for one in records] for name in SHOWN}
+
+
+def crossing(name: str, times: Times) -> float | None:
+    """Up to which Mbit/s a choice is faster than no compression: between links, by a line in logarithms.
+
+    None where it is slower with the slowest link already; infinite where it is faster without a limit.
+    """
+    gains = [math.log(none / own) for none, own in zip(times["none"], times[name], strict=True)]
+    if gains[0] <= 0:
+        return None
+    for (before, after), (low, high) in zip(
+        itertools.pairwise(gains), itertools.pairwise(LINKS.values()), strict=True
+    ):
+        if after <= 0:
+            if math.isinf(high):
+                return low
+            share = before / (before - after)
+            return math.exp(math.log(low) + share * math.log(high / low))
+    return math.inf
+
+
+def table(times: Times) -> Table:
+    """One line a choice: milliseconds of a step, and where it stops being faster than no compression."""
+    header = ("ms a step", *map(_link, LINKS.values()), "faster than none up to")
+    rows = [
+        [SHOWN[name][0], *(f"{1e3 * one:.0f}" for one in own), _up_to(name, times)]
+        for name, own in times.items()
+    ]
+    return Table(header, rows)
+
+
+def draw(times: Times, path: Path) -> None:
+    """Writes the picture."""
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    places = [min(link, _NO_LIMIT) for link in LINKS.values()]
+    for (name, (label, marker)), color in zip(SHOWN.items(), COLORS, strict=False):
+        values = [1e3 * one for one in times[name]]
+        look = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
+        if name == "auto":
+            look.update(linewidth=7, alpha=0.35, zorder=1)
+        axes.plot(places[:-1], values[:-1], label=label, **look)
+        # The axis is broken in front of "no limit".
+        axes.plot(places[-2:], values[-2:], linestyle="-" if name == "auto" else ":", **look)
+    crossings = _crossings(times)
+    if crossings:
+        axes.plot(
+            [rate for rate, _ in crossings],
+            [milliseconds for _, milliseconds in crossings],
+            linestyle="",
+            marker="o",
+            markersize=11,
+            markerfacecolor="none",
+            markeredgecolor="0.3",
+            label="as fast as no compression",
+        )
+    axes.set(
+        xscale="log", yscale="log", ylabel="milliseconds a step", xlabel="rate of each host's link"
+    )
+    axes.set_xticks(places, [_link(link) for link in LINKS.values()])
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (20, 30, 50, 70, 100, 200, 300, 500, 700) if low < tick < high]
+    axes.set_yticks(ticks, map(str, ticks))
+    axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
+    axes.grid(True, which="major", alpha=0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    axes.set_title("A small transformer under DDP on two hosts", loc="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+    plt.close(figure)
+
+
+def _crossings(times: Times) -> list[tuple[float, float]]:
+    """Rates between links at which a choice is as fast as no compression, and the milliseconds there."""
+    links = [math.log(link) for link in LINKS.values() if not math.isinf(link)]
+    none = [math.log(1e3 * one) for one in times["none"]][: len(links)]
+    rates = [crossing(name, times) for name in times if name not in ("none", "auto")]
+    inside = [rate for rate in rates if rate and rate < max(map(math.exp, links)) * 0.999]
+    return [(rate, math.exp(float(np.interp(math.log(rate), links, none)))) for rate in inside]
+
+
+def _link(rate: float) -> str:
+    if math.isinf(rate):
+        return "no limit"
+    return f"{rate:g} Mbit/s" if rate < 1000 else f"{rate / 1000:g} Gbit/s"
+
+
+def _up_to(name: str, times: Times) -> str:
+    if name in ("none", "auto"):
+        return ""
+    rate = crossing(name, times)
+    if rate is None:
+        return "nowhere"
+    return "any" if math.isinf(rate) else _link(float(f"{rate:.2g}"))
+
+
+if __name__ == "__main__":
+    found = seconds()
+    draw(found, Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs" / "images" / "bandwidth.svg")
+    print(table(found).markdown())
