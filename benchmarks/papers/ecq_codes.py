@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,17 @@ from benchmarks.tables import Table
 from hvd_compress.exchange.reference import Simulation
 
 ECQ_SGD = "ecq:levels=4,norm=l2,bucket=4096,alpha=0.01,beta=1.0"
+CODED = ECQ_SGD + ",coding=entropy"
+WHOLE = CODED + " (one tensor)"
+"""All gradients, one behind the other, are encoded as one tensor, as the paper's buckets cut them."""
+
 METHODS = {
     "onebit:group=64": "1Bit-SGD; the paper's buckets have 3",
     "ternary:bucket=64": "TernGrad; the paper's buckets have 16",
     "qsgd:levels=4,norm=linf,bucket=512": "QSGD, as the paper",
     ECQ_SGD: "ECQ-SGD, as the paper",
+    CODED: "with its entropy code",
+    WHOLE: "the same, the gradient as one tensor",
     "onebit": "defaults here",
     "ternary": "defaults here",
     "ecq:levels=7,norm=linf": "better accuracy here",
@@ -56,14 +63,23 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     )
     training = Run(recipe)
     histograms = {text: Histogram() for text in METHODS}
+    whole: dict[str, tuple[int, ...]] = {
+        "gradient": (sum(math.prod(shape) for shape in training.shapes.values()),)
+    }
     simulations = {
-        text: _simulation(Compression.parse(text), training, histograms[text]) for text in METHODS
+        text: _simulation(
+            Compression.parse(text.removesuffix(" (one tensor)")),
+            whole if text == WHOLE else training.shapes,
+            histograms[text],
+        )
+        for text in METHODS
     }
 
     def each(step: int, loss: float, gradients: Gradients) -> None:
         sent = {name: g[0].detach().contiguous().numpy() for name, g in gradients.items()}
-        for simulation in simulations.values():
-            simulation.average([sent])
+        joined = {"gradient": np.concatenate([sent[name].reshape(-1) for name in training.shapes])}
+        for text, simulation in simulations.items():
+            simulation.average([joined if text == WHOLE else sent])
         advance()
 
     training.train(each)
@@ -78,13 +94,15 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     }
 
 
-def _simulation(compression: Compression, training: Run, histogram: Histogram) -> Simulation:
+def _simulation(
+    compression: Compression, shapes: dict[str, tuple[int, ...]], histogram: Histogram
+) -> Simulation:
     assert compression.codec is not None
     return Simulation(
         compression.exchange,
         compression.codec,
         compression.feedback,
-        training.shapes,
+        shapes,
         1,
         arithmetic=Native(histogram.add),
     )
@@ -124,14 +142,16 @@ def table(rows: list[Row]) -> Table:
 def claims(rows: list[Row]) -> list[Claim]:
     """The reduction, and the order of the methods."""
     ratios = {text: float(np.mean(32 / values(rows, text, "coded_bits"))) for text in METHODS}
-    packed = float(np.mean(32 / values(rows, ECQ_SGD, "packed_bits")))
+    sent = [f"{np.mean(32 / values(rows, text, 'packed_bits')):.1f}" for text in (WHOLE, CODED)]
+    reached = float(np.mean(32 / values(rows, WHOLE, "packed_bits")))
     others = list(METHODS)[:3]
     return [
         Claim(
             "ECQ-SGD's gradients are over 80 times smaller, with an entropy code",
             "over 80",
-            f"{ratios[ECQ_SGD]:.0f} with an ideal entropy code; {packed:.1f} as they are sent here",
-            ratios[ECQ_SGD] >= 80,
+            f"{sent[0]} in payloads of the whole gradient, {sent[1]} in one of each tensor; "
+            f"{ratios[ECQ_SGD]:.0f} with an ideal entropy code",
+            reached >= 80,
         ),
         Claim(
             "ECQ-SGD compresses more than the other methods, with the paper's settings of each",

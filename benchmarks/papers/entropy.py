@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.codecs import Codec, NoiseKey, payload_length
 from hvd_compress.codecs.payload import open_payload
 
 
@@ -40,7 +40,7 @@ class Histogram:
         self.counts.update(dict(zip(found.tolist(), often.tolist(), strict=True)))
         self.elements += int(often.sum())
         self.scales += scales.size
-        self.packed_bytes += payload.size
+        self.packed_bytes += payload_length(payload, payload.size)
 
     @property
     def code_bits(self) -> float:

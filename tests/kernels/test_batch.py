@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoiseKey, OneBit, PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE, read_header
+from hvd_compress.codecs.payload import FLAG_NONFINITE, payload_length, read_header
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_batch import CpuBatch
@@ -301,7 +301,8 @@ def test_the_entry_and_the_rank_of_an_altered_payload_are_named(threads: int, is
     for batch in (CpuBatch(entries, threads), SerialBatch(CpuKernels(threads), entries)):
         for number, entry in enumerate(entries):
             rank, bit = number % 3, int(random.integers(8))
-            byte = int(random.integers(entry.offset, entry.end))
+            payload = rows[rank, entry.offset : entry.end].numpy()
+            byte = entry.offset + int(random.integers(payload_length(payload, payload.size)))
             rows[rank, byte] ^= 1 << bit
             with pytest.raises(
                 BatchPayloadError, match=r"^rank \d's payload: expected .*, got "
