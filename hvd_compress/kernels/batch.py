@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
+from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy
 from hvd_compress.kernels.interface import Batch, Coder
 from hvd_compress.kernels.native import Shape
-
-_FLAGS = 16
-"""Bytes from a payload's start to its flags."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class SerialBatch(Batch):
             except PayloadError as error:
                 raise _named(error, entry, place, step, payloads) from None
             if on_host(payloads) and not self._deferred:
-                flags = as_numpy(payloads)[:, _FLAGS] & FLAG_NONFINITE
+                flags = as_numpy(payloads)[:, FLAGS_OFFSET] & FLAG_NONFINITE
                 nonfinite = nonfinite or bool(flags.any())
         return nonfinite
 

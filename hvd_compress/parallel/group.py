@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE
+from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.limits import check_gather
 from hvd_compress.kernels.batch import Entry, altered_payload, on_host
@@ -25,8 +25,6 @@ Content = Literal["activations", "error signals", "parameters"]
 """What is in a message."""
 
 _OFF = ErrorFeedback(alpha=0.0)
-_FLAGS = 16
-"""Bytes from a payload's start to its flags."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -337,4 +335,4 @@ class ParallelGroup:
 
     @staticmethod
     def _flagged(payloads: torch.Tensor) -> bool:
-        return bool((payloads[:, _FLAGS] & FLAG_NONFINITE).any())
+        return bool((payloads[:, FLAGS_OFFSET] & FLAG_NONFINITE).any())
