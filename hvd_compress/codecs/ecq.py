@@ -63,24 +63,23 @@ class ECQ(LevelCodec):
         return self.levels
 
     def pack(self, symbols: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.pack`: bit planes."""
+        """Bit planes, block by block."""
         return packing.pack_planes(symbols, self.bits)
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
-        """See :meth:`LevelCodec.unpack`."""
         return packing.unpack_planes(codes, count, self.bits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.units`: norm / s."""
+        """The norm over s; shape=(buckets,), float32."""
         finite = np.where(usable(norms), norms, np.float32(0))
         unit = base.unit_of(finite, np.float32(self.levels))
         return np.where(np.isfinite(norms), unit, np.float32(np.nan)).astype(np.float32)
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """See :meth:`LevelCodec.to_levels`: equations 8 and 9."""
+        """Levels by equations 8 and 9; shape=(n,), int32."""
         top = np.float32(self.levels)
         kept = usable(norms)
         inverse = np.divide(top, norms, out=np.zeros_like(norms), where=kept)

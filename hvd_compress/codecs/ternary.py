@@ -59,13 +59,12 @@ class Ternary(LevelCodec):
         return 1
 
     def pack(self, symbols: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.pack`: trits, block by block."""
+        """Trits, block by block."""
         block = self.layout(symbols.shape).block
         codes = [packing.pack_trits(part) for part in base.groups_of(symbols, block)]
         return np.concatenate(codes)
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
-        """See :meth:`LevelCodec.unpack`."""
         layout = self.layout((count,))
         digits = [
             packing.unpack_trits(codes[start * layout.block_bytes :][: packing.trit_bytes(n)], n)
@@ -74,17 +73,17 @@ class Ternary(LevelCodec):
         return np.concatenate(digits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.norms`: absolute maxima, after clipping."""
+        """Absolute maxima, after clipping; shape=(buckets,), float32."""
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
-        """See :meth:`LevelCodec.units`: the norms themselves."""
+        """The norms themselves; shape=(buckets,), float32."""
         return np.where(usable(norms), norms, np.where(np.isfinite(norms), 0, np.nan)).astype(
             np.float32
         )
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """See :meth:`LevelCodec.to_levels`: equation 3."""
+        """Levels by equation 3; shape=(n,), int32."""
         inverse = np.divide(np.float32(1), norms, out=np.zeros_like(norms), where=usable(norms))
         magnitude = np.minimum(np.abs(x), base.spread(norms, x.size, self.bucket))
         with np.errstate(invalid="ignore"):
