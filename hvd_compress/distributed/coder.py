@@ -150,7 +150,11 @@ class GroupCoder(GradientCoder):
         )
 
     def _ask(self) -> Agreement:
-        return Agreement(self._collectives, agreement.serialize(self._configuration()))
+        configuration = self._configuration()
+        if self._former is not None:
+            # Within a step, while buckets are on their way, ranks learn lengths at different times.
+            del configuration["lengths of messages"]
+        return Agreement(self._collectives, agreement.serialize(configuration))
 
     def _confirm(self, bucket: Bucket) -> None:
         """Waits for the other ranks where a bucket's tensors travel in another way than those may expect.

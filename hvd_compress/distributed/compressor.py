@@ -251,6 +251,11 @@ class Compressor(GroupCoder):
         lost, problem = list(lost), None
         try:
             self._expect_idle("rebind")
+            if any(slot.owned is not None and slot.owned.state for slot in self._slots):
+                raise ValueError(
+                    "rebind: expected a compressor without owner_step, got one whose state would be lost "
+                    "with the rank that owns it"
+                )
             check_lost(lost, self._kinds(), self._members)
         except (ExchangeError, ValueError) as error:
             problem = error

@@ -109,5 +109,5 @@ class Batches:
 
     def _lengths_of(self, routes: Iterable[tuple[Slot, Route]]) -> dict[str, Length]:
         """What is remembered of a bucket's messages."""
-        key = tuple((slot.index, route.exchange, route.codec) for slot, route in routes)
+        key = tuple((slot.index, slot.shape, route.exchange, route.codec) for slot, route in routes)
         return self._lengths.setdefault(key, {})

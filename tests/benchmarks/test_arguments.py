@@ -31,7 +31,11 @@ def test_a_compression_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> 
             "expected one of onebit, int8, ternary, ecq, qsgd, fp16, bf16, none, auto, local with "
             "--framework torch, got 'powersgd'",
         ),
-        ("ddp", ["--optimizer", "onebit-adam"], "expected one of sgd, adamw with --framework ddp"),
+        (
+            "ddp",
+            ["--optimizer", "onebit-adam"],
+            "expected one of sgd, adamw, muon with --framework ddp",
+        ),
         ("keras", ["--autocast", "bf16"], "expected none with --framework keras, got 'bf16'"),
         ("tensorflow", ["--device", "cuda"], "expected cpu with --framework tensorflow"),
         ("diloco", ["--shards", "2"], "expected 1 with --framework diloco, got '2'"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import math
 import os
 import sys
 import time
@@ -31,8 +30,7 @@ DIES = "dies"
 
 def unsent_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What a compressor's state would still add to the sum of all ranks' tensors, by key; a copy."""
-    counts = {name: math.prod(shape) for name, shape in SHAPES.items()}
-    return {name: unsent(one, counts[name]) for name, one in state["tensors"].items()}
+    return {name: unsent(one, SHAPES[name]) for name, one in state["tensors"].items()}
 
 
 def held(diloco: DiLoCo, compressor: hvdc.Compressor) -> dict[str, Any]:
