@@ -174,7 +174,8 @@ class GroupCoder(GradientCoder):
             if error is not None:
                 raise error
             assert isinstance(inquiry.content, Inquiry)
-            inquiry.content.check()
+            with self._collectives.behind():
+                inquiry.content.check()
             bucket.inquiry = None
         self._ask().settle()
         self._prepare()
