@@ -114,12 +114,15 @@ def _bytes(array: Any) -> bytes:
     return array.numpy().tobytes()
 
 
-LEVELS = [row for row in ROWS if isinstance(row.codec, LevelCodec) and not row.codec.varies]
+PLAIN = [row for row in ROWS if not row.codec.varies]
+"""TensorFlow's frontend has no entropy code, because messages in graphs have fixed lengths."""
+
+LEVELS = [row for row in PLAIN if isinstance(row.codec, LevelCodec)]
 """Integer sums have no payloads, and so no entropy code."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", PLAIN, ids=str)
 def test_payloads_and_residuals(row: Row, dtype: str) -> None:
     slot, ours = _slots(Route(row.codec, row.feedback), dtype)
     batches = _batches()
@@ -135,7 +138,7 @@ def test_payloads_and_residuals(row: Row, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.codec.shaped], ids=str)
+@pytest.mark.parametrize("row", [row for row in PLAIN if not row.codec.shaped], ids=str)
 def test_two_shots(row: Row, dtype: str) -> None:
     route = Route(row.codec, row.feedback, "two_shot")
     slot, ours = _slots(route, dtype)
