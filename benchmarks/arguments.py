@@ -84,6 +84,10 @@ def _check(parser: Parser, chosen: argparse.Namespace) -> None:
                     f"argument --{name}: expected {_listed(values)} with --framework {framework}, got "
                     f"{str(one)!r}"
                 )
+    if chosen.averaging and framework not in ("torch", "ddp"):
+        parser.error(
+            f"argument --averaging: expected 0 with --framework {framework}, got {chosen.averaging}"
+        )
 
 
 def _listed(values: Sequence[str]) -> str:

@@ -22,8 +22,6 @@ def main(command_line: list[str] | None = None) -> int:
     if args.explain:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = arguments.settings(args)
-    if settings.averaging and args.framework in ("tensorflow", "keras"):
-        raise ValueError(f"expected PyTorch with --averaging, got --framework {args.framework}")
     model = MODELS[args.model]
     with _in_one_line():
         chosen = [

@@ -56,9 +56,12 @@ def test_averaged_weights_are_what_is_tested(monkeypatch: pytest.MonkeyPatch) ->
     assert found[0] != found[1]
 
 
-def test_other_frameworks_have_no_averages() -> None:
+@pytest.mark.parametrize("framework", ["keras", "diloco"])
+def test_other_frameworks_have_no_averages(
+    capsys: pytest.CaptureFixture[str], framework: str
+) -> None:
     arguments = ["--model", "lenet", "--json", "x", "--compression", "none", "--averaging", "0.9"]
-    with pytest.raises(
-        ValueError, match="expected PyTorch with --averaging, got --framework keras"
-    ):
-        train.main([*arguments, "--framework", "keras"])
+    with pytest.raises(SystemExit):
+        train.main([*arguments, "--framework", framework])
+    message = f"--averaging: expected 0 with --framework {framework}, got 0.9"
+    assert message in capsys.readouterr().err
