@@ -153,7 +153,7 @@ class GroupCoder(GradientCoder):
         configuration = self._configuration()
         if self._former is not None:
             # Within a step, while buckets are on their way, ranks learn lengths at different times.
-            del configuration["lengths of messages"]
+            configuration.pop("lengths of messages", None)
         return Agreement(self._collectives, agreement.serialize(configuration))
 
     def _confirm(self, bucket: Bucket) -> None:

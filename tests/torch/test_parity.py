@@ -36,8 +36,8 @@ def _record(compressor: GradientCoder) -> Payloads:
     payloads: Payloads = {}
     make = compressor._batches.make
 
-    def noting(*arguments: Any) -> Any:
-        batch, exchanging = make(*arguments)
+    def noting(*arguments: Any, **options: Any) -> Any:
+        batch, exchanging = make(*arguments, **options)
         encode = batch.encode
 
         def encode_and_note(table: Table) -> torch.Tensor:
