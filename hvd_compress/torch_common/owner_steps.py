@@ -73,7 +73,7 @@ class AdaGrad:
             store(self, name, float(getattr(self, name)))
 
     def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
-        """See :meth:`OwnerStep.__call__`; the state is ``"square_sum"``, ``"velocity"`` and ``"steps"``."""
+        """Implements :class:`OwnerStep`; the state is ``"square_sum"``, ``"velocity"`` and ``"steps"``."""
         if "square_sum" not in state:
             state["square_sum"] = torch.full_like(aggregate, self.initial)
         if self.momentum:
