@@ -9,12 +9,9 @@ Each minibatch size trains in both ways, a few minibatches of each in turns. A r
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +19,8 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 import hvd_compress.distributed as hvdc
-from benchmarks import compressions, machine
-from benchmarks.command_line import Parser, compression, positive
+from benchmarks import compressions, group_job
+from benchmarks.command_line import compression
 from benchmarks.papers import models
 from benchmarks.tables import Table
 from hvd_compress.optim import DoubleBuffering
@@ -112,49 +109,17 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 def main(command_line: list[str] | None = None) -> int:
     """Measures, and writes what the first rank has seen."""
-    args = _parse(command_line)
-    torch.set_num_threads(args.threads)
-    dist.init_process_group("gloo")
-    rows = measure(args)
-    if dist.get_rank() == 0:
-        record = {
-            "schema": SCHEMA,
-            "ranks": dist.get_world_size(),
-            "lab": {key: os.environ.get(key) for key in ("LAB_HOSTS", "LAB_RATE", "LAB_RTT")},
-            "width": args.width,
-            "threads": args.threads,
-            "versions": machine.versions(),
-            "machine": machine.description(),
-            "rows": rows,
-        }
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=1) + "\n")
-        print(table(rows).text())
-    dist.barrier()
-    dist.destroy_process_group()
-    return 0
-
-
-def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m benchmarks.double_buffering",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = group_job.parser(
+        "benchmarks.double_buffering", __doc__, batches=[64, 128, 256, 512, 1024]
     )
-    add = parser.add_argument
-    add("--json", type=Path, metavar="OUT")
-    add("--batch", type=positive, nargs="+", default=[64, 128, 256, 512, 1024], metavar="N")
-    add("--width", type=positive, default=1024, help="units of each of three layers")
-    add("--rounds", type=positive, default=8)
-    add("--block", type=positive, default=4, help="minibatches of a way in a round")
-    add("--threads", type=positive, default=1)
-    add(
+    parser.add_argument(
         "--compression",
         nargs="+",
         type=compression,
         default=["none", "onebit:group=column,exchange=two_shot"],
     )
-    return parser.parse_args(command_line)
+    group_job.run(SCHEMA, parser.parse_args(command_line), measure, table)
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks import results
 from benchmarks.command_line import Parser
 from benchmarks.results import Results, Run
+from hvd_compress.perfmodel.plots import pyplot
 
 COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 """Told apart by people with any colour vision (Okabe and Ito)."""
@@ -73,7 +74,10 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("records", nargs="+", type=Path, help="that benchmarks.train wrote")
     parser.add_argument("--out", type=Path, required=True, help="ends with .svg or .png")
     args = parser.parse_args(command_line)
-    text_loss([results.read(path) for path in args.records], args.out)
+    try:
+        text_loss([results.read(path) for path in args.records], args.out)
+    except ValueError as error:
+        parser.error(str(error))
     return 0
 
 
@@ -81,11 +85,7 @@ class _figure:
     """Panels with one y-axis, which are written to a file in the end."""
 
     def __init__(self, path: Path, columns: int, size: tuple[float, float]) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-
+        plt = pyplot()
         plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress"})
         self._path = path
         self._close = plt.close

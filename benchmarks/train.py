@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks import arguments, compressions, data, loop, machine, report, results, trainers
+from benchmarks.compressions import AUTO
 from benchmarks.models import MODELS
 
 
@@ -30,6 +31,8 @@ def main(command_line: list[str] | None = None) -> int:
         ]
         images = data.load(model, args.data)
     trainer = trainers.load(args.framework, args.threads)
+    if args.explain and trainer.rank == 0 and all(one.name != AUTO for one in chosen):
+        print("--explain: nothing to explain, since no compression is auto", file=sys.stderr)
     with _in_one_line():
         outcome = _open(args, images.name, trainer)
 

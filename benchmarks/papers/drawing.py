@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hvd_compress.perfmodel.plots import pyplot
+
 
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[Any]:
     """Axes to draw into, shape=(rows, columns); the file is written when the block ends."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
     style["path.simplify_threshold"] = 0.5
     size = options.pop("size", (3.4 * columns, 2.6 * rows))

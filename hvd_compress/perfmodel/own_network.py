@@ -26,8 +26,7 @@ def network_of(text: str) -> Network:
             ``named_parameters()``.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: there is no such module or function, or what it returns has no shapes.
+        ValueError: there is no such file, module or function, or what it holds or returns are no shapes.
     """
     if text in NETWORKS:
         return NETWORKS[text]()
@@ -38,7 +37,13 @@ def network_of(text: str) -> Network:
         raise ValueError(
             f"--model: expected one of {', '.join(NETWORKS)}, a .json file or module:function, got {text!r}"
         )
-    return _network(path.stem, json.loads(path.read_text()))
+    try:
+        described = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--model: expected a file of shapes by parameter's name, in JSON, got {text!r}: {error}"
+        ) from None
+    return _network(path.stem, described)
 
 
 def _called(text: str) -> Any:

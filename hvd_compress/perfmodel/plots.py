@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvd_compress.perfmodel.sweep import Row
 
@@ -12,6 +12,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = ("-", "--", "-.", ":")
+
+
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, for pictures in files.
+
+    Raises:
+        ValueError: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError(
+            "expected Matplotlib to draw a picture, got none: pip install matplotlib"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
 
 
 def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
@@ -22,11 +40,7 @@ def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
         path: where to write the picture; its ending says in which format.
         title: above it.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     draw(axes, rows)
     axes.legend()

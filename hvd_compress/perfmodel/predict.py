@@ -12,6 +12,7 @@ from typing import Any
 
 from hvd_compress.codecs import SCHEMES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES
+from hvd_compress.perfmodel import plots
 from hvd_compress.perfmodel.arguments import (
     add_machine,
     converter,
@@ -39,6 +40,8 @@ def _predict(args: argparse.Namespace) -> int:
         raise ValueError(
             f"--batch: expected images of a step for {network.name} on {profile.name}, such as 32"
         )
+    if args.plot:
+        plots.pyplot()  # Before a long prediction, not after it.
     batch = profile.rates[network.name].batch if args.batch is None else args.batch
     job = Job(
         network,
@@ -66,9 +69,7 @@ def _predict(args: argparse.Namespace) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(_as_json(job, rows, best), indent=2) + "\n")
     if args.plot:
-        from hvd_compress.perfmodel.plots import throughput
-
-        throughput(rows, args.plot, title=_heading(job))
+        plots.throughput(rows, args.plot, title=_heading(job))
     return 0
 
 

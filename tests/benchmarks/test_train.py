@@ -243,10 +243,15 @@ def test_the_main_job_fails_where_a_rank_fails(tmp_path, monkeypatch, capfd):
 def test_one_process_exchanges_nothing(tmp_path):
     out = tmp_path / "one.json"
     command = ["--model", "lenet", "--compression", "onebit", "--steps", "2", "--json", str(out)]
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.train", *command], check=True, cwd=launch.ROOT
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.train", *command, "--explain"],
+        check=True,
+        cwd=launch.ROOT,
+        capture_output=True,
+        text=True,
     )
 
+    assert "--explain: nothing to explain" in done.stderr
     run = json.loads(out.read_text())["runs"][0]
     assert run["message_bytes_per_step"] == 0 and run["compression_ratio"] is None
     assert run["parameters_identical"] is True

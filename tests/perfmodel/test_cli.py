@@ -105,6 +105,15 @@ def test_plots(tmp_path: Path, ending: str) -> None:
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
 
+def test_without_matplotlib_nothing_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # An import fails then.
+    assert command_line.main(["predict", "--plot", str(tmp_path / "plot.svg")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "pip install matplotlib" in printed.err
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     (
@@ -115,6 +124,7 @@ def test_plots(tmp_path: Path, ending: str) -> None:
         (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step for vgg_a"),
         (["--speeds", "/nonexistent"], "No such file"),
         (["--model", "lenet"], "--model: expected one of alexnet"),
+        (["--model", "/none.json", "--compute", "1s"], "--model: expected a file of shapes"),
         (["--model", "nowhere:model", "--compute", "1s"], "expected module:function"),
         (["--model", "json:loads", "--compute", "1s"], "missing 1 required"),
         (
