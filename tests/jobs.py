@@ -1,7 +1,8 @@
 """Jobs of ranks, in which tests run one after the other.
 
-Starting ranks takes longer than most tests, so that those of a folder which ask for the same ranks share a
-job. It is started when the first of them is wanted, and after a test that fails, for those that are left.
+Starting ranks takes longer than most tests, so that those of a unit (:mod:`tests.units`) which ask for the
+same ranks share a job. It is started when the first of them is wanted, and after a test that fails, for
+those that are left.
 Its processes are forked from one that has imported their framework, see :mod:`tests.fork_server`.
 """
 
@@ -46,13 +47,13 @@ class Kind:
         launcher: see :data:`LAUNCHERS`.
         ranks: how many.
         environment: variables beside this process's own.
-        folder: the package of the tests.
+        unit: of the tests, see :mod:`tests.units`.
     """
 
     launcher: str
     ranks: int
     environment: Environment
-    folder: str
+    unit: str
 
 
 def _horovodrun(count: int, *options: str) -> list[str]:
