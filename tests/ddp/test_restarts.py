@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from tests.jobs import ROOT, forked
+from tests.jobs import ROOT
 
 TIMEOUT = 180
 SCRIPT = "docs/examples/restart_ddp.py"
@@ -18,11 +19,11 @@ NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def _start(checkpoint: Path, printed: Path, steps: int) -> subprocess.Popen[bytes]:
-    options = ["--standalone", "--no-python", "--nproc-per-node=2", "--max-restarts=1"]
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     script = [SCRIPT, "--steps", str(steps), "--checkpoint", str(checkpoint)]
     with printed.open("w") as file:
         return subprocess.Popen(
-            forked("torchrun", "torch.distributed.run", *options, *forked("torchrun", *script)),
+            [sys.executable, "-m", "torch.distributed.run", *options, *script],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", NOT_SHARED: "1"},
             stdout=file,

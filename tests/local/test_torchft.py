@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.local import DiLoCo
-from tests.jobs import ROOT, fork_server
+from tests.jobs import ROOT
 from tests.torch_models import Probe
 
 TIMEOUT = 120
@@ -34,7 +35,6 @@ class Replicas:
         self._lighthouse = coordination.LighthouseServer(
             bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=3000
         )
-        self._server = fork_server(("torch.distributed.run", "torchft"), ())
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -48,7 +48,7 @@ class Replicas:
         options = ["--rounds", str(rounds), "--pause", "0.5"]
         with Path(self._folder, name).open("ab") as printed:
             process = subprocess.Popen(
-                self._server.command(SCRIPT, name, *options),
+                [sys.executable, SCRIPT, name, *options],
                 cwd=ROOT,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
@@ -93,8 +93,7 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
     rounds = 24
     started = {name: replicas.start(name, rounds) for name in ("first", "second", "third")}
     replicas.until(lambda: len(replicas.rounds("third")) >= 3, "third")
-    killed = replicas.rounds("third")[-1][2]
-    os.kill(killed, signal.SIGKILL)
+    os.kill(started["third"].pid, signal.SIGKILL)
     started["third"].wait()
 
     def alone() -> bool:
@@ -119,7 +118,7 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
     assert all(len(one) == 1 for one in digests.values()), "the same common parameters everywhere"
     assert sorted(digests) == list(range(1, rounds + 1))
     # One that comes back goes on where the others are, and takes part again.
-    again = [one for one in replicas.rounds("third") if one[2] != killed]
+    again = [one for one in replicas.rounds("third") if one[2] == back.pid]
     first = {one[0]: one for one in replicas.rounds("first")}
     assert again and again[0][0] > 3 and all(one[1] == 3 for one in again), everything
     assert all(one[3] == first[one[0]][3] for one in again), "as many steps"
