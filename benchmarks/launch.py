@@ -22,7 +22,7 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
     Raises:
         RankError: a rank ended with a status other than 0.
     """
-    launcher = ["-m", "benchmarks.horovodrun", "--gloo", "-np", str(ranks)]
+    launcher = ["benchmarks.horovodrun", "--gloo", "-np", str(ranks)]
     _run(launcher, module, arguments, f"{ranks} ranks")
 
 
@@ -34,10 +34,15 @@ def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
         RankError: a rank ended with a status other than 0, or there can be no lab here.
     """
     size = ["--hosts", str(hosts), "--slots", str(slots)]
-    launcher = ["-m", "benchmarks.lab", *size, "--patient", "--"]
+    launcher = ["benchmarks.lab", *size, "--patient", "--"]
     # For exchanges within and between hosts.
     dynamic = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks", dynamic)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 def _run(
@@ -55,7 +60,7 @@ def _run(
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    worker = [sys.executable, "-m", module, *arguments]
-    status = subprocess.run([sys.executable, *launcher, *worker], cwd=ROOT, env=environment)
+    worker = python(module, *arguments)
+    status = subprocess.run(python(*launcher, *worker), cwd=ROOT, env=environment)
     if status.returncode:
         raise RankError(f"expected {module} to succeed on {where}, got status {status.returncode}")

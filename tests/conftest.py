@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 
-from tests import jobs
+from tests import jobs, units
 
 # PyPI's PyTorch brings it along. After TensorFlow, its import is a segmentation fault.
 with contextlib.suppress(ImportError):
@@ -47,7 +48,7 @@ MARKERS = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks a test, before ``-m`` selects."""
-    place = item.path.relative_to(Path(__file__).parent)
+    place = _place(item)
     on_ranks = hasattr(getattr(item, "function", None), "job_name")
     for path in (place, *place.parents):
         for marker in MARKERS.get(path.as_posix(), ()):
@@ -56,8 +57,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves each test on ranks to the first of its folder that needs the same ones."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Moves each test on ranks to the first of its unit that needs the same ones."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: units.place(_place(item).as_posix()))
     sharing: dict[jobs.Kind, list[pytest.Item]] = {}
     for item in items:
         if (kind := _shared_kind(item)) is not None:
@@ -69,6 +72,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = ordered
     for kind, together in sharing.items():
         jobs.share(kind, [item.function.job_name for item in together])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What ``-n auto`` means: one process for chosen tests, which take less time than others' start."""
+    chosen = config.option.file_or_dir or config.option.keyword
+    return 0 if chosen else units.PROCESSES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out units, where ``-n`` asks for several processes."""
+    return units.scheduler(config, log)
+
+
+def _place(item: pytest.Item) -> PurePath:
+    return item.path.relative_to(Path(__file__).parent)
 
 
 def _shared_kind(item: pytest.Item) -> jobs.Kind | None:

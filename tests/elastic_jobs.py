@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.churn.elastic_job import ElasticJob
+from tests import jobs
 
 TIMEOUT = 240
 STEP = re.compile(
@@ -22,7 +22,8 @@ class _Job(ElasticJob):
     """A script of the documentation under elastic Horovod."""
 
     def __init__(self, folder: Path, script: str, *arguments: str) -> None:
-        super().__init__(folder, [sys.executable, f"docs/examples/{script}", *arguments])
+        launcher = "tensorflow" if "keras" in script else "horovodrun"
+        super().__init__(folder, jobs.forked(launcher, f"docs/examples/{script}", *arguments))
 
     def steps(self) -> list[tuple[int, int, int, int, float, float]]:
         """Step or epoch, rank, ranks, process, loss and share of the bytes, in the order of printing."""

@@ -2,8 +2,8 @@
 
 A server imports modules once. ``python -I -S tests/fork_server.py SOCKET MODULE ...`` is what
 ``python -m MODULE ...`` would be, in a process forked from the server, with the caller's environment,
-folder and standard streams. The caller ends as that process does, passes signals on to it, and takes it
-with it when it is killed.
+folder and standard streams; with a script in place of the module, what ``python SCRIPT ...`` would be. The
+caller ends as that process does, passes signals on to it, and takes it with it when it is killed.
 
 This file imports little, because each call reads it.
 """
@@ -66,8 +66,14 @@ class _Call:
         os.environ.clear()
         os.environ.update(self._asked["environment"])
         os.chdir(self._asked["folder"])
-        module, *sys.argv[1:] = self._asked["command"]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        program, *sys.argv[1:] = self._asked["command"]
+        if program.endswith(".py"):
+            sys.argv[0] = program
+            paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:1] = [os.path.dirname(os.path.abspath(program)), *filter(None, paths)]
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 class _Server:
@@ -141,7 +147,7 @@ def call(path: str, command: Sequence[str]) -> int:
 
     Args:
         path: of its socket.
-        command: a module and its arguments.
+        command: a module or a script, and its arguments.
 
     Returns:
         The exit status; minus the number of the signal that ended the process.

@@ -1,7 +1,8 @@
 """Jobs of ranks, in which tests run one after the other.
 
-Starting ranks takes longer than most tests, so that those of a folder which ask for the same ranks share a
-job. It is started when the first of them is wanted, and after a test that fails, for those that are left.
+Starting ranks takes longer than most tests, so that those of a unit (:mod:`tests.units`) which ask for the
+same ranks share a job. It is started when the first of them is wanted, and after a test that fails, for
+those that are left.
 Its processes are forked from one that has imported their framework, see :mod:`tests.fork_server`.
 """
 
@@ -46,13 +47,13 @@ class Kind:
         launcher: see :data:`LAUNCHERS`.
         ranks: how many.
         environment: variables beside this process's own.
-        folder: the package of the tests.
+        unit: of the tests, see :mod:`tests.units`.
     """
 
     launcher: str
     ranks: int
     environment: Environment
-    folder: str
+    unit: str
 
 
 def _horovodrun(count: int, *options: str) -> list[str]:
@@ -89,13 +90,40 @@ an emulated one, where the machine has none."""
 
 
 def run(
-    launcher: str, count: int, command: Sequence[str], environment: dict[str, str] | None = None
+    launcher: str,
+    count: int,
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    *,
+    check: bool = False,
 ) -> str:
-    """Runs a command on ``count`` ranks and returns what it printed, whatever became of it."""
-    arguments, _ = LAUNCHERS[launcher]
-    started = [sys.executable, "-m", *arguments(count), *command]
+    """Runs a command on ``count`` ranks and returns what it printed, whatever became of it.
+
+    Args:
+        launcher: see :data:`LAUNCHERS`.
+        count: of ranks.
+        command: that each of them runs: of :func:`forked`, unless it has to begin with nothing imported.
+        environment: variables beside this process's own.
+        check: whether it has to succeed.
+    """
+    arguments, modules = LAUNCHERS[launcher]
+    started = fork_server(modules, ()).command(*arguments(count), *command)
     with _Running(started, environment or {}) as running:
-        return running.printed() if running.ended(TIMEOUT) else running.printed() + "\ntimed out"
+        late = "" if running.ended(TIMEOUT) else "\ntimed out"
+        assert running.status == 0 or not check, f"{running.status}\n{running.printed()}{late}"
+        return running.printed() + late
+
+
+def forked(launcher: str, program: str, *arguments: str) -> list[str]:
+    """The command of a process that begins with what a launcher's processes import.
+
+    Args:
+        launcher: see :data:`LAUNCHERS`.
+        program: a module or a script.
+        arguments: of the program.
+    """
+    _, modules = LAUNCHERS[launcher]
+    return fork_server(modules, ()).command(program, *arguments)
 
 
 class _ForkServer:
@@ -123,10 +151,10 @@ class _ForkServer:
                 raise RuntimeError("expected a server that forks, got one that has ended")
             time.sleep(0.02)
 
-    def command(self, module: str, *arguments: str) -> list[str]:
-        """A command that runs a module as ``python -m`` would."""
+    def command(self, program: str, *arguments: str) -> list[str]:
+        """A command that runs a module as ``python -m`` would, or a script as ``python`` would."""
         caller = str(ROOT / "tests" / "fork_server.py")
-        return [sys.executable, "-I", "-S", caller, self._socket, module, *arguments]
+        return [sys.executable, "-I", "-S", caller, self._socket, program, *arguments]
 
 
 fork_server = functools.cache(_ForkServer)
@@ -164,6 +192,10 @@ class _Running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return not self.alive
+
+    @property
+    def status(self) -> int | None:
+        return self._process.poll()
 
     def printed(self) -> str:
         return Path(self._file.name).read_text(errors="replace")

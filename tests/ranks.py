@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from tests import jobs
+from tests import jobs, units
 
 
 def on_ranks(
@@ -29,8 +29,9 @@ def on_ranks(
     """A decorator: the body passes if it returns on every one of ``count`` ranks."""
 
     def decorate(body: Callable[[], None]) -> Callable[[], None]:
-        folder = body.__module__.rpartition(".")[0]
-        kind = jobs.Kind(launcher, count, tuple(sorted((environment or {}).items())), folder)
+        path = body.__module__.partition(".")[2].replace(".", "/") + ".py"
+        variables = tuple(sorted((environment or {}).items()))
+        kind = jobs.Kind(launcher, count, variables, units.unit(path))
         name = f"{body.__module__}:{body.__name__}"
 
         def test() -> None:

@@ -41,7 +41,7 @@ def test_the_training_with_ddp_where_the_device_is_the_cpu(tmp_path: Path) -> No
     printed = jobs.run(
         "torchrun",
         2,
-        [sys.executable, "scripts/train_ddp.py", *chosen, "--json", str(out)],
+        jobs.forked("torchrun", "scripts/train_ddp.py", *chosen, "--json", str(out)),
         {"PYTHONPATH": str(SCRIPT.parents[1])},
     )
     assert "runs: 1, all as on the CPU" in printed, printed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from benchmarks import double_buffering
@@ -13,7 +12,7 @@ from tests import jobs
 def test_it_measures_both_ways(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
     options = ["--batch", "8", "--width", "16", "--rounds", "2", "--block", "1", "--json", str(out)]
-    command = [sys.executable, "-m", "benchmarks.double_buffering", *options]
+    command = jobs.forked("torchrun", "benchmarks.double_buffering", *options)
     printed = jobs.run("torchrun", 2, command)
     record = json.loads(out.read_text())
     assert record["schema"] == double_buffering.SCHEMA and record["ranks"] == 2

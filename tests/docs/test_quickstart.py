@@ -11,25 +11,28 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.codecs import SCHEMES
+from tests import jobs
 
 ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = ("torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=2")
-FOUR = (*TORCHRUN[:-1], "--nproc-per-node=4")
+STOCK = ("horovod.runner.launch", "--gloo", "-np", "2")
+"""What the page says. It imports TensorFlow, which takes longer than the ranks: the others do without."""
+
 SCRIPTS = {
-    "docs/examples/torch_quickstart.py": ("horovod.runner.launch", "--gloo", "-np", "2"),
-    # The same without the import of TensorFlow, for which the stock one takes longer than the ranks.
-    "docs/examples/keras_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
-    "docs/examples/keras_model_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
-    "docs/examples/tensorflow_quickstart.py": ("benchmarks.horovodrun", "--gloo", "-np", "2"),
-    "docs/examples/ddp_quickstart.py": TORCHRUN,
-    "docs/examples/distributed_quickstart.py": TORCHRUN,
-    "docs/examples/diloco_quickstart.py": TORCHRUN,
-    "docs/examples/onebit_adam_quickstart.py": TORCHRUN,
-    "docs/examples/fsdp_quickstart.py": FOUR,
-    "docs/examples/lightning_quickstart.py": TORCHRUN,
-    "docs/examples/accelerate_quickstart.py": TORCHRUN,
-    "docs/examples/trainer_quickstart.py": TORCHRUN,
+    "docs/examples/torch_quickstart.py": ("stock", 2),
+    "docs/examples/keras_quickstart.py": ("tensorflow", 2),
+    "docs/examples/keras_model_quickstart.py": ("tensorflow", 2),
+    "docs/examples/tensorflow_quickstart.py": ("tensorflow", 2),
+    "docs/examples/ddp_quickstart.py": ("torchrun", 2),
+    "docs/examples/distributed_quickstart.py": ("torchrun", 2),
+    "docs/examples/diloco_quickstart.py": ("torchrun", 2),
+    "docs/examples/onebit_adam_quickstart.py": ("torchrun", 2),
+    "docs/examples/fsdp_quickstart.py": ("torchrun", 4),
+    "docs/examples/lightning_quickstart.py": ("torchrun", 2),
+    "docs/examples/accelerate_quickstart.py": ("torchrun", 2),
+    "docs/examples/trainer_quickstart.py": ("torchrun", 2),
 }
+"""A launcher of :mod:`tests.jobs` or the stock one, and how many ranks."""
+
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 
 NAMES = {
@@ -46,11 +49,12 @@ NAMES = {
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_script_trains_and_prints_its_counters(script: str) -> None:
-    printed = _printed(SCRIPTS[script], script)
+    launcher, ranks = SCRIPTS[script]
+    printed = _printed(launcher, ranks, script)
     sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
     assert [what for what, _ in sizes] == [
         "without compression",
-        "handed to gloo" if "torch.distributed.run" in SCRIPTS[script] else "handed to Horovod",
+        "handed to gloo" if launcher == "torchrun" else "handed to Horovod",
         "on the wire",
     ]
     plain, handed, wire = (int(size) for _, size in sizes)
@@ -61,28 +65,32 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
 
 
 def test_model_parallel_layers_train_and_print_their_counters() -> None:
-    printed = _printed(TORCHRUN, "docs/examples/parallel_quickstart.py")
+    printed = _printed("torchrun", 2, "docs/examples/parallel_quickstart.py")
     assert "exchanges a step: 4" in printed
     sizes = re.findall(r"bytes a step (.*?): (\d+)", printed)
     assert [what for what, _ in sizes] == ["of the tensors", "handed to gloo"]
     assert int(sizes[1][1]) < int(sizes[0][1]) / 3.9, printed
 
 
-def _printed(launcher: tuple[str, ...], script: str) -> str:
+def _printed(launcher: str, ranks: int, script: str) -> str:
     """What a script prints, which trains until the loss is half of what it was."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, sys.executable, script],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    printed = done.stdout
-    assert done.returncode == 0, printed
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    if launcher == "stock":
+        done = subprocess.run(
+            [sys.executable, "-m", *STOCK, sys.executable, script],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=jobs.TIMEOUT,
+        )
+        printed = done.stdout
+        assert done.returncode == 0, printed
+    else:
+        command = jobs.forked(launcher, script)
+        printed = jobs.run(launcher, ranks, command, environment, check=True)
     losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
     assert losses, printed
     assert float(losses[2]) < 0.5 * float(losses[1]), printed

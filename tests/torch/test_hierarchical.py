@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time
 from typing import Any
 
@@ -80,9 +79,9 @@ def test_wrong_arguments_fail_at_construction() -> None:
 
 def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
     """Horovod with dynamic process sets ends the other processes itself, before we can."""
-    job = ["-m", "tests.torch.dying_rank", "hierarchical", "bucket 0, stage 2"]
+    job = ("tests.torch.dying_rank", "hierarchical", "bucket 0, stage 2")
     start = time.monotonic()
-    printed = jobs.run("two hosts", 4, [sys.executable, *job], DYNAMIC)
+    printed = jobs.run("two hosts", 4, jobs.forked("two hosts", *job), DYNAMIC)
     assert time.monotonic() - start < 60, printed
     assert re.search(
         r"rank \d stopped after .* s by HorovodInternalError|background loop uncaught exception: .*"

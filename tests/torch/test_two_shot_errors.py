@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import horovod.torch as hvd
@@ -115,8 +114,8 @@ def test_an_owner_that_has_joined_cannot_step() -> None:
 
 
 def test_a_rank_that_dies_between_the_shots() -> None:
-    job = ["-m", "tests.torch.dying_rank", "two_shot", "bucket 0, stage 1"]
-    printed = jobs.run("horovodrun", 3, [sys.executable, *job])
+    job = ("tests.torch.dying_rank", "two_shot", "bucket 0, stage 1")
+    printed = jobs.run("horovodrun", 3, jobs.forked("horovodrun", *job))
     for rank in (0, 2):
         assert re.search(f"rank {rank} stopped after .* s by HorovodInternalError", printed), (
             printed

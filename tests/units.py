@@ -1,0 +1,82 @@
+"""How the tests are dealt out where several processes run them, with ``pytest -n``.
+
+A unit is what one process runs in one piece: the tests of a file, or of a folder whose files share ranks, a
+build or a network. Ranks often wait, and another process can use the processors meanwhile. Long units come
+first, so that no process is left with a long one at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+TESTS = "tests"
+
+PROCESSES = 2
+"""While the ranks of one wait, the other has their processors."""
+
+WHOLE = frozenset(
+    (
+        "ddp",
+        "distributed",
+        "fsdp",
+        "keras",
+        "lab",
+        "local",
+        "optim",
+        "parallel",
+        "tensorflow",
+        "torch",
+    )
+)
+"""Folders that are a unit."""
+
+FIRST = (
+    "contract/test_tensorflow.py",
+    "native/test_sanitizers.py",
+    "tensorflow",
+    "benchmarks/test_train.py",
+    "faults/test_faults.py",
+    "keras",
+    "docs/test_quickstart.py",
+    "torch",
+    "local",
+    "benchmarks/test_churn.py",
+    "lab",
+    "contract/test_torch.py",
+    "ddp",
+)
+"""The longest units, the longest first."""
+
+
+def unit(path: str) -> str:
+    """The unit of a file.
+
+    Args:
+        path: of the file in the folder of all tests, with slashes.
+    """
+    folder = path.partition("/")[0]
+    return folder if folder in WHOLE else path
+
+
+def place(path: str) -> int:
+    """Where a file's unit stands among all, for sorting."""
+    name = unit(path)
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """What gives pytest-xdist's processes one unit after the other, in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(PurePath(nodeid.partition("::")[0]).relative_to(TESTS).as_posix())
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
