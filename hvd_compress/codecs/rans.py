@@ -63,6 +63,13 @@ def chunk_lengths(layout: Layout) -> list[int]:
     return [min(size, layout.count - start) for start in range(0, layout.count, size)]
 
 
+def fixed_bytes(layout: Layout, alphabet: int) -> int:
+    """Bytes of table, index and states beside the words, less what the states hold of the codes."""
+    lengths = chunk_lengths(layout)
+    states = 4 * sum(map(lanes_of, lengths))
+    return _head_bytes(alphabet) + 4 * (len(lengths) - 1) + states // 2
+
+
 def encode(symbols: np.ndarray, layout: Layout, alphabet: int) -> np.ndarray:
     """Table, index and chunks.
 

@@ -67,12 +67,17 @@ class Length:
         if needed:
             self._needed.append(needed)
             largest = max(self._needed)
-            self.bytes = min(self.full, class_of(largest + largest // _HEADROOM))
+            self.bytes = agreed(largest, self.full)
 
     @property
     def seen(self) -> list[int]:
         """What the length is chosen from."""
         return list(self._needed)
+
+
+def agreed(needed: int, full: int) -> int:
+    """The length of the next messages, of which the longest has needed so many bytes lately."""
+    return min(full, class_of(needed + needed // _HEADROOM))
 
 
 def class_of(needed: int) -> int:

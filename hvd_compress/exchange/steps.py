@@ -3,8 +3,9 @@
 There is one function for each exchange. The performance model, the planner and the benchmarks take bytes
 and computation from here. The gradients of a bucket do each step together. What a bucket adds to its
 messages is left out: flags, the zeros behind an owner's message that is shorter than the longest, and the
-word in which an integer sum counts the ranks. Payloads of varying length count as the longest ones, for
-their lengths depend on the gradients.
+word in which an integer sum counts the ranks. Payloads of varying length count with the bytes that are
+expected (:mod:`hvd_compress.codecs.lengths`), in messages of the length that ranks agree on for them
+(:mod:`hvd_compress.exchange.packing`) after the first step.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from functools import lru_cache
 
 from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.base import Shape
+from hvd_compress.codecs.lengths import expected_bytes
 from hvd_compress.codecs.packing import WORD_BITS
 from hvd_compress.exchange import integer_sum as sums
 from hvd_compress.exchange.counters import Kind, sent_bytes
 from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.packing import agreed
 from hvd_compress.exchange.shards import Shared, shared
 
 FLOAT_BYTES = 4
@@ -35,6 +38,8 @@ class Gradient:
         element_bytes: of an element in the gradient's own dtype.
         hosts: the ranks.
         cast_bytes: of an element after the cast, where it is cast and not encoded; else None.
+        bits: of an element's code, where payloads vary in length; None is what normally distributed
+            gradients take.
     """
 
     shape: Shape
@@ -42,6 +47,7 @@ class Gradient:
     element_bytes: int
     hosts: Hosts
     cast_bytes: int | None = None
+    bits: float | None = None
 
     @property
     def count(self) -> int:
@@ -103,7 +109,7 @@ def uncompressed(gradient: Gradient) -> Steps:
 
 def allgather(gradient: Gradient) -> Steps:
     """Every rank sends its payload to all others."""
-    payload = gradient.codec.payload_bytes(gradient.shape)
+    payload = _payload(gradient.codec, gradient.shape, gradient.bits)
     return (
         Work(encoded=gradient.count),
         Message("all_gather", payload, payload),
@@ -113,7 +119,7 @@ def allgather(gradient: Gradient) -> Steps:
 
 def two_shot(gradient: Gradient) -> Steps:
     """Ranks send each part to its owner, who averages the payloads of all ranks and sends the average."""
-    part = _parts(shared(gradient.codec, gradient.shape), gradient.hosts.size)
+    part = _parts(shared(gradient.codec, gradient.shape), gradient.hosts.size, gradient.bits)
     return (
         Work(encoded=gradient.count),
         Message("all_to_all", *part),
@@ -128,7 +134,7 @@ def hierarchical(gradient: Gradient) -> Steps:
     hosts, local = gradient.hosts, gradient.hosts.local
     cut = shared(gradient.codec, gradient.shape)
     longest = max(cut.shards(local).lengths())
-    mean, largest = _parts(cut, local)
+    mean, largest = _parts(cut, local, gradient.bits)
     return (
         Message(
             "all_to_all",
@@ -156,11 +162,19 @@ def integer_sum(gradient: Gradient) -> Steps:
     )
 
 
+def _payload(codec: Codec, shape: Shape, bits: float | None) -> int:
+    """A payload's part of a message, in bytes."""
+    capacity = codec.payload_bytes(shape)
+    if not codec.varies:
+        return capacity
+    return agreed(math.ceil(expected_bytes(codec, shape, bits)), capacity)
+
+
 @lru_cache(maxsize=4096)
-def _parts(cut: Shared, owners: int) -> tuple[float, int]:
+def _parts(cut: Shared, owners: int, bits: float | None) -> tuple[float, int]:
     """Bytes of the owners' payloads: their mean, and the largest."""
     shards, codec = cut.shards(owners), cut.codec
     lengths = shards.lengths()
-    sizes = {n: codec.payload_bytes(shards.shape(n)) if n else 0 for n in lengths}
+    sizes = {n: _payload(codec, shards.shape(n), bits) if n else 0 for n in lengths}
     total = sum(ranks * sizes[length] for length, ranks in lengths.items())
     return total / owners, max(sizes.values())

@@ -42,7 +42,8 @@ class ParallelGroup:
     Make groups, and layers of a group, in the same order on all ranks.
 
     Args:
-        codec: of activations, such as ``Int8()``.
+        codec: of activations, such as ``Int8()``; not one with an entropy code, since messages have a
+            fixed size.
         error_codec: of error signals, the gradients of activations; None is ``codec``.
         exact_own: whether a rank takes its own tensor unencoded. If not, all ranks have the same bits:
             parameters that every rank has a copy of stay the same then.
@@ -95,6 +96,13 @@ class ParallelGroup:
         self._kernels = Executors(torch.get_num_threads() if threads is None else threads)
         self._transport = transport or ProcessGroupTransport(process_group)
         self.rank, self.size = self._transport.rank, self._transport.size
+        with self.telling():
+            for name, value in (("codec", codec), ("error_codec", self.error_codec)):
+                if value.varies:
+                    raise ValueError(
+                        f"ParallelGroup.{name}: expected a codec whose payloads have a fixed size, such as "
+                        f"one with coding='plain', got {value!r}"
+                    )
         self.agree(
             {
                 "codec": codec.to_config(),

@@ -54,6 +54,21 @@ def duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def positive_bits(text: str) -> float:
+    """Bits of an element, such as ``1.5``.
+
+    Raises:
+        ValueError: anything but a number above 0.
+    """
+    try:
+        bits = float(text)
+    except ValueError:
+        bits = 0.0
+    if not 0 < bits < math.inf:
+        raise ValueError(f"expected bits of an element, above 0, such as 1.5, got {text!r}")
+    return bits
+
+
 def workers(text: str) -> list[int]:
     """Reads ``1,2,4..512``: numbers, and with two dots all doublings between them.
 

@@ -64,6 +64,7 @@ def seconds(
     element_bytes: int = 4,
     links: Callable[[Kind], Cluster] | None = None,
     started: float = 1.0,
+    bits: float | None = None,
 ) -> Cost:
     """The predicted time of one tensor's exchange, from its gradient to the sum on every rank.
 
@@ -76,8 +77,9 @@ def seconds(
         element_bytes: of the gradient's type.
         links: the same cluster as each kind of collective finds it, where that is known.
         started: the tensor's part of a message, whose start it pays; the rest is for others in its bucket.
+        bits: of an element's code, as for :class:`~hvd_compress.exchange.steps.Gradient`.
     """
-    stages = stages_of(shape, route, cluster, element_bytes=element_bytes)
+    stages = stages_of(shape, route, cluster, element_bytes=element_bytes, bits=bits)
     encode = wire = decode = sent = 0.0
     for stage in stages:
         if isinstance(stage, Work):
@@ -90,17 +92,30 @@ def seconds(
     return Cost(encode, wire, decode, sent)
 
 
-def wire_bytes(shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4) -> float:
+def wire_bytes(
+    shape: Shape,
+    route: Route,
+    cluster: Cluster,
+    *,
+    element_bytes: int = 4,
+    bits: float | None = None,
+) -> float:
     """Bytes that a rank sends, averaged over the ranks: those that ``Counters.wire_bytes`` counts.
 
     The token of 12 bytes beside an encoded tensor is not among them, nor is what a bucket adds
     (:mod:`hvd_compress.exchange.steps`).
     """
-    return seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes).sent
+    cost = seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes, bits=bits)
+    return cost.sent
 
 
 def stages_of(
-    shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
+    shape: Shape,
+    route: Route,
+    cluster: Cluster,
+    *,
+    element_bytes: int = 4,
+    bits: float | None = None,
 ) -> Sequence[Stage]:
     """The stages of one tensor's exchange; none where a rank is alone.
 
@@ -110,7 +125,7 @@ def stages_of(
         return ()
     hosts = Hosts(cluster.ranks, cluster.local)
     cast = np.dtype(route.cast_dtype).itemsize if route.uncompressed and route.cast_dtype else None
-    gradient = Gradient(shape, route.codec, element_bytes, hosts, cast)
+    gradient = Gradient(shape, route.codec, element_bytes, hosts, cast, bits)
     exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
     scopes = iter(exchange.stages)
     return [

@@ -18,6 +18,7 @@ from hvd_compress.perfmodel.arguments import (
     converter,
     duration,
     machine_of,
+    positive_bits,
     routes,
     workers,
 )
@@ -51,6 +52,7 @@ def _predict(args: argparse.Namespace) -> int:
         seconds=args.compute,
         overlap=not args.no_overlap,
         threshold=args.threshold,
+        bits=args.bits,
     )
     chosen = routes(args.codec, args.exchange)
     rows = sweep(job, chosen, args.workers)
@@ -128,6 +130,7 @@ def _as_json(job: Job, rows: Sequence[Row], best: dict[str, int]) -> dict[str, A
         "batch": job.batch,
         "scaling": job.scaling,
         "overlap": job.overlap,
+        "bits": job.bits,
         "machine": {
             "profile": profile.name,
             "ranks_per_host": profile.local,
@@ -196,6 +199,12 @@ def add_to(commands: Any) -> None:
         default=DEFAULT_THRESHOLD,
         metavar="N",
         help="smaller tensors are left to Horovod; default: %(default)s",
+    )
+    add(
+        "--bits",
+        type=converter(positive_bits),
+        metavar="BITS",
+        help="an element's, with coding=entropy; default: what normally distributed gradients take",
     )
     add("--no-overlap", action="store_true", help="exchange after the backward pass, not during it")
     add(

@@ -113,6 +113,7 @@ def predict(
     cluster: Cluster,
     *,
     overlap: bool = True,
+    bits: float | None = None,
 ) -> StepTime:
     """The predicted time of one training step.
 
@@ -123,9 +124,10 @@ def predict(
         speeds: of the codecs.
         cluster: ranks and links.
         overlap: whether the exchange starts during the backward pass; otherwise after it.
+        bits: of an element's code, as for :class:`~hvd_compress.exchange.steps.Gradient`.
     """
     totals = Totals()
-    transfers, now = _backward(network, computation, router, speeds, cluster, totals)
+    transfers, now = _backward(network, computation, router, speeds, cluster, totals, bits)
     if not overlap:
         for transfer in transfers:
             transfer.ready = now
@@ -156,6 +158,7 @@ def _backward(
     speeds: Speeds,
     cluster: Cluster,
     totals: Totals,
+    bits: float | None,
 ) -> tuple[list[Transfer], float]:
     """Forward pass, backward pass and encoders: what is to be sent, and when all is computed."""
     layers = tensors_of(network, router)
@@ -169,7 +172,7 @@ def _backward(
             bucket = waiting[tensor.number]
             if tensor is not bucket[-1]:
                 continue  # It waits for the others of its bucket.
-            paths = [stages_of(one.shape, one.route, cluster) for one in bucket]
+            paths = [stages_of(one.shape, one.route, cluster, bits=bits) for one in bucket]
             transfer = Transfer(now, paths, [speeds(one.route) for one in bucket])
             if transfer.works:
                 now += totals.compute(transfer)

@@ -28,6 +28,8 @@ class Job:
         seconds: of a step of one worker alone with ``batch`` images, if measured.
         overlap: whether the exchange starts during the backward pass.
         threshold: tensors of fewer elements are left to Horovod.
+        bits: of an element's code, where payloads vary in length; None is what normally distributed
+            gradients take.
     """
 
     network: Network
@@ -37,6 +39,7 @@ class Job:
     seconds: float | None = None
     overlap: bool = True
     threshold: int = DEFAULT_THRESHOLD
+    bits: float | None = None
 
     def images(self, workers: int) -> float:
         """Images of a worker and step."""
@@ -55,6 +58,7 @@ class Job:
             profile.speed,
             profile.cluster(workers),
             overlap=self.overlap,
+            bits=self.bits,
         )
 
     def refused(self, route: Route, workers: int) -> str | None:

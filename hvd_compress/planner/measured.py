@@ -31,6 +31,8 @@ class Measured:
         small: seconds of an all_reduce of a few bytes.
         large: seconds of a large collective of each of :data:`KINDS`.
         speeds: of the codecs; a codec that is not in it takes no time.
+        bits: of an element's code, of the codecs whose payloads vary in length; see
+            :mod:`hvd_compress.codecs.lengths`.
     """
 
     hosts: int
@@ -39,6 +41,7 @@ class Measured:
     small: float
     large: Mapping[str, float]
     speeds: Mapping[Coding, CodecSpeed] = dataclasses.field(default_factory=dict)
+    bits: Mapping[Coding, float] = dataclasses.field(default_factory=dict)
 
     def bandwidth(self, kind: str = KINDS[0]) -> float:
         """Bytes that a rank sends in a second, not counting the start of a collective.

@@ -208,7 +208,8 @@ class Planner:
         """What the numbers of a burst say."""
         small, *rest, _ = burst
         times = rest[len(KINDS) :]
-        speeds = map(CodecSpeed, times[::2], times[1::2])
+        speeds = map(CodecSpeed, times[::3], times[1::3])
+        bits = zip(self._codings, times[2::3], strict=False)
         return Measured(
             self._hosts,
             self._local,
@@ -216,6 +217,7 @@ class Planner:
             small,
             dict(zip(KINDS, rest, strict=False)),
             dict(zip(self._codings, speeds, strict=False)),
+            {coding: some for coding, some in bits if some},
         )
 
     def _share_step(self) -> float:

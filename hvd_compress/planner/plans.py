@@ -69,6 +69,7 @@ def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
         element_bytes=tensor.element_bytes,
         links=lambda kind: measured.cluster(HALF if half else kind),
         started=min(1.0, tensor.count / LIMIT),
+        bits=measured.bits.get((route.codec, route.feedback)),
     )
 
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvd_compress.codecs import NoiseKey
+from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.codecs.lengths import bits_of
+from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"
@@ -69,7 +71,7 @@ class Prober:
         """One burst, in which all ranks take part.
 
         Returns seconds of a small all_reduce, of a large collective of each kind, of each coding for an
-        element to encode and to decode, and of all this.
+        element to encode and to decode, and bits of its code; and seconds of all this.
         """
         started = time.perf_counter()
         self._run(BARRIER)
@@ -90,7 +92,7 @@ class Prober:
         return self._timed(lambda: self._collective(kind, message, name))
 
     def _code(self, coding: Coding) -> list[float]:
-        """Seconds to encode an element, and to decode one."""
+        """Seconds to encode an element, and to decode one; bits of its code, 0 where they never vary."""
         codec, feedback = coding
         shape: tuple[int, ...] = (self.elements,)
         if codec.shaped and self.elements % _COLUMNS == 0:
@@ -107,7 +109,12 @@ class Prober:
             self._kernels.decode_sum(codec, shape, payload[None], out, step=0)
 
         times = [min(self._timed(work) for _ in range(_REPEATS)) for work in (encode, decode)]
-        return [seconds / self.elements for seconds in times]
+        bits = 0.0
+        if isinstance(codec, LevelCodec) and codec.varies:
+            header = bytes(int(byte) for byte in payload[:HEADER_BYTES])
+            length = payload_length(header, codec.payload_bytes(shape))
+            bits = bits_of(codec, shape, length)
+        return [*(seconds / self.elements for seconds in times), bits]
 
     def _timed(self, work: Callable[[], object]) -> float:
         self._wait()

@@ -47,8 +47,8 @@ inline Case MakeCase(const uint8_t* bytes) {
   if (spec.rows * spec.columns > 20000) {
     (bytes[10] & 2 ? spec.columns : spec.rows) %= 9;
   }
-  if (spec.coding && bytes[15] % 16 == 7) {  // several chunks
-    spec.rows = 65000 + 256 * bytes[6];
+  if (spec.coding && bytes[15] % 16 == 7) {  // several chunks, and from 131,072 on two of one size
+    spec.rows = 65000 + 512 * bytes[6];
     spec.columns = 1;
   }
   all.dtype = bytes[11] % 3;

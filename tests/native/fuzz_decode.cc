@@ -1,6 +1,6 @@
-// A libFuzzer target: any bytes as payloads of any configuration. Decoding may refuse them, but
-// never read or write anything that is not its own; all buffers have their exact size, for
-// AddressSanitizer.
+// A libFuzzer target: any bytes as payloads of any configuration, or as a gradient. Decoding may
+// refuse payloads, but never read or write anything that is not its own; what was encoded decodes.
+// All buffers have their exact size, for AddressSanitizer.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,7 +12,8 @@ namespace {
 
 using cases::Case;
 
-enum Mode { kRaw, kSized, kHeader, kModes };  // how much of the input is put right
+// How much of a payload is put right; or the input is a gradient.
+enum Mode { kRaw, kSized, kHeader, kGradient, kModes };
 
 #define DEMAND(condition)                                             \
   do {                                                                \
@@ -107,6 +108,40 @@ void DecodeOnce(const Case& test, const uint8_t* data, size_t size) {
   if (count == 1) DEMAND(taken == status);
 }
 
+// There and back. Threads change no byte of the payload, and what stands behind it does not matter.
+void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
+  const int64_t elements = test.spec.rows * test.spec.columns;
+  const int64_t width = test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+  const int64_t bytes = hvdc_payload_bytes(&test.spec);
+  const auto gradient = Fill(data, size, elements * width);
+  const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
+  std::unique_ptr<uint8_t[]> payloads[2], residuals[2];
+  for (int i = 0; i < 2; ++i) {
+    payloads[i] = Fill(data, size, bytes);
+    residuals[i] = Fill(data, size, elements * 4);
+    const hvdc_feedback feedback = {0.5f, 1.0f, reinterpret_cast<float*>(residuals[i].get())};
+    DEMAND(hvdc_encode(&test.spec, &noise, gradient.get(), test.dtype,
+                       test.accumulate ? &feedback : nullptr, payloads[i].get(), bytes,
+                       i ? test.threads : 1) == HVDC_OK);
+  }
+  const int64_t length = cases::PayloadLength(test.spec, payloads[0].get(), bytes);
+  DEMAND(length >= 32 && length <= bytes);
+  DEMAND(!memcmp(payloads[0].get(), payloads[1].get(), static_cast<size_t>(length)));
+  DEMAND(!memcmp(residuals[0].get(), residuals[1].get(), static_cast<size_t>(elements * 4)));
+  memset(payloads[1].get() + length, 0xFF, static_cast<size_t>(bytes - length));
+  std::unique_ptr<uint8_t[]> outs[2];
+  for (int i = 0; i < 2; ++i) {
+    outs[i] = Fill(data, size, elements * width);
+    int32_t bad;
+    DEMAND(hvdc_decode_sum(&test.spec, cases::kStep, payloads[i].get(), bytes, bytes, 1, 0.5f,
+                           outs[i].get(), test.dtype, 0, test.threads, &bad) == HVDC_OK);
+  }
+  DEMAND(!memcmp(outs[0].get(), outs[1].get(), static_cast<size_t>(elements * width)));
+  const hvdc_feedback feedback = {0.5f, 1.0f, reinterpret_cast<float*>(residuals[0].get())};
+  DEMAND(hvdc_take_back(&test.spec, cases::kStep, gradient.get(), test.dtype, &feedback,
+                        payloads[0].get(), bytes, test.threads) == HVDC_OK);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -123,6 +158,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       return 0;
     }
   }
-  DecodeOnce(test, data + cases::kSpecBytes, size - cases::kSpecBytes);
+  const uint8_t* const rest = data + cases::kSpecBytes;
+  const auto once = test.mode % kModes == kGradient ? EncodeOnce : DecodeOnce;
+  once(test, rest, size - cases::kSpecBytes);
   return 0;
 }

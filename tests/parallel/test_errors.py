@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import FP16, Int8
+from hvd_compress.codecs import FP16, Int8, Ternary
 from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.parallel import (
     ColumnParallelLinear,
@@ -54,6 +54,15 @@ def test_ranks_that_differ() -> None:
     rank = dist.get_rank()
     with pytest.raises(ExchangeError, match="codec group: 64 on rank 0, 128 on rank 1"):
         ParallelGroup(Int8(group=64 * (rank + 1)))
+    fixed = (
+        "expected a codec whose payloads have a fixed size, such as .*coding='plain', got Ternary"
+    )
+    varying = Ternary(coding="entropy")
+    with pytest.raises(ValueError, match=f"ParallelGroup.error_codec: {fixed}"):
+        ParallelGroup(Int8(), error_codec=varying)
+    wrong, message = (ExchangeError, "on rank 1") if rank == 0 else (ValueError, fixed)
+    with pytest.raises(wrong, match=message):
+        ParallelGroup(varying if rank else Int8())
     with pytest.raises(ExchangeError, match="exact_own: True on rank 0, False on rank 1"):
         ParallelGroup(Int8(), exact_own=rank == 0)
     group = ParallelGroup(Int8())

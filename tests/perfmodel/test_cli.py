@@ -143,9 +143,18 @@ def test_errors_say_what_to_do(
     assert error.startswith("error: ") and words in error
 
 
+def test_bits_of_entropy_codes(tmp_path: Path) -> None:
+    options = ("--machine", "lab", "--workers", "2", "--codec", "ecq", "ecq:coding=entropy")
+    options += ("--exchange", "allgather")
+    plain, coded = _predict(tmp_path, *options)["rows"]
+    same, fewer = _predict(tmp_path, *options, "--bits", "0.5")["rows"]
+    sent = [row["wire_bytes"] for row in (plain, coded, fewer)]
+    assert sent == sorted(sent, reverse=True) and sent[2] < 0.3 * sent[1] and same == plain
+
+
 @pytest.mark.parametrize(
     "wrong",
-    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"]),
+    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"], ["--bits", "0"]),
 )
 def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One line, without the usage."""

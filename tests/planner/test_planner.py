@@ -57,12 +57,12 @@ class Job:
 
     def measure(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
         truth, worse = self.truth, next(self._slower, 1.0)
-        speeds = [truth.speeds[coding] for coding in codings]
+        speeds = [(truth.speeds[coding], truth.bits.get(coding, 0.0)) for coding in codings]
         times = [worse * truth.large[kind] for kind in kinds]
         return [
             truth.small,
             *times,
-            *(t for s in speeds for t in (s.encode, s.decode)),
+            *(part for s, bits in speeds for part in (s.encode, s.decode, bits)),
             self.overhead,
         ]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from hvd_compress.codecs import FP16, ErrorFeedback, OneBit
+from hvd_compress.codecs import ECQ, FP16, ErrorFeedback, OneBit
+from hvd_compress.codecs.lengths import normal_bits
+from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.planner.measured import KINDS
 from hvd_compress.planner.probing import BARRIER, SMALL, SMALL_BYTES, Prober
 
@@ -48,12 +51,27 @@ def test_a_burst_is_a_barrier_links_and_codecs():
     collectives = [f"{kind.split()[0]} {prober.message_bytes(kind)} probe {kind}" for kind in KINDS]
     small = [f"all_reduce {SMALL_BYTES} {what}" for what in (BARRIER, SMALL)]
     assert prober.runs == [*small, *collectives, *["encode"] * 2, *["decode"] * 2]
-    assert len(numbers) == 1 + len(KINDS) + 2 + 1
-    assert all(number >= 0 for number in numbers) and sum(numbers[:-1]) <= numbers[-1]
+    assert len(numbers) == 1 + len(KINDS) + 3 + 1
+    bits = numbers.pop(-2)
+    assert all(number >= 0 for number in numbers) and sum(numbers[:-1]) <= numbers[-1] and not bits
 
     prober.runs.clear()
     assert len(prober.measure(KINDS[:1], [])) == 3
     assert prober.runs == [*small, collectives[0]]
+
+
+def test_bits_are_those_of_the_payload_that_was_encoded():
+    codec = ECQ(4, "l2", coding="entropy")
+    random = np.random.default_rng(0)
+    prober = Prober(
+        2,
+        10**5,
+        array=lambda count, dtype: random.standard_normal(count).astype(dtype),
+        kernels=CpuKernels(),
+        collective=lambda kind, message, name: None,
+    )
+    *_, encode, decode, bits, _ = prober.measure(KINDS[:1], [(codec, ErrorFeedback(0.0))])
+    assert bits == pytest.approx(normal_bits(codec, 10**5), rel=0.03) and encode and decode
 
 
 def test_messages_have_the_same_bytes_on_the_wire():

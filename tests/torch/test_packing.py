@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hvd_compress.torch as hvdc
-from hvd_compress.codecs import ECQ, ErrorFeedback, Ternary
+from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, Ternary
+from hvd_compress.codecs.lengths import bits_of
+from hvd_compress.codecs.payload import payload_length
 from hvd_compress.exchange import buckets
 from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchange.routing import Route
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.perfmodel.cost import wire_bytes
+from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch
@@ -96,6 +102,29 @@ def test_only_a_step_of_longer_payloads_than_before_takes_more_collectives(excha
     with_rest = [False, True] * 2 if exchange == "hierarchical" else [True] * size
     assert again == [[False] * size] * 3 + [with_rest] + [[False] * size] * 2, again
     assert max(lengths[1:3]) < 0.6 * lengths[0] and min(lengths[4:]) > max(lengths[1:3])
+
+
+@pytest.mark.parametrize("exchange", RANKS)
+@pytest.mark.parametrize("kind", ("standard_normal", "laplace"))
+def test_the_model_predicts_what_ranks_send(exchange: str, kind: str) -> None:
+    """Once ranks know the lengths; normal numbers from nothing, others from the bits of a payload."""
+    shapes, (size, local) = {"a": (300, 211)}, RANKS[exchange]
+    ranks = Lockstep(exchange, CODEC, WEAK, shapes, size, local)
+    random, counted = np.random.default_rng(3), []
+    for _ in range(3):
+        numbers = [getattr(random, kind)(size=shapes["a"]).astype(np.float32) for _ in range(size)]
+        ranks.step([{"a": torch.from_numpy(one)} for one in numbers])
+        counted.append(sum(counters.wire_bytes for counters in ranks.counters) / size)
+    bits = None
+    if kind == "laplace":
+        payload = np.zeros(CODEC.payload_bytes(shapes["a"]), np.uint8)
+        options = {"feedback": ErrorFeedback(0.0), "residual": None, "noise": NoiseKey()}
+        CpuKernels().encode(CODEC, shapes["a"], numbers[0].ravel(), payload, **options)
+        bits = bits_of(CODEC, shapes["a"], payload_length(payload, payload.size))
+    cluster = Cluster(size // local, local, Link(1e9))
+    sent = wire_bytes(shapes["a"], Route(CODEC, WEAK, exchange), cluster, bits=bits)
+    assert sent == pytest.approx(counted[2] - counted[1], rel=0.1)
+    assert sent < counted[0]
 
 
 def test_an_owner_that_waits_for_parts_and_then_fails() -> None:

@@ -191,54 +191,48 @@ inline void CountCodes(const uint8_t* codes, int64_t count, int alphabet, uint32
   for (; i < count; ++i) ++counts[codes[i]];
 }
 
-// Codes in the opposite order, from a chunk's last to its first, so that vectors run forward: lane
-// l is that of state lanes - 1 - l.
-template <class V>
+// Chunks of one size, encoded side by side, each from its last code to its first.
+template <class V, int kChunks>
 class RansEncoder {
   using I = typename V::I;
   using M = typename V::M;
 
  public:
-  // words: room for as many as there are codes, and sixteen more.
-  RansEncoder(const RansEncodeTable& table, int alphabet, int lanes, uint16_t* words)
-      : table_(table),
-        lanes_(lanes),
-        small_(alphabet <= kLanes),
-        states_(V::SetI(kRansLower)),
-        first_(words),
-        words_(words) {}
-
-  // Reads sixteen codes from every multiple of the lanes on, and as many before the first.
-  void Encode(const uint8_t* codes, int64_t count) {
-    if (const int64_t rest = count % lanes_) {
-      const uint32_t active = (1u << lanes_) - (1u << (lanes_ - rest));
-      Run<false>(codes - (lanes_ - rest), lanes_, active);
-      codes += rest;
-      count -= rest;
+  // ends: where each chunk's words end; before, room for as many as there are codes, and sixteen
+  // more.
+  RansEncoder(const RansEncodeTable& table, int alphabet, int lanes, uint16_t* const* ends)
+      : table_(table), lanes_(lanes), small_(alphabet <= kLanes) {
+    for (int k = 0; k < kChunks; ++k) {
+      states_[k] = V::SetI(kRansLower);
+      words_[k] = ends[k];
     }
+  }
+
+  // The last count codes of each chunk that have not been encoded: whole rows of lanes but for the
+  // first call. Reads sixteen codes from every row's start on.
+  void Encode(const uint8_t* const* codes, int64_t count) {
+    const int64_t rest = count % lanes_, whole = count - rest;
+    if (rest) Run<false>(codes, whole, count, (1u << rest) - 1);
     if (lanes_ == kLanes) {
-      Run<true>(codes, count, 0xFFFFu);
+      Run<true>(codes, 0, whole, 0xFFFFu);
     } else {
-      Run<false>(codes, count, (1u << lanes_) - 1);
+      Run<false>(codes, 0, whole, (1u << lanes_) - 1);
     }
   }
 
-  int64_t words() const { return words_ - first_; }
+  // Where the words of a chunk begin.
+  const uint16_t* words(int chunk) const { return words_[chunk]; }
 
-  // The states in their own order.
-  void Store(uint32_t* states) const {
-    uint32_t reversed[kLanes];
-    V::StoreWords(reversed, states_);
-    for (int i = 0; i < lanes_; ++i) states[i] = reversed[lanes_ - 1 - i];
-  }
+  // Writes sixteen, of which the first ones count.
+  void Store(int chunk, uint32_t* states) const { V::StoreWords(states, states_[chunk]); }
 
  private:
   template <bool kFull>
-  void Run(const uint8_t* codes, int64_t count, uint32_t active) {
+  void Run(const uint8_t* const* codes, int64_t first, int64_t last, uint32_t active) {
     if (small_) {
       const I frequency = V::LoadWords(table_.frequency), bias = V::LoadWords(table_.bias);
       const I multiplier = V::LoadWords(table_.multiplier), shift = V::LoadWords(table_.shift);
-      Rows<kFull>(codes, count, active, [=](I code, I* f, I* b, I* m, I* s) {
+      Rows<kFull>(codes, first, last, active, [=](I code, I* f, I* b, I* m, I* s) {
         *f = V::Lookup16(frequency, code);
         *b = V::Lookup16(bias, code);
         *m = V::Lookup16(multiplier, code);
@@ -246,7 +240,7 @@ class RansEncoder {
       });
     } else {
       const RansEncodeTable& table = table_;
-      Rows<kFull>(codes, count, active, [&table](I code, I* f, I* b, I* m, I* s) {
+      Rows<kFull>(codes, first, last, active, [&table](I code, I* f, I* b, I* m, I* s) {
         *f = V::Gather(table.frequency, code);
         *b = V::Gather(table.bias, code);
         *m = V::Gather(table.multiplier, code);
@@ -255,39 +249,51 @@ class RansEncoder {
     }
   }
 
+  // The rows that begin in [first, last), the last one first.
   template <bool kFull, class Look>
-  void Rows(const uint8_t* codes, int64_t count, uint32_t active, const Look& look) {
-    I x = states_;
-    uint16_t* words = words_;
+  void Rows(const uint8_t* const* codes, int64_t first, int64_t last, uint32_t active,
+            const Look& look) {
+    const int64_t step = kFull ? kLanes : lanes_;
+    I states[kChunks];
+    uint16_t* words[kChunks];
+    const uint8_t* from[kChunks];
+    for (int k = 0; k < kChunks; ++k) {
+      states[k] = states_[k];
+      words[k] = words_[k];
+      from[k] = codes[k];
+    }
     const M used = V::FromMaskBits(active);
     const I never = V::SetI(0x7FFFFFFFu), total = V::SetI(kRansTotal);
-    const int64_t step = kFull ? kLanes : lanes_;
-    for (int64_t i = 0; i < count; i += step) {
-      I code = V::LoadBytes(codes + i), frequency, bias, multiplier, shift;
-      if constexpr (!kFull) code = V::SelectI(used, code, V::SetI(0));
-      look(code, &frequency, &bias, &multiplier, &shift);
-      const I most = kFull ? frequency : V::SelectI(used, frequency, never);
-      const M full = V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), most));
-      V::CompressShorts(words, x, full);
-      words += V::Count(full);
-      const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
-      const I high = V::MulHigh(y, multiplier);
-      const I half = V::template ShiftRight<1>(V::SubI(y, high));
-      const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
-      const I rest = V::MulLow(quotient, V::SubI(total, frequency));
-      const I next = V::AddI(V::AddI(y, bias), rest);
-      x = kFull ? next : V::SelectI(used, next, x);
+    for (int64_t i = first + (last - first + step - 1) / step * step; (i -= step) >= first;) {
+      for (int k = 0; k < kChunks; ++k) {
+        const I x = states[k];
+        I code = V::LoadBytes(from[k] + i), frequency, bias, multiplier, shift;
+        if constexpr (!kFull) code = V::SelectI(used, code, V::SetI(0));
+        look(code, &frequency, &bias, &multiplier, &shift);
+        const I most = kFull ? frequency : V::SelectI(used, frequency, never);
+        const M full = V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), most));
+        V::CompressShorts(words[k], x, full);
+        words[k] -= V::Count(full);
+        const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
+        const I high = V::MulHigh(y, multiplier);
+        const I half = V::template ShiftRight<1>(V::SubI(y, high));
+        const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
+        const I rest = V::MulLow(quotient, V::SubI(total, frequency));
+        const I next = V::AddI(V::AddI(y, bias), rest);
+        states[k] = kFull ? next : V::SelectI(used, next, x);
+      }
     }
-    states_ = x;
-    words_ = words;
+    for (int k = 0; k < kChunks; ++k) {
+      states_[k] = states[k];
+      words_[k] = words[k];
+    }
   }
 
   const RansEncodeTable& table_;
   const int lanes_;
   const bool small_;
-  I states_;
-  uint16_t* const first_;
-  uint16_t* words_;
+  I states_[kChunks];
+  uint16_t* words_[kChunks];
 };
 
 // The next count codes of a stream: all that are left of it, or a multiple of its lanes. Writes up

@@ -9,24 +9,41 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-template <class V>
-inline int64_t EncodeChunk(const EncodeJob& job, const RansEncodeTable& table, int64_t chunk,
-                           const Scratch& scratch, uint16_t* words, uint32_t* states) {
+template <class V, int kChunks>
+inline void EncodeSome(const EncodeJob& job, const RansEncodeTable& table, int64_t number,
+                       const Scratch& scratch, EncodedChunk* chunks) {
   const Layout& layout = job.layout;
-  const int64_t first = chunk * layout.chunk;
+  const int64_t first = number * layout.chunk;
   const int64_t last = first + layout.chunk < layout.blocks ? first + layout.chunk : layout.blocks;
+  uint16_t* ends[kChunks];
+  for (int k = 0; k < kChunks; ++k) ends[k] = chunks[k].end;
   const int lanes = RansLanes(RangeElements(layout, first, last));
-  RansEncoder<V> encoder(table, Alphabet(*job.spec), lanes, words);
+  RansEncoder<V, kChunks> encoder(table, Alphabet(*job.spec), lanes, ends);
   for (int64_t block = last - 1; block >= first; --block) {
     const int64_t count = BlockElements(layout, block);
-    uint8_t* const codes = scratch.codes;
-    uint8_t* const reversed = scratch.reversed;
-    UnpackCodes<V>(*job.spec, job.payload + BlockOffset(layout, block), count, codes);
-    for (int64_t i = 0; i < count; ++i) reversed[i] = codes[count - 1 - i];
-    encoder.Encode(reversed, count);
+    for (int k = 0; k < kChunks; ++k) {
+      const uint8_t* const packed = job.payload + BlockOffset(layout, block + k * layout.chunk);
+      UnpackCodes<V>(*job.spec, packed, count, scratch.chunks[k]);
+      if (block == first) continue;
+      // The block before it comes next, which the hardware does not guess.
+      const uint8_t* const next = packed - layout.block_bytes;
+      for (int64_t i = 0; i < layout.block_bytes; i += 64) __builtin_prefetch(next + i);
+    }
+    encoder.Encode(scratch.chunks, count);
   }
-  encoder.Store(states);
-  return encoder.words();
+  for (int k = 0; k < kChunks; ++k) {
+    chunks[k].words = chunks[k].end - encoder.words(k);
+    encoder.Store(k, chunks[k].states);
+  }
+}
+
+template <class V>
+inline void EncodeChunks(const EncodeJob& job, const RansEncodeTable& table, int64_t first,
+                         int64_t count, const Scratch& scratch, EncodedChunk* chunks) {
+  if (count == kChunksTogether) {
+    return EncodeSome<V, kChunksTogether>(job, table, first, scratch, chunks);
+  }
+  for (int64_t i = 0; i < count; ++i) EncodeSome<V, 1>(job, table, first + i, scratch, chunks + i);
 }
 
 // C: a coder whose codes are bytes, packed.

@@ -9,18 +9,13 @@
 namespace hvdc {
 namespace {
 
-constexpr int64_t kSlack = 16;  // words that a vector may write behind the last one
+constexpr int64_t kSlack = 16;  // words that a vector may write before the first one
 
-// A chunk that has been coded, but not put into its payload.
+// A chunk that is to be put into its payload.
 struct CodedChunk {
   int64_t tensor, number;  // within the tensor
-  int64_t room;            // where its words are
-  int64_t words;
   int64_t place;  // where it goes, in bytes from the payload's start; 0 where it is not used
-  uint32_t states[kLanes];
   int lanes;
-
-  int64_t Bytes() const { return base::RoundUp(4 * lanes + 2 * words, 4); }
 };
 
 int64_t NumberCoded(const EncodeJob* jobs, int64_t tensors, int64_t* numbers) {
@@ -32,12 +27,17 @@ int64_t NumberCoded(const EncodeJob* jobs, int64_t tensors, int64_t* numbers) {
   return coded;
 }
 
+int64_t BytesOf(const CodedChunk& chunk, const EncodedChunk& encoded) {
+  return base::RoundUp(4 * chunk.lanes + 2 * encoded.words, 4);
+}
+
 // Gives the tensor's chunks their places; returns the payload's length, 0 where it is not shorter.
-int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, CodedChunk* chunk) {
+int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, const EncodedChunk* encoded,
+                    CodedChunk* chunk) {
   int64_t end = job.layout.codes_offset + base::RansHeadBytes(*job.spec, job.layout);
   for (int64_t i = 0; i < chunks; ++i) {
     chunk[i].place = end;
-    end += chunk[i].Bytes();
+    end += BytesOf(chunk[i], encoded[i]);
   }
   constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
   const int64_t length = base::RoundUp(end, kLengthUnit);
@@ -48,7 +48,7 @@ int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, CodedChunk* chunk) {
 
 // Table, index, and the padding at the end.
 void StoreHead(const EncodeJob& job, const uint16_t* frequencies, int64_t chunks,
-               const CodedChunk* chunk, int64_t length) {
+               const EncodedChunk* encoded, const CodedChunk* chunk, int64_t length) {
   const int alphabet = base::Alphabet(*job.spec);
   uint8_t* const table = job.payload + job.layout.codes_offset;
   uint8_t* const index = table + base::RansTableBytes(*job.spec);
@@ -58,18 +58,17 @@ void StoreHead(const EncodeJob& job, const uint16_t* frequencies, int64_t chunks
     const uint32_t begin = static_cast<uint32_t>((chunk[i].place - chunk[0].place) / 4);
     memcpy(index + 4 * (i - 1), &begin, 4);
   }
-  const int64_t end = chunk[chunks - 1].place + chunk[chunks - 1].Bytes();
+  const int64_t end = chunk[chunks - 1].place + BytesOf(chunk[chunks - 1], encoded[chunks - 1]);
   memset(job.payload + end, 0, static_cast<size_t>(length - end));
 }
 
-// words: the last one first.
-void StoreChunk(const CodedChunk& chunk, const uint16_t* words, uint8_t* payload) {
+void StoreChunk(const CodedChunk& chunk, const EncodedChunk& encoded, uint8_t* payload) {
   const size_t states = static_cast<size_t>(4 * chunk.lanes);
-  memcpy(payload + chunk.place, chunk.states, states);
-  // Payloads are aligned to 4 bytes, as are chunks in them.
-  uint16_t* const to = reinterpret_cast<uint16_t*>(payload + chunk.place + states);
-  for (int64_t i = 0; i < chunk.words; ++i) to[i] = words[chunk.words - 1 - i];
-  if (chunk.words % 2) to[chunk.words] = 0;
+  const size_t words = sizeof(uint16_t) * static_cast<size_t>(encoded.words);
+  uint8_t* const to = payload + chunk.place;
+  memcpy(to, encoded.states, states);
+  memcpy(to + states, encoded.end - encoded.words, words);
+  if (encoded.words % 2) memset(to + states + words, 0, sizeof(uint16_t));
 }
 
 }  // namespace
@@ -90,15 +89,24 @@ void EntropyCoder::AddCounts(int64_t tensor, const uint32_t* counts) const {
 
 bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& kernels,
                         int64_t* lengths) const {
-  int64_t count = 0;
+  int64_t count = 0, elements = 0;
   for (int64_t i = 0; i < tensors_; ++i) {
-    if (numbers_[i] >= 0) count += base::Chunks(jobs_[i].layout);
+    if (numbers_[i] < 0) continue;
+    count += base::Chunks(jobs_[i].layout);
+    elements += jobs_[i].layout.count;
   }
   const Buffer<CodedChunk> chunks(count, Buffer<CodedChunk>::Fill::kNone);
+  const Buffer<EncodedChunk> encoded(count, Buffer<EncodedChunk>::Fill::kNone);
+  // The first chunk of each task. Chunks go together where that leaves every thread some.
+  const Buffer<int64_t> tasks(count + 1, Buffer<int64_t>::Fill::kNone);
+  const int64_t together = count >= kChunksTogether * threads ? kChunksTogether : 1;
   const Buffer<RansEncodeTable> tables(coded_, Buffer<RansEncodeTable>::Fill::kNone);
   const Buffer<uint16_t> frequencies(kMaxAlphabet * coded_, Buffer<uint16_t>::Fill::kNone);
-  if (!chunks || !tables || !frequencies) return false;
-  int64_t made = 0, room = 0;
+  // As many words as elements, at the most. What is not written takes no memory.
+  const Buffer<uint16_t> words(elements + kSlack * count, Buffer<uint16_t>::Fill::kNone);
+  if (!chunks || !encoded || !tasks || !tables || !frequencies || !words) return false;
+  int64_t made = 0, task = 0;
+  uint16_t* end = words.data();
   for (int64_t i = 0; i < tensors_; ++i) {
     if (numbers_[i] < 0) continue;
     const Layout& layout = jobs_[i].layout;
@@ -109,41 +117,40 @@ bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& k
     for (int64_t number = 0; number < base::Chunks(layout); ++number) {
       const int64_t first = number * layout.chunk, next = first + layout.chunk;
       const int64_t last = next < layout.blocks ? next : layout.blocks;
-      const int64_t elements = base::RangeElements(layout, first, last);
-      CodedChunk& chunk = chunks[made++];
-      chunk.tensor = i;
-      chunk.number = number;
-      chunk.room = room;
-      chunk.lanes = base::RansLanes(elements);
-      room += elements + kSlack;
+      const int64_t own_elements = base::RangeElements(layout, first, last);
+      const bool full = own_elements == layout.chunk * layout.block;
+      if (!full || number % together == 0) tasks[task++] = made;
+      end += kSlack + own_elements;
+      encoded[made].end = end;
+      chunks[made++] = {i, number, 0, base::RansLanes(own_elements)};
     }
   }
-  // As many words as elements, at the most. What is not written takes no memory.
-  const Buffer<uint16_t> words(room, Buffer<uint16_t>::Fill::kNone);
-  if (!words) return false;
-  ParallelFor(count, 1, threads, [&](int64_t first, int64_t last, int worker) {
+  tasks[task] = count;
+  ParallelFor(task, 1, threads, [&](int64_t first, int64_t last, int worker) {
     for (int64_t i = first; i < last; ++i) {
-      CodedChunk& chunk = chunks[i];
-      chunk.words =
-          kernels.encode_chunk(jobs_[chunk.tensor], tables[numbers_[chunk.tensor]], chunk.number,
-                               scratch.Of(worker), words.data() + chunk.room, chunk.states);
+      const CodedChunk& chunk = chunks[tasks[i]];
+      kernels.encode_chunks(jobs_[chunk.tensor], tables[numbers_[chunk.tensor]], chunk.number,
+                            tasks[i + 1] - tasks[i], scratch.Of(worker), encoded.data() + tasks[i]);
     }
   });
-  CodedChunk* own = chunks.data();
+  int64_t done = 0;
   for (int64_t i = 0; i < tensors_; ++i) {
     lengths[i] = 0;
     if (numbers_[i] < 0) continue;
     const int64_t parts = base::Chunks(jobs_[i].layout);
-    lengths[i] = PlaceChunks(jobs_[i], parts, own);
+    const EncodedChunk* const from = encoded.data() + done;
+    CodedChunk* const own = chunks.data() + done;
+    lengths[i] = PlaceChunks(jobs_[i], parts, from, own);
     if (lengths[i]) {
-      StoreHead(jobs_[i], frequencies.data() + kMaxAlphabet * numbers_[i], parts, own, lengths[i]);
+      const uint16_t* const table = frequencies.data() + kMaxAlphabet * numbers_[i];
+      StoreHead(jobs_[i], table, parts, from, own, lengths[i]);
     }
-    own += parts;
+    done += parts;
   }
   ParallelFor(count, 1, threads, [&](int64_t first, int64_t last, int) {
     for (int64_t i = first; i < last; ++i) {
       if (!chunks[i].place) continue;
-      StoreChunk(chunks[i], words.data() + chunks[i].room, jobs_[chunks[i].tensor].payload);
+      StoreChunk(chunks[i], encoded[i], jobs_[chunks[i].tensor].payload);
     }
   });
   return true;

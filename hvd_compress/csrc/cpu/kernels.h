@@ -8,6 +8,10 @@
 
 namespace hvdc {
 
+// Chunks of entropy-coded codes that one thread encodes side by side: each row of a chunk waits for
+// the one before, but not for other chunks' rows.
+constexpr int kChunksTogether = 2;
+
 // Memory of one thread, all of it aligned to 64 bytes and long enough for the block.
 struct Scratch {
   float* x;      // a block of what is encoded, or the sum of what was decoded
@@ -16,9 +20,9 @@ struct Scratch {
   float* upper;
   uint8_t* codes;  // a byte an element
   // Entropy-coded codes only.
-  uint8_t* reversed;       // codes of a block from the last to the first
-  uint32_t* counts;        // how often each code is in a task
-  RansDecodeTable* table;  // of a payload
+  uint8_t* chunks[kChunksTogether];  // codes of a block of each chunk; the first are codes
+  uint32_t* counts;                  // how often each code is in a task
+  RansDecodeTable* table;            // of a payload
 };
 
 // What the tasks of one call share.
@@ -69,6 +73,13 @@ struct EncodeResult {
   bool nonfinite;
 };
 
+// A chunk of entropy-coded codes, but not in its payload.
+struct EncodedChunk {
+  uint16_t* end;  // of its words; before, room for as many as there are codes, and sixteen more
+  int64_t words;
+  uint32_t states[kLanes];
+};
+
 // Sums of a stripe of columns over at most kRowChunk rows.
 struct ColumnSums {
   float* lower;
@@ -81,10 +92,10 @@ struct Kernels {
   // Encodes blocks [first, last), and adds to result.
   void (*encode)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  EncodeResult* result);
-  // Entropy codes a chunk of a payload whose plain codes are in place. Writes its words, the last
-  // one first, and its states; returns how many words there are.
-  int64_t (*encode_chunk)(const EncodeJob& job, const RansEncodeTable& table, int64_t chunk,
-                          const Scratch& scratch, uint16_t* words, uint32_t* states);
+  // Entropy codes count chunks of one size, from number first on, of a payload whose plain codes
+  // are in place. count is kChunksTogether at the most.
+  void (*encode_chunks)(const EncodeJob& job, const RansEncodeTable& table, int64_t first,
+                        int64_t count, const Scratch& scratch, EncodedChunk* chunks);
   // Chunks [first, last) of rows of row_length elements, each row cut into chunks of its own.
   void (*chunk_stats)(const EncodeJob& job, int64_t row_length, int64_t first, int64_t last,
                       const Scratch& scratch, GroupStats* stats);

@@ -27,7 +27,7 @@ void DecodeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           Encode<V>,     EncodeChunk<V>,  ChunkStats<V>,
+  return {name,           Encode<V>,     EncodeChunks<V>, ChunkStats<V>,
           ColumnStats<V>, DecodeSum<V>,  DecodeBack<V>,   SquareChunks<V>,
           Checksum<V>,    LevelNorms<V>, EncodeLevels<V>, DecodeLevels<V>};
 }

@@ -37,7 +37,7 @@ class ScratchSet {
   ScratchSet(int64_t block, int threads, bool coding = false)
       : floats_((block + kSlack + 63) / 64 * 64),
         codes_(4 * floats_ * static_cast<int64_t>(sizeof(float))),
-        stride_(codes_ + floats_ + (coding ? floats_ + kCodingBytes : 0)),
+        stride_(codes_ + floats_ + (coding ? (kChunksTogether - 1) * floats_ + kCodingBytes : 0)),
         memory_(stride_ * threads + 64, Buffer<uint8_t>::Fill::kNone) {}
 
   explicit operator bool() const { return static_cast<bool>(memory_); }
@@ -52,18 +52,17 @@ class ScratchSet {
     scratch.lower = floats + 2 * floats_;
     scratch.upper = floats + 3 * floats_;
     scratch.codes = start + codes_;
-    scratch.reversed = scratch.codes + floats_ + 64;  // a vector before it may be read
-    uint8_t* const behind = scratch.reversed + floats_;
+    for (int k = 0; k < kChunksTogether; ++k) scratch.chunks[k] = scratch.codes + k * floats_;
+    uint8_t* const behind = scratch.codes + kChunksTogether * floats_;
     scratch.counts = reinterpret_cast<uint32_t*>(behind);
     scratch.table = reinterpret_cast<RansDecodeTable*>(behind + 4 * kMaxAlphabet);
     return scratch;
   }
 
  private:
-  static constexpr int64_t kSlack = 128;  // for whole tiles past a block's end
-  // Counts and table, and 64 bytes before the reversed codes.
-  static constexpr int64_t kCodingBytes =
-      (64 + 4 * kMaxAlphabet + static_cast<int64_t>(sizeof(RansDecodeTable)) + 63) / 64 * 64;
+  static constexpr int64_t kSlack = 128;   // for whole tiles past a block's end
+  static constexpr int64_t kCodingBytes =  // counts and table
+      (4 * kMaxAlphabet + static_cast<int64_t>(sizeof(RansDecodeTable)) + 63) / 64 * 64;
   const int64_t floats_, codes_, stride_;
   const Buffer<uint8_t> memory_;
 };

@@ -11,7 +11,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// By eight-bit masks: for each lane, which of the packed values it takes, and the opposite.
+// By eight-bit masks: for each lane, which of the packed values it takes, and the opposite, with
+// the packed values in the highest lanes.
 struct Orders {
   uint64_t expand[256], compress[256];
   constexpr Orders() : expand(), compress() {
@@ -20,8 +21,8 @@ struct Orders {
       for (unsigned lane = 0; lane < 8; ++lane) {
         expand[mask] |= static_cast<uint64_t>(packed) << 8 * lane;
         if (!(mask >> lane & 1)) continue;
-        compress[mask] |= static_cast<uint64_t>(lane) << 8 * packed;
         packed = packed < 7 ? packed + 1 : 7;
+        compress[mask] = compress[mask] >> 8 | static_cast<uint64_t>(lane) << 56;
       }
     }
   }
@@ -102,13 +103,13 @@ struct Avx2 {
     const uint32_t a = Mask8(m.a), b = Mask8(m.b);
     return {ExpandEight(p, a), ExpandEight(p + _mm_popcnt_u32(a), b)};
   }
-  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
+  HVDC_HD static void CompressShorts(uint16_t* end, I x, M m) {
     const uint32_t a = Mask8(m.a), b = Mask8(m.b);
     const I low = And(x, SetI(0xFFFF));
     const __m256i shorts = Shorts({Compress(low.a, a), Compress(low.b, b)});
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(shorts));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + _mm_popcnt_u32(a)),
-                     _mm256_extracti128_si256(shorts, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(end - 8), _mm256_extracti128_si256(shorts, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(end - _mm_popcnt_u32(b) - 8),
+                     _mm256_castsi256_si128(shorts));
   }
   HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
     const __m256i all = _mm256_set1_epi8(static_cast<char>(byte));

@@ -75,8 +75,12 @@ struct Avx512 {
   HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
     return _mm512_maskz_expand_epi32(m, LoadShorts(p));
   }
-  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
-    StoreShorts(p, _mm512_maskz_compress_epi32(m, x));
+  HVDC_HD static void CompressShorts(uint16_t* end, I x, M m) {
+    const __m256i lanes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m256i from = _mm256_add_epi16(lanes, _mm256_set1_epi16(static_cast<short>(Count(m))));
+    const __m256i packed = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(m, x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(end - kLanes),
+                        _mm256_permutexvar_epi16(from, packed));
   }
   HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
     const __mmask64 equal =

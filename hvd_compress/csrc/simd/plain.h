@@ -98,12 +98,12 @@ struct Plain {
     }
     return r;
   }
-  // The lower halves of a mask's lanes, in order, to p; what is written behind them has no meaning.
-  // Writes up to sixteen shorts.
-  HVDC_HD static void CompressShorts(uint16_t* p, I x, M m) {
-    HVDC_EACH_LANE {
-      *p = static_cast<uint16_t>(x.v[l]);
-      p += m.v[l] & 1u;
+  // The lower halves of a mask's lanes, in order, so that the last one stands right before end;
+  // what is written before them has no meaning. Writes up to sixteen shorts.
+  HVDC_HD static void CompressShorts(uint16_t* end, I x, M m) {
+    for (int l = kLanes - 1; l >= 0; --l) {
+      end[-1] = static_cast<uint16_t>(x.v[l]);
+      end -= m.v[l] & 1u;
     }
   }
   // How many bytes of a tile are a given one.
