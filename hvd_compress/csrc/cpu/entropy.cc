@@ -39,11 +39,9 @@ int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, CodedChunk* chunk) {
     chunk[i].place = end;
     end += chunk[i].Bytes();
   }
-  constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
-  const int64_t length = base::RoundUp(end, kLengthUnit);
-  if (length < job.layout.payload_bytes && length < kLimit) return length;
-  for (int64_t i = 0; i < chunks; ++i) chunk[i].place = 0;
-  return 0;
+  const int64_t length = base::RansLength(job.layout, end);
+  for (int64_t i = 0; !length && i < chunks; ++i) chunk[i].place = 0;
+  return length;
 }
 
 // Table, index, and the padding at the end.
@@ -107,9 +105,7 @@ bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& k
     base::RansFrequencies(CountsOf(i), alphabet, own);
     base::MakeRansEncodeTable(own, alphabet, &tables[numbers_[i]]);
     for (int64_t number = 0; number < base::Chunks(layout); ++number) {
-      const int64_t first = number * layout.chunk, next = first + layout.chunk;
-      const int64_t last = next < layout.blocks ? next : layout.blocks;
-      const int64_t elements = base::RangeElements(layout, first, last);
+      const int64_t elements = base::ChunkElements(layout, number);
       CodedChunk& chunk = chunks[made++];
       chunk.tensor = i;
       chunk.number = number;
