@@ -21,6 +21,7 @@ from hvd_compress.distributed.step import Step
 from hvd_compress.exchange import agreement, hosts
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
+from hvd_compress.exchange.packing import packs
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.exchange.routing import Route
@@ -187,12 +188,12 @@ class GroupCoder(GradientCoder):
 
     def _prepare(self) -> None:
         used = {
-            (s.route.exchange, s.route.codec.varies)
+            (s.route.exchange, packs(s.route.codec, self._device.type))
             for s in self._slots
             if not s.route.uncompressed
         }
-        for exchange, varies in sorted(used):
-            self._launcher.prepare(EXCHANGES[exchange], varies)
+        for exchange, packed in sorted(used):
+            self._launcher.prepare(EXCHANGES[exchange], packed)
 
     def _pack(
         self,
@@ -305,7 +306,7 @@ class GroupCoder(GradientCoder):
 
 def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
     exchange = EXCHANGES[batch.plan.exchange]
-    remainders = exchange.remainders if batch.plan.varies else ()
+    remainders = exchange.remainders if batch.plan.packed else ()
     return Part(batch, Pending("", 0, exchanging, batch.note), exchange.stages, remainders)
 
 

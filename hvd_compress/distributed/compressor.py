@@ -26,6 +26,7 @@ from hvd_compress.distributed.step import Step
 from hvd_compress.distributed.work import Work
 from hvd_compress.exchange import agreement
 from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.packing import packs
 from hvd_compress.exchange.registry import EXCHANGES
 from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
@@ -154,7 +155,7 @@ class Compressor(GroupCoder):
             self._tell(error)
             raise
         exchanges = {
-            (slot.route.exchange, slot.route.codec.varies)
+            (slot.route.exchange, packs(slot.route.codec, self._device.type))
             for slot in slots
             if not slot.route.uncompressed
         }
@@ -471,8 +472,8 @@ class Compressor(GroupCoder):
         for other in self._under_way:
             with contextlib.suppress(Exception):
                 other.future.wait()
-        for exchange, varies in sorted(exchanges - self._prepared):
-            self._launcher.prepare(EXCHANGES[exchange], varies)
+        for exchange, packed in sorted(exchanges - self._prepared):
+            self._launcher.prepare(EXCHANGES[exchange], packed)
         self._prepared |= exchanges
         self._go(bucket, accept, None)
 

@@ -108,17 +108,17 @@ class Launcher:
         self._first = Line(collectives)
         self._lines: dict[tuple[int, Scope], Line] = {}
 
-    def prepare(self, exchange: Exchange, varies: bool) -> None:
+    def prepare(self, exchange: Exchange, packed: bool) -> None:
         """Makes the process groups for an exchange's collectives.
 
         Called when all ranks have agreed on their exchanges, by every rank; waits for the others.
 
         Args:
             exchange: that will be submitted.
-            varies: whether its payloads may be shorter than their places.
+            packed: whether its messages are packed (:func:`hvd_compress.exchange.packing.packs`).
         """
         keys = list(enumerate(exchange.stages))
-        if varies:
+        if packed:
             keys += [(_REMAINDERS, scope) for scope in exchange.remainders]
         for number, scope in keys:
             ranks = self._group.members(scope)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.codecs import PayloadError
+from hvd_compress.codecs import Codec, PayloadError
 from hvd_compress.codecs.base import round_up
 from hvd_compress.codecs.payload import FLAGS_OFFSET, HEADER_BYTES, length_in
 from hvd_compress.exchange.layout import ALIGNMENT, Layout, Piece
@@ -42,6 +42,20 @@ _HEADROOM = 16
 
 _CLASSES = 16
 """Lengths between a power of two and the next one."""
+
+
+def packs(codec: Codec, device_type: str) -> bool:
+    """Whether a codec's payloads are sent without the space behind them.
+
+    Payloads that a CUDA device has encoded are sent in their places: only the device knows their lengths.
+    A processor that reads these, and then the heads of what all ranks have sent, waits twice for the
+    device in each exchange, so that a backward pass no longer runs ahead of its collectives.
+
+    Args:
+        codec: the codec.
+        device_type: where gradients are: PyTorch's name for the type of the device.
+    """
+    return codec.varies and device_type == "cpu"
 
 
 class Length:

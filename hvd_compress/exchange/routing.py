@@ -17,6 +17,7 @@ from hvd_compress.exchange import registry
 # Callers import the limits from here, too.
 from hvd_compress.exchange.limits import MAX_GATHERED_BYTES as MAX_GATHERED_BYTES
 from hvd_compress.exchange.limits import check_gather as check_gather
+from hvd_compress.exchange.packing import packs
 
 ENCODABLE = ("float32", "float16", "bfloat16")
 DEFAULT_THRESHOLD = 1024
@@ -161,6 +162,22 @@ def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) 
         warnings.warn(
             f"{name}, shape {shape}: {route.codec} takes {payload} bytes, more than the {count * width} of "
             f"the gradient itself: exclude it by name, or give it another codec in layers=",
+            stacklevel=3,
+        )
+
+
+def warn_of_places(name: str, route: Route, device_type: str) -> None:
+    """Warns where an entropy code saves no bytes, because messages carry payloads in their places.
+
+    Args:
+        name: the tensor's.
+        route: how it travels.
+        device_type: where it is: PyTorch's name for the type of the device.
+    """
+    if not route.uncompressed and route.codec.varies and not packs(route.codec, device_type):
+        warnings.warn(
+            f"{name}: {route.codec} makes no message shorter for a gradient on a device of type "
+            f"{device_type}: coding='plain' gives the same numbers, and takes less work",
             stacklevel=3,
         )
 

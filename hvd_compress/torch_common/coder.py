@@ -15,8 +15,16 @@ from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.hosts import Hosts
 from hvd_compress.exchange.layout import Member
+from hvd_compress.exchange.packing import packs
 from hvd_compress.exchange.registry import EXCHANGES, Group
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router, matching, warn_of_growth
+from hvd_compress.exchange.routing import (
+    DEFAULT_THRESHOLD,
+    Route,
+    Router,
+    matching,
+    warn_of_growth,
+    warn_of_places,
+)
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.torch_common import owner_steps
 from hvd_compress.torch_common.batches import Batches
@@ -233,11 +241,6 @@ class GradientCoder:
                 f"exchange={route.exchange!r}, got one on {device}: its kernels are for CPUs; use another "
                 f"exchange"
             )
-        if route.codec.varies and device.type != "cpu":
-            raise ValueError(
-                f"{slot.name}: expected coding='plain' for a parameter on {device}, got {route.codec!r}: "
-                f"the processor would have to wait for the device to learn how long payloads are"
-            )
         width = slot.parameter.element_size()
         exchange.check(slot.name, slot.shape, route.codec, width, self._group)
         owned, owners = slot.owned, exchange.owners(self._group)
@@ -260,6 +263,7 @@ class GradientCoder:
             if not route.uncompressed:
                 self._check_route(slot, route)
                 warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
+                warn_of_places(slot.name, route, slot.parameter.device.type)
             chosen.append((slot, route))
         self._set_routes(chosen)
 
@@ -281,7 +285,10 @@ class GradientCoder:
         tensors = {}
         for slot in self._slots if slots is None else slots:
             dtype = str(slot.parameter.dtype).removeprefix("torch.")
-            tensors[slot.name] = f"{dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
+            packed = packs(slot.route.codec, slot.parameter.device.type)
+            tensors[slot.name] = (
+                f"{dtype} {list(slot.shape)} by {slot.route}{', packed' * packed}, step {slot.step}"
+            )
         return {
             "format version": FORMAT_VERSION,
             "ranks": self._size,

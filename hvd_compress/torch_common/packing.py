@@ -35,7 +35,7 @@ def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) ->
     Returns:
         Every rank's message, not packed, shape=(ranks, n).
     """
-    if not batch.plan.varies or comm.size == 1:
+    if not batch.plan.packed or comm.size == 1:
         return (yield comm.all_gather(message))
     places_of = batch.plan.keep(f"places of {comm.scope}", lambda: places(table.layout))
     length = batch.plan.length(f"{comm.scope}", places_of.full)
@@ -78,7 +78,7 @@ def two_shots(
     Returns:
         The owners' averages, not packed, shape=(ranks, m).
     """
-    if not batch.plan.varies or comm.size == 1:
+    if not batch.plan.packed or comm.size == 1:
         rows = yield comm.all_to_all(message, parts.layout.sections)
         return (yield comm.all_gather(average(rows)))
     plan, rank, ranks = batch.plan, comm.rank, range(comm.size)

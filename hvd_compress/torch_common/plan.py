@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.exchange.layout import Layout, LevelLayout, Member, OwnedPart, Owners
-from hvd_compress.exchange.packing import Length
+from hvd_compress.exchange.packing import Length, packs
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.kernels.batch import Arrays, Entry
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
@@ -46,7 +46,7 @@ class Plan:
 
     Attributes:
         members: the same for layouts.
-        varies: whether payloads may be shorter than their places.
+        packed: whether messages are packed, as payloads may be shorter than their places.
         owners: how ranks share the gradients out; None where they do not.
         owned: of each gradient, what this rank owns; None where ranks do not share them out.
         owned_sizes: elements of these parts.
@@ -66,7 +66,7 @@ class Plan:
         self.group = group
         self.exchange = slots[0].route.exchange
         self.members = [Member(slot.index, slot.shape, slot.route.codec) for slot in slots]
-        self.varies = any(member.codec.varies for member in self.members)
+        self.packed = any(packs(member.codec, like.device.type) for member in self.members)
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:

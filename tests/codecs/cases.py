@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.codecs.payload import open_payload
+from hvd_compress.codecs import (
+    ECQ,
+    Codec,
+    ErrorFeedback,
+    LevelCodec,
+    NoiseKey,
+    Ternary,
+    payload_length,
+)
+from hvd_compress.codecs.payload import HEADER_BYTES, checksum, open_payload
 from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
 from tests.codecs.rows import Row
 
@@ -120,6 +129,45 @@ def encode(
         noise=noise or NoiseKey(),
     )
     return payload
+
+
+def any_change(
+    codec: LevelCodec, shape: Shape, payload: np.ndarray, number: int, random: np.random.Generator
+) -> np.ndarray:
+    """An entropy-coded payload with one change, of a kind that follows from ``number``, and a checksum."""
+    changed = payload.copy()
+    codes = HEADER_BYTES + codec.layout(shape).codes_offset
+    if number % 4 == 0:  # another length
+        units = int(random.integers(0, payload.size // 16 + 2))
+        changed[16:20] = np.frombuffer((units << 4 | 2).to_bytes(4, "little"), np.uint8)
+    elif number % 4 == 1:  # frequencies with the same sum
+        table = changed[codes : codes + 2 * codec.alphabet].view("<u2")
+        table[np.argmax(table)] -= 1
+        table[int(random.integers(0, table.size))] += 1
+    elif number % 4 == 2:  # the table, the index, or the first states
+        changed[codes + int(random.integers(0, 40))] ^= 1 << int(random.integers(0, 8))
+    else:  # states and words
+        begin, end = codes + 2 * codec.alphabet + 6, payload_length(payload, payload.size)
+        for at in random.integers(begin, end, 20):
+            changed[at] ^= 1 << int(random.integers(0, 8))
+    units = int.from_bytes(changed[16:20].tobytes(), "little") >> 4
+    seal(changed[: min(max(32, 16 * units), changed.size)])
+    return changed
+
+
+def with_plain_codes(
+    codec: Ternary | ECQ, shape: Shape, x: np.ndarray, noise: NoiseKey
+) -> np.ndarray:
+    """What an entropy codec writes where its codes would not become shorter."""
+    payload = encode(replace(codec, coding="plain"), shape, x, noise=noise)
+    payload[4:8] = np.frombuffer(codec.config_hash().to_bytes(4, "little"), np.uint8)
+    seal(payload)
+    return payload
+
+
+def seal(payload: np.ndarray) -> None:
+    """Writes a payload's checksum anew; bytes behind its length are left out."""
+    payload[24:32] = np.frombuffer(checksum(payload).to_bytes(8, "little"), np.uint8)
 
 
 def decode(codec: Codec, shape: Shape, payload: np.ndarray, step: int = 0) -> np.ndarray:

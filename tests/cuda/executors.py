@@ -19,6 +19,7 @@ import torch
 from hvd_compress.kernels import cuda
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.torch_device import TorchDevice
+from hvd_compress.torch_common import plan
 from hvd_compress.torch_common.executors import Executors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,11 +146,15 @@ def _run(*command: str) -> str:
 
 @contextmanager
 def deferred_kernels() -> Iterator[Checked]:
-    """Every tensor counts as one on a device whose kernels report errors later."""
+    """Every tensor counts as one on a device whose kernels report errors later.
+
+    So messages are not packed.
+    """
     kernels = emulated()
     kernels.settle = lambda: None  # type: ignore[method-assign]
     with (
         mock.patch.object(Executors, "deferred", lambda *_: kernels),
         mock.patch.object(Executors, "check", lambda *_: kernels.check()),
+        mock.patch.object(plan, "packs", lambda *_: False),
     ):
         yield kernels

@@ -22,16 +22,18 @@ from hvd_compress.codecs import (
     OneBit,
     PayloadError,
     Ternary,
+    payload_length,
 )
-from hvd_compress.codecs.payload import FLAG_NONFINITE
+from hvd_compress.codecs.payload import FLAG_NONFINITE, HEADER_BYTES
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.native import KernelError
-from tests.codecs.cases import OFF, encode, normal
+from tests.codecs.cases import OFF, encode, normal, seal
 from tests.cuda.executors import Checked, HostDevice, emulated_library
 from tests.kernels.test_cpu import Truncated
 
 SHAPE = (70,)
 CODEC = ECQ(4, "l2", 64)
+ENTROPY = ECQ(4, "l2", 64, "entropy")
 FULL = ErrorFeedback(1.0, 1.0)
 SIZE = CODEC.payload_bytes(SHAPE)
 
@@ -149,19 +151,6 @@ def test_too_many_payloads(kernels: Checked) -> None:
         )
 
 
-def test_an_entropy_code_is_refused(kernels: Checked) -> None:
-    codec = ECQ(coding="entropy")
-    payloads = torch.zeros((1, codec.payload_bytes(SHAPE)), dtype=torch.uint8)
-    with pytest.raises(KernelError, match=r'expected coding="plain" on a CUDA device, got ECQ\('):
-        kernels.decode_sum(
-            codec,
-            SHAPE,
-            payloads.to(kernels.device),
-            torch.zeros(SHAPE, device=kernels.device),
-            step=0,
-        )
-
-
 def test_a_codec_without_a_kernel(kernels: Checked) -> None:
     codec = Truncated()
     with pytest.raises(KernelError, match="has no CUDA kernel: keep its gradients on the CPU"):
@@ -190,6 +179,7 @@ def test_a_codec_without_a_kernel(kernels: Checked) -> None:
         Int8("linear", 64),
         BF16(),
         NoCompression(),
+        ENTROPY,
     ),
     ids=str,
 )
@@ -197,10 +187,12 @@ def test_every_altered_byte_makes_nan_and_is_reported(kernels: Checked, codec: C
     sent = torch.from_numpy(encode(codec, SHAPE, normal(SHAPE), noise=NoiseKey(step=3)))
     payloads = torch.stack([sent, sent]).to(kernels.device)
     for dtype in (torch.float32, torch.bfloat16):
-        for byte in range(sent.numel()):
+        for byte in range(payload_length(sent.numpy(), sent.numel())):
             out = torch.zeros(SHAPE, dtype=dtype, device=kernels.device)
             payloads[1, byte] ^= 1 << byte % 8
             what = "header" if byte < 16 or 20 <= byte < 24 else "checksum"
+            if codec.varies and 16 <= byte < 20:  # the length
+                what = "(checksum|entropy code)"
             with pytest.raises(
                 PayloadError, match=rf"rank 1's payload: expected the {what} that .* NaN"
             ):
@@ -232,21 +224,31 @@ def test_payloads_of_another_size(kernels: Checked) -> None:
         )
 
 
-def test_a_residual_is_not_taken_back_by_an_altered_payload(kernels: Checked) -> None:
-    payload = torch.from_numpy(encode(CODEC, SHAPE, normal(SHAPE))).to(kernels.device)
+@pytest.mark.parametrize("codec", (CODEC, ENTROPY), ids=str)
+def test_a_residual_is_not_taken_back_by_an_altered_payload(kernels: Checked, codec: ECQ) -> None:
+    sent = encode(codec, SHAPE, normal(SHAPE))
+    payload = torch.from_numpy(sent).to(kernels.device)
     gradient = torch.from_numpy(normal(SHAPE)).to(kernels.device)
     residual = torch.from_numpy(normal(SHAPE, seed=2)).to(kernels.device)
     before = residual.clone()
 
     def take_back(payload: torch.Tensor, step: int = 0) -> None:
-        kernels.take_back(CODEC, SHAPE, gradient, residual, payload, feedback=FULL, step=step)
+        kernels.take_back(codec, SHAPE, gradient, residual, payload, feedback=FULL, step=step)
 
-    for byte in range(SIZE):
-        payload[byte] ^= 1
-        with pytest.raises(PayloadError, match=r"expected the (header|checksum)"):
-            take_back(payload)
-        payload[byte] ^= 1
-        assert torch.equal(residual, before), byte
+    def refused(altered: np.ndarray, what: str) -> None:
+        with pytest.raises(PayloadError, match=f"expected the {what}"):
+            take_back(torch.from_numpy(altered).to(kernels.device))
+        assert torch.equal(residual, before)
+
+    for byte in range(payload_length(sent, SIZE)):
+        altered = sent.copy()
+        altered[byte] ^= 1
+        refused(altered, "(header|checksum|entropy code)")
+    if codec.varies:
+        altered = sent.copy()
+        altered[HEADER_BYTES + codec.layout(SHAPE).codes_offset] ^= 1  # a frequency
+        seal(altered[: payload_length(sent, SIZE)])
+        refused(altered, "entropy code")
     with pytest.raises(PayloadError, match="expected the header"):
         take_back(payload, step=1)
     with pytest.raises(PayloadError, match=f"expected size in bytes {SIZE}, got {SIZE - 16}"):
@@ -286,8 +288,11 @@ def test_the_tensors_device_is_current_while_work_is_given() -> None:
 # Steps that are dropped without the host's knowing
 
 
+@pytest.mark.parametrize("codec", (CODEC, ENTROPY), ids=str)
 @pytest.mark.parametrize("bad", (False, True))
-def test_residuals_are_taken_back_where_a_flag_says_so(kernels: Checked, bad: bool) -> None:
+def test_residuals_are_taken_back_where_a_flag_says_so(
+    kernels: Checked, codec: ECQ, bad: bool
+) -> None:
     values = normal(SHAPE)
     if bad:
         values[3] = np.inf
@@ -296,14 +301,14 @@ def test_residuals_are_taken_back_where_a_flag_says_so(kernels: Checked, bad: bo
     before = residual.clone()
     payload = torch.zeros(SIZE, dtype=torch.uint8, device=kernels.device)
     kernels.encode(
-        CODEC, SHAPE, gradient, payload, feedback=FULL, residual=residual, noise=NoiseKey()
+        codec, SHAPE, gradient, payload, feedback=FULL, residual=residual, noise=NoiseKey()
     )
     after = residual.clone()
-    other = torch.from_numpy(encode(CODEC, SHAPE, values)).to(kernels.device)
+    other = torch.from_numpy(encode(codec, SHAPE, values)).to(kernels.device)
     flags = torch.zeros(1, dtype=torch.int32, device=kernels.device)
     kernels.collect_flags(torch.stack([payload, other]), flags)
     assert flags.item() == (FLAG_NONFINITE if bad else 0)
-    kernels.take_back(CODEC, SHAPE, gradient, residual, payload, feedback=FULL, step=0, when=flags)
+    kernels.take_back(codec, SHAPE, gradient, residual, payload, feedback=FULL, step=0, when=flags)
     if bad:
         assert torch.allclose(residual, before, atol=1e-5) and not torch.equal(residual, after)
     else:

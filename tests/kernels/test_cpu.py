@@ -24,11 +24,10 @@ from hvd_compress.codecs import (
     Ternary,
     payload_length,
 )
-from hvd_compress.codecs.payload import checksum
 from hvd_compress.kernels import cpu_library
 from hvd_compress.kernels.cpu import CpuKernels, KernelError
 from hvd_compress.kernels.reference import ReferenceKernels
-from tests.codecs.cases import OFF, encode, normal
+from tests.codecs.cases import OFF, any_change, encode, normal
 from tests.kernels.arrays import DTYPES, INSTRUCTION_SETS, as_dtype, available, bits, widened
 
 SHAPE = (70,)
@@ -240,29 +239,12 @@ def test_every_flipped_bit_is_found(codec: Codec, isa: str) -> None:
 def test_any_change_under_a_fitting_checksum(codec: ECQ, isa: str) -> None:
     """Library and reference refuse the same payloads, and decode the others to the same numbers."""
     shape = (70_001,) if codec is ENTROPY else (5_000,)
-    layout = codec.layout(shape)
     sent = encode(codec, shape, normal(shape), noise=NoiseKey(step=3))
-    length, codes = payload_length(sent, sent.size), 32 + layout.codes_offset
     random = np.random.default_rng(1)
     kernels, reference = CpuKernels(2), ReferenceKernels()
     outcomes = {True: 0, False: 0}
     for number in range(40):
-        changed = sent.copy()
-        if number % 4 == 0:  # another length
-            units = int(random.integers(0, sent.size // 16 + 2))
-            changed[16:20] = np.frombuffer((units << 4 | 2).to_bytes(4, "little"), np.uint8)
-        elif number % 4 == 1:  # frequencies with the same sum
-            table = changed[codes : codes + 2 * codec.alphabet].view("<u2")
-            table[np.argmax(table)] -= 1
-            table[int(random.integers(0, table.size))] += 1
-        elif number % 4 == 2:  # the table, the index, or the first states
-            changed[codes + int(random.integers(0, 40))] ^= 1 << int(random.integers(0, 8))
-        else:  # states and words
-            for at in random.integers(codes + 2 * codec.alphabet + 6, length, 20):
-                changed[at] ^= 1 << int(random.integers(0, 8))
-        units = int.from_bytes(changed[16:20].tobytes(), "little") >> 4
-        front = changed[: min(max(32, 16 * units), changed.size)]
-        front[24:32] = np.frombuffer(checksum(front).to_bytes(8, "little"), np.uint8)
+        changed = any_change(codec, shape, sent, number, random)
         want, got = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         try:
             reference.decode_sum(codec, shape, changed[None], want, step=3)

@@ -66,14 +66,27 @@ HVDC_HD int64_t PayloadLength(const hvdc_spec& spec, const Layout& layout, uint3
   return length < kHeaderBytes || length > layout.payload_bytes || !layout.count ? -1 : length;
 }
 
+// How long a payload is whose last chunk ends there, in bytes; 0 where it stays a plain one.
+HVDC_HD int64_t RansLength(const Layout& layout, int64_t end) {
+  constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
+  const int64_t length = RoundUp(end, kLengthUnit);
+  return length < layout.payload_bytes && length < kLimit ? length : 0;
+}
+
+// Elements of a chunk.
+HVDC_HD int64_t ChunkElements(const Layout& layout, int64_t chunk) {
+  const int64_t first = chunk * layout.chunk, next = first + layout.chunk;
+  return RangeElements(layout, first, next < layout.blocks ? next : layout.blocks);
+}
+
 // Where a chunk of an entropy-coded payload of that length begins and ends, in bytes; begin is -1
 // where it does not fit.
 struct ChunkPlace {
   int64_t begin, end;
 };
 
-inline ChunkPlace FindChunk(const hvdc_spec& spec, const Layout& layout, const uint8_t* payload,
-                            int64_t length, int64_t chunk) {
+HVDC_HD ChunkPlace FindChunk(const hvdc_spec& spec, const Layout& layout, const uint8_t* payload,
+                             int64_t length, int64_t chunk) {
   const uint8_t* const index = payload + layout.codes_offset + RansTableBytes(spec);
   const int64_t chunks = Chunks(layout), origin = layout.codes_offset + RansHeadBytes(spec, layout);
   ChunkPlace place = {origin, length};
@@ -86,9 +99,7 @@ inline ChunkPlace FindChunk(const hvdc_spec& spec, const Layout& layout, const u
     memcpy(&words, index + 4 * chunk, 4);
     place.end = origin + int64_t{4} * words;
   }
-  const int64_t first = chunk * layout.chunk;
-  const int64_t next = first + layout.chunk < layout.blocks ? first + layout.chunk : layout.blocks;
-  const int lanes = RansLanes(RangeElements(layout, first, next));
+  const int lanes = RansLanes(ChunkElements(layout, chunk));
   if (place.begin + 4 * lanes > place.end || place.end > length) place.begin = -1;
   return place;
 }
@@ -110,9 +121,16 @@ inline bool CodesFit(const hvdc_spec& spec, const Layout& layout, const uint8_t*
   return true;
 }
 
+// Of a code that is there count times among total: its share of kRansTotal, before what rounding
+// leaves goes to the first of those that are there most often. present: how many codes are there.
+HVDC_HD uint32_t RansShare(uint64_t count, uint64_t total, uint32_t present) {
+  return count ? 1 + static_cast<uint32_t>(count * (kRansTotal - present) / total) : 0;
+}
+
 // Frequencies with the sum kRansTotal from counts that are not all 0.
 inline void RansFrequencies(const uint64_t* counts, int alphabet, uint16_t* frequencies) {
-  uint64_t total = 0, present = 0;
+  uint64_t total = 0;
+  uint32_t present = 0;
   int most = 0;
   for (int c = 0; c < alphabet; ++c) {
     total += counts[c];
@@ -121,32 +139,37 @@ inline void RansFrequencies(const uint64_t* counts, int alphabet, uint16_t* freq
   }
   uint32_t left = kRansTotal;
   for (int c = 0; c < alphabet; ++c) {
-    uint32_t share = 0;
-    if (counts[c]) share = 1 + static_cast<uint32_t>(counts[c] * (kRansTotal - present) / total);
+    const uint32_t share = RansShare(counts[c], total, present);
     frequencies[c] = static_cast<uint16_t>(share);
     left -= share;
   }
   frequencies[most] = static_cast<uint16_t>(frequencies[most] + left);
 }
 
+// The table's entry of a code with that frequency, whose slots begin at start.
+HVDC_HD void SetRansCode(RansEncodeTable* table, int code, uint32_t frequency, uint32_t start) {
+  uint32_t multiplier = 0, shift = 0, bias = start;
+  if (frequency == 1) {
+    multiplier = ~0u;
+    bias += kRansTotal - 1;
+  } else if (frequency) {
+    uint32_t log = 0;  // rounded up
+    while (1u << log < frequency) ++log;
+    multiplier = static_cast<uint32_t>((uint64_t{(1u << log) - frequency} << 32) / frequency + 1);
+    shift = log - 1;
+  }
+  table->frequency[code] = frequency;
+  table->multiplier[code] = multiplier;
+  table->shift[code] = shift;
+  table->bias[code] = bias;
+}
+
 inline void MakeRansEncodeTable(const uint16_t* frequencies, int alphabet, RansEncodeTable* table) {
   memset(table, 0, sizeof(*table));
   uint32_t start = 0;
   for (int c = 0; c < alphabet; ++c) {
-    const uint32_t f = frequencies[c];
-    if (!f) continue;
-    table->frequency[c] = f;
-    table->bias[c] = start;
-    if (f == 1) {
-      table->multiplier[c] = ~0u;
-      table->bias[c] += kRansTotal - 1;
-    } else {
-      uint32_t log = 0;  // rounded up
-      while (1u << log < f) ++log;
-      table->multiplier[c] = static_cast<uint32_t>((uint64_t{(1u << log) - f} << 32) / f + 1);
-      table->shift[c] = log - 1;
-    }
-    start += f;
+    SetRansCode(table, c, frequencies[c], start);
+    start += frequencies[c];
   }
 }
 
@@ -191,11 +214,42 @@ inline void CountCodes(const uint8_t* codes, int64_t count, int alphabet, uint32
   for (; i < count; ++i) ++counts[codes[i]];
 }
 
+// What happens to states, one a lane.
+template <class V>
+struct RansStep {
+  using I = typename V::I;
+  using M = typename V::M;
+
+  // Encoding: whether a state has to give away a word before it takes a code in.
+  HVDC_HD static M Full(I x, I frequency) {
+    return V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), frequency));
+  }
+  // A state that takes a code in; the others are the code's numbers in RansEncodeTable.
+  HVDC_HD static I Push(I x, I frequency, I bias, I multiplier, I shift) {
+    const I high = V::MulHigh(x, multiplier);
+    const I half = V::template ShiftRight<1>(V::SubI(x, high));
+    const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
+    const I rest = V::MulLow(quotient, V::SubI(V::SetI(kRansTotal), frequency));
+    return V::AddI(V::AddI(x, bias), rest);
+  }
+  // Decoding: a state that gives away the code to which its slot belongs.
+  HVDC_HD static I Pull(I x, I slot, I frequency, I start) {
+    const I y = V::MulLow(frequency, V::template ShiftRight<kRansPrecision>(x));
+    return V::AddI(y, V::SubI(slot, start));
+  }
+  // Whether it takes a word in then.
+  HVDC_HD static M Low(I x) { return V::LessI(V::template ShiftRight<kRansWord>(x), V::SetI(1)); }
+  HVDC_HD static I TakeWord(I x, I word) {
+    return V::Or(V::template ShiftLeft<kRansWord>(x), word);
+  }
+};
+
 // Chunks of one size, encoded side by side, each from its last code to its first.
 template <class V, int kChunks>
 class RansEncoder {
   using I = typename V::I;
   using M = typename V::M;
+  using Step = RansStep<V>;
 
  public:
   // ends: where each chunk's words end; before, room for as many as there are codes, and sixteen
@@ -263,7 +317,7 @@ class RansEncoder {
       from[k] = codes[k];
     }
     const M used = V::FromMaskBits(active);
-    const I never = V::SetI(0x7FFFFFFFu), total = V::SetI(kRansTotal);
+    const I never = V::SetI(0x7FFFFFFFu);
     for (int64_t i = first + (last - first + step - 1) / step * step; (i -= step) >= first;) {
       for (int k = 0; k < kChunks; ++k) {
         const I x = states[k];
@@ -271,15 +325,11 @@ class RansEncoder {
         if constexpr (!kFull) code = V::SelectI(used, code, V::SetI(0));
         look(code, &frequency, &bias, &multiplier, &shift);
         const I most = kFull ? frequency : V::SelectI(used, frequency, never);
-        const M full = V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), most));
+        const M full = Step::Full(x, most);
         V::CompressShorts(words[k], x, full);
         words[k] -= V::Count(full);
         const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
-        const I high = V::MulHigh(y, multiplier);
-        const I half = V::template ShiftRight<1>(V::SubI(y, high));
-        const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
-        const I rest = V::MulLow(quotient, V::SubI(total, frequency));
-        const I next = V::AddI(V::AddI(y, bias), rest);
+        const I next = Step::Push(y, frequency, bias, multiplier, shift);
         states[k] = kFull ? next : V::SelectI(used, next, x);
       }
     }
@@ -302,6 +352,7 @@ template <class V>
 class RansDecoder {
   using I = typename V::I;
   using M = typename V::M;
+  using Step = RansStep<V>;
 
  public:
   static void Decode(const RansDecodeTable& table, RansStream* stream, int64_t count,
@@ -359,7 +410,7 @@ class RansDecoder {
                            const Look& look) {
     I x = V::LoadWords(stream->states);
     const M used = V::FromMaskBits(active);
-    const I one = V::SetI(1), slots = V::SetI(kRansTotal - 1);
+    const I slots = V::SetI(kRansTotal - 1);
     const uint16_t* next = stream->next;
     const uint16_t* const end = stream->end;
     const int64_t step = kFull ? kLanes : stream->lanes;
@@ -368,10 +419,9 @@ class RansDecoder {
       I symbol, frequency, start;
       look(slot, &symbol, &frequency, &start);
       V::StoreBytes(codes + i, symbol);
-      I y = V::MulLow(frequency, V::template ShiftRight<kRansPrecision>(x));
-      y = V::AddI(y, V::SubI(slot, start));
+      I y = Step::Pull(x, slot, frequency, start);
       if constexpr (!kFull) y = V::SelectI(used, y, V::SetI(kRansLower));
-      const M low = V::LessI(V::template ShiftRight<kRansWord>(y), one);
+      const M low = Step::Low(y);
       I word;
       if (__builtin_expect(end - next >= kLanes, 1)) {
         word = V::ExpandShorts(next, low);
@@ -383,7 +433,7 @@ class RansDecoder {
         const int64_t taken = V::Count(low);
         next += taken < end - next ? taken : end - next;
       }
-      y = V::SelectI(low, V::Or(V::template ShiftLeft<kRansWord>(y), word), y);
+      y = V::SelectI(low, Step::TakeWord(y, word), y);
       x = kFull ? y : V::SelectI(used, y, x);
     }
     V::StoreWords(stream->states, x);

@@ -28,6 +28,13 @@ HVDC_HD uint16_t PopTrits(uint16_t value, uint32_t digits) {
   return static_cast<uint16_t>(value * inverse >> 16);
 }
 
+// Which of its byte's digits a block's element is; size: bytes of the block.
+HVDC_HD uint32_t DigitOf(uint32_t position, uint32_t size) {
+  uint32_t digit = 0;
+  for (uint32_t i = 1; i < 5; ++i) digit += position >= i * size;
+  return digit;
+}
+
 // The first digit of value, of which rest is what is left. The top digit of bytes above 242, which
 // no encoder writes, is 0.
 HVDC_HD uint8_t FirstTrit(uint16_t value, uint16_t rest) {

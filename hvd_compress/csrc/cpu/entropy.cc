@@ -39,11 +39,9 @@ int64_t PlaceChunks(const EncodeJob& job, int64_t chunks, const EncodedChunk* en
     chunk[i].place = end;
     end += BytesOf(chunk[i], encoded[i]);
   }
-  constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
-  const int64_t length = base::RoundUp(end, kLengthUnit);
-  if (length < job.layout.payload_bytes && length < kLimit) return length;
-  for (int64_t i = 0; i < chunks; ++i) chunk[i].place = 0;
-  return 0;
+  const int64_t length = base::RansLength(job.layout, end);
+  for (int64_t i = 0; !length && i < chunks; ++i) chunk[i].place = 0;
+  return length;
 }
 
 // Table, index, and the padding at the end.
@@ -115,14 +113,12 @@ bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& k
     base::RansFrequencies(CountsOf(i), alphabet, own);
     base::MakeRansEncodeTable(own, alphabet, &tables[numbers_[i]]);
     for (int64_t number = 0; number < base::Chunks(layout); ++number) {
-      const int64_t first = number * layout.chunk, next = first + layout.chunk;
-      const int64_t last = next < layout.blocks ? next : layout.blocks;
-      const int64_t own_elements = base::RangeElements(layout, first, last);
-      const bool full = own_elements == layout.chunk * layout.block;
+      const int64_t elements = base::ChunkElements(layout, number);
+      const bool full = elements == layout.chunk * layout.block;
       if (!full || number % together == 0) tasks[task++] = made;
-      end += kSlack + own_elements;
+      end += kSlack + elements;
       encoded[made].end = end;
-      chunks[made++] = {i, number, 0, base::RansLanes(own_elements)};
+      chunks[made++] = {i, number, 0, base::RansLanes(elements)};
     }
   }
   tasks[task] = count;

@@ -1,11 +1,14 @@
 // Decoding: all payloads in one pass, their checksums taken on the way and looked at by the last
-// block. Residuals are taken back in two passes: an altered payload must not touch them.
+// block. Where the answer is needed first, payloads are checked in a pass of their own: before a
+// residual is taken back, which an altered payload must not touch, and before entropy-coded codes
+// are followed.
 #define HVDC_ARCH device
 
 #include "codec/header.h"
 #include "cuda/decode_quads.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/report.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -53,6 +56,12 @@ struct PayloadSums {
   int32_t payloads, slots;
 };
 
+// Where checksums have been looked at.
+struct NoSums {
+  __device__ explicit NoSums(const DecodeJob&) {}
+  __device__ void Add(int32_t, const Totals&) const {}
+};
+
 // The words that quads do not add: header, scales, padding.
 __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   const Blocks& blocks = job.blocks;
@@ -80,17 +89,6 @@ __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   }
 }
 
-// Plain writes, since atomic ones need not work on host memory; the status last, for a host that
-// looks at any time.
-__device__ inline void Report(const DecodeJob& job, uint32_t status, int32_t payload) {
-  volatile hvdc_cuda_error* const error = job.error;
-  if (error->status != HVDC_OK) return;
-  error->payload = payload;
-  error->tag = job.tag;
-  __threadfence_system();
-  error->status = status;
-}
-
 // Run by the last block: what is wrong with the payloads, if anything, is recorded. Returns whether
 // all are right.
 __device__ inline bool Verify(const DecodeJob& job) {
@@ -103,6 +101,7 @@ __device__ inline bool Verify(const DecodeJob& job) {
     const unsigned long long sum = atomicExch(&job.workspace.checksums[k], 0ull);
     uint32_t status = HVDC_OK;
     if (sum != header.checksum) status = HVDC_BAD_CHECKSUM;
+    if (PayloadLength(job.spec, job.layout, header.flags) < 0) status = HVDC_BAD_CODES;
     if (!HeaderFits(job.spec, job.layout, job.step, header)) status = HVDC_BAD_HEADER;
     if (status != HVDC_OK) atomicMin(&worst, 8 * static_cast<uint32_t>(k) + status);
   }
@@ -110,7 +109,7 @@ __device__ inline bool Verify(const DecodeJob& job) {
   const uint32_t found = worst;
   if (threadIdx.x == 0) {
     atomicExch(&job.workspace.control->tickets, 0u);
-    if (found != ~0u && job.error) Report(job, found % 8, static_cast<int32_t>(found / 8));
+    if (found != ~0u) Report(job, found % 8, static_cast<int32_t>(found / 8));
   }
   return found == ~0u;
 }
@@ -174,8 +173,8 @@ __device__ inline void StoreTakenBack(const DecodeJob& job, uint32_t element, ui
 
 // kQuads rows of a warp from an element on, of one payload after the other. kWhole: all of their
 // elements exist, and the tensors are aligned to four.
-template <class C, bool kBack, bool kWhole, int kQuads>
-__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const PayloadSums& sums,
+template <class C, bool kBack, bool kWhole, int kQuads, class Sums>
+__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Sums& sums,
                                   uint32_t first) {
   using Decoder = QuadDecoder<C, kWhole>;
   const uint32_t element = first + 4 * LaneOfWarp();
@@ -187,7 +186,7 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
   const auto read = [&](int32_t payload) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      codes[i] = Decoder::Read(job, job.payloads + payload * job.stride, place_of(i));
+      codes[i] = Decoder::Read(job, payload, place_of(i));
     }
   };
   if (job.count) read(0);
@@ -202,7 +201,7 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const QuadPlace<C, kWhole> place = place_of(i);
-      Decoder::Count(place, now[i], &totals);
+      if constexpr (!kIsUnpacked<C>) Decoder::Count(place, now[i], &totals);
       const Quad decoded = Decoder::Decode(job, coder, bytes, place, now[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -223,18 +222,23 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
   });
 }
 
-// Before a residual is touched: whether it may be. Decoding looks at the checksum last.
-__global__ void __launch_bounds__(kThreads) CheckPayload(const DecodeJob job) {
+// Headers and checksums, before codes are looked at.
+__global__ void __launch_bounds__(kThreads) CheckPayloads(const DecodeJob job) {
   if (job.when && !*job.when) return;
   const PayloadSums sums(job);
-  const uint32_t* const payload = reinterpret_cast<const uint32_t*>(job.payloads);
-  const uint32_t words = static_cast<uint32_t>(job.layout.payload_bytes / 4);
+  const uint32_t most = static_cast<uint32_t>(job.layout.payload_bytes / 4);
   // Whole warps at a time, so that their sums can be taken.
-  for (uint32_t first = WarpOfGrid() * kWarpSize; first < words; first += ThreadsOfGrid()) {
+  for (uint32_t first = WarpOfGrid() * kWarpSize; first < most; first += ThreadsOfGrid()) {
     const uint32_t at = first + LaneOfWarp();
-    Totals totals;
-    if (at < kHeaderWords - 2 || (at >= kHeaderWords && at < words)) totals.Word(payload[at], at);
-    sums.Add(0, totals);
+    for (int32_t k = 0; k < job.count; ++k) {
+      const uint8_t* const payload = job.payloads + k * job.stride;
+      const int64_t length = PayloadLength(job.spec, job.layout, FlagsOf(payload));
+      Totals totals;
+      if (at < kHeaderWords - 2 || (at >= kHeaderWords && at < length / 4)) {
+        totals.Word(reinterpret_cast<const uint32_t*>(payload)[at], at);
+      }
+      sums.Add(k, totals);
+    }
   }
   sums.Finish(job.workspace.checksums);
   if (!LastBlock(job.workspace.control)) return;
@@ -247,10 +251,12 @@ template <class C, bool kBack>
 __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
-  if (kBack && ((job.when && !*job.when) || !job.workspace.control->sound)) return;
+  Control* const control = job.workspace.control;
+  if (kBack && ((job.when && !*job.when) || !control->sound)) return;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
-  const PayloadSums sums(job);
-  const uint32_t count = job.blocks.elements;
+  const std::conditional_t<kIsUnpacked<C>, NoSums, PayloadSums> sums(job);
+  const bool sound = !kIsUnpacked<C> || control->sound;
+  const uint32_t count = sound ? job.blocks.elements : 0;
   for (uint32_t first = WarpOfGrid() * kSpan; first < count; first += WarpsOfGrid() * kSpan) {
     if (job.aligned && count - first >= kSpan) {
       DecodeRows<C, kBack, true, kQuads>(job, coder, sums, first);
@@ -260,11 +266,17 @@ __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
       }
     }
   }
-  AddRest(job, sums);
-  sums.Finish(job.workspace.checksums);
-  if (!LastBlock(job.workspace.control)) return;
-  if (!Verify(job) && !kBack) FillWithNan(job);
-  if (kBack && threadIdx.x == 0) job.workspace.control->sound = 0;
+  if constexpr (kIsUnpacked<C>) {
+    if (!LastBlock(control)) return;
+    if (!sound) FillWithNan(job);
+    if (threadIdx.x == 0) control->tickets = 0;
+  } else {
+    AddRest(job, sums);
+    sums.Finish(job.workspace.checksums);
+    if (!LastBlock(control)) return;
+    if (!Verify(job) && !kBack) FillWithNan(job);
+  }
+  if ((kBack || kIsUnpacked<C>) && threadIdx.x == 0) control->sound = 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -272,22 +284,51 @@ __global__ void __launch_bounds__(kThreads)
   for (uint32_t k = ThreadOfGrid(); k < static_cast<uint32_t>(count); k += ThreadsOfGrid()) {
     Header header;
     memcpy(&header, payloads + k * stride, sizeof(header));
-    if (header.flags) atomicOr(flags, header.flags);
+    // The others say how long a payload is.
+    if (header.flags & kFlagNonfinite) atomicOr(flags, kFlagNonfinite);
   }
 }
 
 namespace {
 
-template <bool kBack>
-int LaunchDecode(const DecodeJob& job, cudaStream_t stream) {
-  constexpr int64_t kSpans = 4;  // of a thread's quads
-  const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
+size_t SharedForSums(const DecodeJob& job) {
   const size_t slots = static_cast<size_t>(job.count) * PayloadSums::Slots(job.count);
-  const size_t shared = slots * sizeof(unsigned long long);
+  return slots * sizeof(unsigned long long);
+}
+
+int64_t BlocksForDecode(const DecodeJob& job) {
+  constexpr int64_t kSpans = 4;  // of a thread's quads
+  return (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
+}
+
+template <bool kBack>
+int DecodePlain(const DecodeJob& job, cudaStream_t stream) {
   return WithCoder(job.spec, [&](auto coder) {
     using C = typename decltype(coder)::Type;
-    return Launch(Decode<C, kBack>, blocks, shared, stream, job);
+    return Launch(Decode<C, kBack>, BlocksForDecode(job), SharedForSums(job), stream, job);
   });
+}
+
+template <bool kBack>
+int DecodeUnpacked(DecodeJob job, cudaStream_t stream) {
+  const int status = UnpackCodes(job, stream);
+  if (status != HVDC_OK) return status;
+  job.blocks = UnpackedBlocks(job.spec, job.blocks);
+  return WithLevelCoder(job.spec, [&](auto coder) {
+    using C = Unpacked<typename decltype(coder)::Type>;
+    return Launch(Decode<C, kBack>, BlocksForDecode(job), 0, stream, job);
+  });
+}
+
+template <bool kBack>
+int LaunchDecode(const DecodeJob& job, cudaStream_t stream) {
+  const bool coded = IsEntropyCoded(job.spec);
+  if (kBack || coded) {
+    const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
+    const int status = Launch(CheckPayloads, blocks, SharedForSums(job), stream, job);
+    if (status != HVDC_OK) return status;
+  }
+  return coded ? DecodeUnpacked<kBack>(job, stream) : DecodePlain<kBack>(job, stream);
 }
 
 }  // namespace
@@ -296,12 +337,7 @@ int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
   return LaunchDecode<false>(job, stream);
 }
 
-int TakeBack(const DecodeJob& job, cudaStream_t stream) {
-  const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
-  const size_t shared = kThreads * sizeof(unsigned long long);
-  const int status = Launch(CheckPayload, blocks, shared, stream, job);
-  return status == HVDC_OK ? LaunchDecode<true>(job, stream) : status;
-}
+int TakeBack(const DecodeJob& job, cudaStream_t stream) { return LaunchDecode<true>(job, stream); }
 
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream) {

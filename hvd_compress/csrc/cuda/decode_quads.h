@@ -14,6 +14,17 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+// C's codes, where they were entropy coded: bit planes in the workspace, whatever plain ones are.
+template <class C>
+struct Unpacked : C {
+  static constexpr Packing kPacking = Packing::kPlanes;
+  using C::C;
+};
+template <class C>
+constexpr bool kIsUnpacked = false;
+template <class C>
+constexpr bool kIsUnpacked<Unpacked<C>> = true;
+
 // What a thread reads of a payload for one quad of codes.
 struct Codes {
   uint32_t words[4];
@@ -45,9 +56,7 @@ struct QuadPlace {
       reads = adds = reads && PlaceInHalfTile() < blocks.planes;
     } else if constexpr (C::kPacking == Packing::kTrits) {
       const uint32_t size = 4 * WordsOfBlock(blocks, block);
-      digit = 0;
-#pragma unroll
-      for (uint32_t i = 1; i < 5; ++i) digit += position >= i * size;
+      digit = DigitOf(position, size);
       index += (position - digit * size) / 4;
       adds = reads && digit == 0;
     } else {
@@ -67,12 +76,19 @@ struct QuadDecoder {
   using Place = QuadPlace<C, kWhole>;
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<Thread>>::value;
 
-  __device__ static Codes Read(const DecodeJob& job, const uint8_t* payload, const Place& place) {
-    const uint32_t* const words = reinterpret_cast<const uint32_t*>(payload);
+  // Of one of the payloads.
+  __device__ static Codes Read(const DecodeJob& job, int32_t rank, const Place& place) {
+    const uint8_t* const payload = job.payloads + rank * job.stride;
+    const uint8_t* source = payload;
+    if constexpr (kIsUnpacked<C>) {
+      source = job.workspace.unpacked + rank * UnpackedBytes(job.spec, job.layout);
+    }
     Codes codes = {};
-    if (place.reads) ReadWords(words + place.index, codes.words);
+    if (place.reads) {
+      ReadWords(reinterpret_cast<const uint32_t*>(source) + place.index, codes.words);
+    }
     if constexpr (!C::kCast && !kMatrix) {
-      const float* const scales = reinterpret_cast<const float*>(words + kHeaderWords);
+      const float* const scales = reinterpret_cast<const float*>(payload + kHeaderBytes);
       const uint32_t group = IsContiguous(job.spec) ? place.block : 0;
       if constexpr (Place::kBits) codes.lower = scales[group];
       codes.upper = scales[group + (Place::kBits ? job.layout.scales / 2 : 0)];

@@ -56,14 +56,11 @@ __device__ inline void AddSharedScales(const EncodeJob& job, bool finite, Totals
   }
 }
 
-// Called by all threads when the blocks are encoded: the last one writes the rest of the payload.
-__device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals) {
+// Run by one thread of the last block, when the checksum of all else has been added up.
+__device__ inline void StoreHeader(const EncodeJob& job, uint32_t flags) {
   Control* const control = job.workspace.control;
-  AddTotals(control, totals);
-  if (!LastBlock(control) || threadIdx.x) return;
-  const Layout& layout = job.layout;
-  Header header = MakeHeader(job.spec, layout, job.step);
-  header.flags = atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0;
+  Header header = MakeHeader(job.spec, job.layout, job.step);
+  header.flags = flags;
   header.checksum = atomicExch(&control->checksum, 0ull);
   atomicExch(&control->tickets, 0u);
   uint32_t words[kHeaderWords];
@@ -76,6 +73,16 @@ __device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals)
   uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
 #pragma unroll
   for (uint32_t i = 0; i < kHeaderWords; ++i) to[i] = words[i];
+}
+
+// Called by all threads when the blocks are encoded: the last one writes the rest of the payload.
+__device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals) {
+  Control* const control = job.workspace.control;
+  AddTotals(control, totals);
+  if (!LastBlock(control) || threadIdx.x) return;
+  StoreHeader(job, atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0);
+  const Layout& layout = job.layout;
+  uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
   for (int64_t at = kHeaderBytes + 4 * layout.scales; at < layout.codes_offset; at += 4) {
     to[at / 4] = 0;
   }

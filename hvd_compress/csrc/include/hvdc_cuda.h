@@ -3,8 +3,7 @@
 // Every pointer is to memory of the queue's device, unless it says otherwise. Calls return as soon
 // as the work is in the stream: they neither synchronise nor allocate, and can be captured into a
 // CUDA graph (which then repeats the same step and noise). Payloads are aligned to 16 bytes,
-// tensors to their elements. The bytes are those of hvdc.h. There is no entropy code: a spec with
-// HVDC_ENTROPY is not valid here.
+// tensors to their elements. The bytes are those of hvdc.h.
 #ifndef HVDC_CUDA_H_
 #define HVDC_CUDA_H_
 
@@ -14,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 1
+#define HVDC_CUDA_ABI_VERSION 2
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -38,7 +37,7 @@ typedef struct {
 // What a payload that is not what it should be leaves behind. The first one stays until the caller
 // sets status to 0. May be in host memory that the device can write (pinned, mapped).
 typedef struct {
-  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER or HVDC_BAD_CHECKSUM
+  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES
   int32_t payload;  // its index in the call
   uint64_t tag;     // of the call
 } hvdc_cuda_error;
@@ -48,8 +47,9 @@ HVDC_API uint32_t hvdc_cuda_abi_version(void);
 // What the last failed call of this thread met, in CUDA's words; never null.
 HVDC_API const char* hvdc_cuda_message(void);
 
-// Bytes that any of the calls below need for this spec, or -1 where it is not valid.
-HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec);
+// Bytes that any of the calls below need for this spec, or -1 where it is not valid. payloads: how
+// many are decoded in a call at the most; each takes some where codes are entropy coded.
+HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec, int32_t payloads);
 // The same for hvdc_cuda_square_sum.
 HVDC_API int64_t hvdc_cuda_square_sum_bytes(int64_t count);
 
@@ -76,7 +76,7 @@ HVDC_API int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const voi
                                  hvdc_cuda_error* error, uint64_t tag,
                                  const hvdc_cuda_queue* queue);
 
-// Ors the flags of all payloads' headers into *flags.
+// Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0.
 HVDC_API int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
                                      uint32_t* flags, const hvdc_cuda_queue* queue);
 

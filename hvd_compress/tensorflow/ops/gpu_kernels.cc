@@ -140,7 +140,9 @@ absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, flo
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {
   // That of an empty sum is the least that can be prepared.
-  const int64_t needed = std::max(library_->workspace_bytes(&spec), library_->square_sum_bytes(0));
+  // Plain codes take as much for any number of payloads.
+  const int64_t needed =
+      std::max(library_->workspace_bytes(&spec, 0), library_->square_sum_bytes(0));
   *queue = {ordinal_, 0, stream_->platform_specific_handle().stream, nullptr, 0};
   int64_t size = workspace_.NumElements() - kAlignment;
   if (size < needed) {
