@@ -77,20 +77,14 @@ class CompressedReduceScatter:
             _check(codec, seed, modules)
         except (TypeError, ValueError) as error:
             problem = error
+        self._device = modules[0].device
+        self._raise_everywhere("arguments of CompressedReduceScatter", problem)
         settings = {
-            "error": None if problem is None else f"{type(problem).__name__}: {problem}",
-            "codec": None if problem else codec.to_config(),
+            "codec": codec.to_config(),
             "seed": seed,
             "modules": [[one.name, str(one.dtype), one.elements] for one in modules],
         }
-        self._device = modules[0].device
-        try:
-            self._collectives.agree(settings, self._device)
-        except ExchangeError:
-            if problem is None:
-                raise
-        if problem is not None:
-            raise problem
+        self._collectives.agree(settings, self._device)
         for one in modules:
             content = f"gradients of {one.name or 'the model'}"
             one.module.set_custom_reduce_scatter(
@@ -125,14 +119,18 @@ class CompressedReduceScatter:
         """Called at the end of a backward pass, by every rank: raises what has failed in it, everywhere."""
         self._task = None
         failure, self._collectives.failure = self._collectives.failure, None
-        said = None if failure is None else f"{type(failure).__name__}: {failure}"
+        self._raise_everywhere("end of a backward pass", failure)
+
+    def _raise_everywhere(self, what: str, problem: Exception | None) -> None:
+        """Waits for the other ranks; raises what is wrong on this one, or what they say is wrong there."""
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
         try:
-            self._collectives.agree({"what": "end of a backward pass", "error": said}, self._device)
+            self._collectives.agree({"what": what, "error": said}, self._device)
         except ExchangeError:
-            if failure is None:
+            if problem is None:
                 raise
-        if failure is not None:
-            raise failure
+        if problem is not None:
+            raise problem
 
 
 class _ReduceScatter:
