@@ -211,7 +211,8 @@ def _check(codec: Any, seed: int, modules: Sequence[Reduced]) -> None:
 def _factor(op: Any, ranks: int) -> float:
     """What an operation of torch.distributed multiplies a sum with."""
     kinds: Any = dist.ReduceOp.RedOpType
-    kind, factor = (dist.ReduceOp(op) if isinstance(op, kinds) else op).__getstate__()
+    operation: Any = dist.ReduceOp(op) if isinstance(op, kinds) else op
+    kind, factor = operation.__getstate__()
     if kind == kinds.PREMUL_SUM:  # Of set_gradient_divide_factor.
         return float(factor)
     if kind in (kinds.SUM, kinds.AVG):
