@@ -301,8 +301,3 @@ def test_a_rank_that_fails() -> None:
             backward(net, targets(SHAPES, rank, step))
         got = backward(net, targets(SHAPES, rank, step))
         assert all(one.isfinite().all() for one in got.values())
-
-
-def test_it_needs_a_process_group() -> None:
-    with pytest.raises(TypeError, match="which has none"):
-        hvdc.CompressedReduceScatter(torch.nn.Linear(2, 2), Int8())
