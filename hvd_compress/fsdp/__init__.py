@@ -12,6 +12,7 @@ from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import compressors
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.fsdp.compressor import Compressor
+from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
 from hvd_compress.fsdp.stateful import RankStates
 from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 
@@ -22,6 +23,7 @@ globals().update(_made)
 __all__ = [
     "AdaGrad",
     "OwnerStep",
+    "CompressedReduceScatter",
     "Compressor",
     "ErrorFeedback",
     "ExchangeError",

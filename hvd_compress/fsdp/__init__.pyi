@@ -17,6 +17,7 @@ from hvd_compress.codecs.frontends import ByName
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.fsdp.compressor import Compressor
+from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
 from hvd_compress.fsdp.stateful import RankStates
 from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 
@@ -26,6 +27,7 @@ __all__ = [
     "FP16",
     "QSGD",
     "AdaGrad",
+    "CompressedReduceScatter",
     "Compression",
     "Compressor",
     "ErrorFeedback",

@@ -6,7 +6,8 @@ Everything that is not public is read here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +81,99 @@ def sharded(model: torch.nn.Module) -> Sharded:
         ValueError: a module of it has a hook, or is sharded in a way that leaves no place for one.
         NotImplementedError: this version of PyTorch has another FSDP2.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{_EXPECTED}, got {type(model).__name__}")
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
-    if not modules:
-        raise TypeError(f"{_EXPECTED}, got {type(model).__name__}, which has none")
-    named = list(model.named_parameters())
-    try:
-        found = _look(modules, named)
+    modules = _modules(model, "Compressor", "fully_shard(module, mesh=mesh['shard'])")
+    with _as_in_this_version():
+        found = _look(modules, list(model.named_parameters()))
         for unit in found.units:
             _ = unit.places(), unit.accumulates, unit.module.set_reduce_scatter_unused_params
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A module that FSDP2 adds the gradients of up at once, among the ranks of a shard group.
+
+    Attributes:
+        name: of the module in the model.
+        module: the module.
+        process_group: the ranks, the same for all modules of a model.
+        device: where gradients are.
+        dtype: that they are added up in.
+        elements: of all of its parameters, unsharded.
+    """
+
+    name: str
+    module: Any
+    process_group: dist.ProcessGroup
+    device: torch.device
+    dtype: torch.dtype
+    elements: int
+
+
+def reduced(model: torch.nn.Module) -> list[Reduced]:
+    """The modules whose reduce-scatter can be replaced; on a mesh with replicas, too.
+
+    Raises:
+        TypeError: the model is not FSDP2's.
+        ValueError: a module has another reduce-scatter already, or modules have different ranks.
+        NotImplementedError: this version of PyTorch has another FSDP2.
+    """
+    owner = "CompressedReduceScatter"
+    modules = _modules(model, owner, "fully_shard(module)")
+    with _as_in_this_version():
+        found = [_reduced(*each) for each in _groups(modules, "custom reduce-scatter")]
+    ranks = {tuple(dist.get_process_group_ranks(one.process_group)) for one in found}
+    if len(ranks) != 1:
+        got = f"those of {sorted(map(list, ranks))}" if ranks else "none with parameters"
+        raise ValueError(
+            f"{owner}.model: expected modules that are sharded over the same ranks, got {got}"
+        )
+    return found
+
+
+def _reduced(where: str, name: str, module: Any, group: Any) -> Reduced:
+    _ = module.set_custom_reduce_scatter
+    if group.mesh_info.shard_mesh_dim is None:
+        raise ValueError(
+            f"{where}: expected a module that is sharded, got one that is replicated only"
+        )
+    usual = type(group._reduce_scatter_comm).__name__
+    if usual != "DefaultReduceScatter":
+        raise ValueError(
+            f"{where}: expected a module with FSDP2's own reduce-scatter, got one with {usual}: make one "
+            f"CompressedReduceScatter for a model, and call set_custom_reduce_scatter, set_symm_mem and "
+            f"set_allocate_memory_from_process_group for nothing else"
+        )
+    parameters = [one.sharded_param for one in group.fsdp_params]
+    policy = group.mp_policy
+    return Reduced(
+        name,
+        module,
+        group._reduce_scatter_process_group,
+        group.device,
+        policy.reduce_dtype or policy.param_dtype or parameters[0].dtype,
+        sum(parameter.numel() for parameter in parameters),
+    )
+
+
+def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:
+    expected = (
+        f"{owner}.model: expected a model with modules that went through {call} of "
+        f"torch.distributed.fsdp"
+    )
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{expected}, got {type(model).__name__}")
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    if not modules:
+        raise TypeError(f"{expected}, got {type(model).__name__}, which has none")
+    return modules
+
+
+@contextmanager
+def _as_in_this_version() -> Iterator[None]:
+    """Where something that is not public is missing, another version of PyTorch is why."""
+    try:
+        yield
     except AttributeError as error:
         raise NotImplementedError(
             f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.13, got that of {torch.__version__}: "
@@ -98,10 +181,26 @@ def sharded(model: torch.nn.Module) -> Sharded:
         ) from None
 
 
-_EXPECTED = (
-    "Compressor.model: expected a model with modules that went through fully_shard(module, "
-    "mesh=mesh['shard']) of torch.distributed.fsdp"
-)
+def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, Any, Any]]:
+    """What errors call a module, its name, the module, and what FSDP2 calls its parameter group.
+
+    Args:
+        modules: by name.
+        what: FSDP2 does not have for modules with several groups.
+    """
+    seen: set[int] = set()
+    for name, module in modules.items():
+        where = name or "the model"
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        if len(groups) > 1:
+            raise ValueError(
+                f"{where}: expected parameters on one mesh in each module, got {len(groups)} meshes: FSDP2 "
+                f"has no {what} for that"
+            )
+        for group in groups:
+            if id(group) not in seen:  # Else fully_shard got a list of modules.
+                seen.add(id(group))
+                yield where, name, module, group
 
 
 def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) -> Sharded:
@@ -109,29 +208,19 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
     units: list[Unit] = []
     dtypes: dict[int, torch.dtype] = {}
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
-    for name, module in modules.items():
-        where = name or "the model"
-        groups = module._get_fsdp_state()._fsdp_param_groups
-        if len(groups) > 1:
+    for where, name, module, group in _groups(modules, "hook"):
+        _check_mesh(where, group.mesh_info)
+        if group._all_reduce_hook is not None:
             raise ValueError(
-                f"{where}: expected parameters on one mesh in each module, got {len(groups)} meshes: FSDP2 "
-                f"has no hook for that"
+                f"{where}: expected a module without an all-reduce hook, got one that has it: make one "
+                f"compressor for a model, and call set_all_reduce_hook for nothing else"
             )
-        for group in groups:
-            if any(unit.group is group for unit in units):
-                continue  # fully_shard got a list of modules.
-            _check_mesh(where, group.mesh_info)
-            if group._all_reduce_hook is not None:
-                raise ValueError(
-                    f"{where}: expected a module without an all-reduce hook, got one that has it: make one "
-                    f"compressor for a model, and call set_all_reduce_hook for nothing else"
-                )
-            meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
-            own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
-            policy = group.mp_policy
-            for number in own:
-                dtypes[number] = policy.reduce_dtype or policy.param_dtype or named[number][1].dtype
-            units.append(Unit(name, module, own, group))
+        meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
+        own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
+        policy = group.mp_policy
+        for number in own:
+            dtypes[number] = policy.reduce_dtype or policy.param_dtype or named[number][1].dtype
+        units.append(Unit(name, module, own, group))
     if len(meshes) > 1:
         raise ValueError(
             f"Compressor.model: expected modules that are sharded over the same ranks, got {list(meshes)}"

@@ -10,6 +10,7 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import PayloadError
+from hvd_compress.distributed.transport import ProcessGroupTransport, Transport
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.parallel.functions import (
     copy_to_parallel,
@@ -21,7 +22,6 @@ from hvd_compress.parallel.functions import (
 )
 from hvd_compress.parallel.group import ParallelGroup
 from hvd_compress.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from hvd_compress.parallel.transport import ProcessGroupTransport, Transport
 
 __all__ = [
     "ColumnParallelLinear",

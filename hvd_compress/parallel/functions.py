@@ -124,7 +124,7 @@ class _ScatterTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
         ctx.group = group
-        with group.telling():
+        with group.telling(x.device):
             if not x.dim() or x.shape[-1] % group.size:
                 raise ValueError(
                     f"scatter_to_parallel: expected a multiple of {group.size} features, got shape "

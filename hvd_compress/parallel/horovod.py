@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 class HorovodTransport:
-    """Implements :class:`~hvd_compress.parallel.transport.Transport` among Horovod's ranks.
+    """Implements :class:`~hvd_compress.distributed.transport.Transport` among Horovod's ranks.
 
     All ranks have to make their transports in the same order: a transport's number is in the names of its
     collectives.

@@ -61,7 +61,7 @@ class _ParallelLinear(nn.Module):
         raise NotImplementedError
 
     def _check(self, x: torch.Tensor, features: int) -> None:
-        with self.group.telling():
+        with self.group.telling(x.device):
             if not x.dim() or x.shape[-1] != features:
                 raise ValueError(
                     f"{type(self).__name__}: expected inputs of {features} features on each rank, got "

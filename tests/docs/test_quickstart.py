@@ -72,6 +72,12 @@ def test_model_parallel_layers_train_and_print_their_counters() -> None:
     assert int(sizes[1][1]) < int(sizes[0][1]) / 3.9, printed
 
 
+def test_a_model_that_ranks_share_out_trains_and_prints_its_counters() -> None:
+    printed = _printed("torchrun", 2, "docs/examples/fsdp_shards_quickstart.py")
+    plain, handed, wire = (int(size) for size in re.findall(r"bytes a step .*?: (\d+)", printed))
+    assert wire == handed / 2 and handed < plain / 3.8, printed
+
+
 def _printed(launcher: str, ranks: int, script: str) -> str:
     """What a script prints, which trains until the loss is half of what it was."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

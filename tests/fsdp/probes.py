@@ -125,9 +125,7 @@ class Beside:
             everybodys = [targets(self._shapes, rank, step) for rank in ranks]
             for rank, one in zip(ranks, everybodys, strict=True):
                 change(rank, one)
-            replicas.append(
-                {name: self._mean([one[name] for one in everybodys]) for name in self._shapes}
-            )
+            replicas.append(self._within(ranks, everybodys))
         expected = self.simulation.average(replicas)
         return {name: one.to(self._dtype).float() for name, one in expected.items()}
 
@@ -139,6 +137,12 @@ class Beside:
         filled = {n for n, one in expected.items() if one.size}
         assert kept.keys() == filled
         assert_same_bits(kept, {n: torch.from_numpy(expected[n]) for n in filled})
+
+    def _within(
+        self, ranks: list[int], everybodys: list[dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """What this rank's shards get of one replica's ranks."""
+        return {name: self._mean([one[name] for one in everybodys]) for name in self._shapes}
 
     def _mean(self, parts: list[torch.Tensor]) -> torch.Tensor:
         total = parts[0].to(self._dtype)

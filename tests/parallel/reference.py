@@ -104,7 +104,7 @@ class Network:
         self, parts: Sequence[torch.Tensor], codec: Codec, step: int
     ) -> list[torch.Tensor]:
         """For each rank, all ranks' tensors as it has them."""
-        sent = [_sent(codec, part, r, 0, step) for r, part in enumerate(parts)]
+        sent = [sent(codec, part, r, 0, step) for r, part in enumerate(parts)]
         return [
             torch.stack([parts[k] if self._is_exact(r, k) else sent[k] for k in range(self.size)])
             for r in range(self.size)
@@ -124,7 +124,7 @@ class Network:
         return [
             _in_order(
                 [
-                    shares[k][r] if self._is_exact(r, k) else _sent(codec, shares[k][r], k, r, step)
+                    shares[k][r] if self._is_exact(r, k) else sent(codec, shares[k][r], k, r, step)
                     for k in range(self.size)
                 ]
             )
@@ -163,12 +163,14 @@ def _in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _sent(codec: Codec, x: torch.Tensor, rank: int, number: int, step: int) -> torch.Tensor:
+def sent(
+    codec: Codec, x: torch.Tensor, rank: int, number: int, step: int, seed: int = 0
+) -> torch.Tensor:
     """What the others have of a rank's tensor."""
-    shape, flat = tuple(x.shape), x.contiguous().numpy().reshape(-1)
+    shape, flat = tuple(x.shape), x.float().contiguous().numpy().reshape(-1)
     payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
     decoded = np.empty(flat.size, np.float32)
-    kernels, noise = ReferenceKernels(), NoiseKey(0, rank, number, step)
+    kernels, noise = ReferenceKernels(), NoiseKey(seed, rank, number, step)
     off = ErrorFeedback(0.0)
     kernels.encode(codec, shape, flat, payload[0], feedback=off, residual=None, noise=noise)
     kernels.decode_sum(codec, shape, payload, decoded, step=step)

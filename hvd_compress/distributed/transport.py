@@ -1,4 +1,4 @@
-"""What carries the messages of a parallel group from rank to rank."""
+"""What carries messages that a caller waits for from rank to rank."""
 
 from __future__ import annotations
 

@@ -1,0 +1,220 @@
+"""FSDP2's reduce-scatter with payloads: each rank's gradients, to the ranks that hold their shards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.distributed.encoded import EncodedCollectives
+from hvd_compress.distributed.transport import ProcessGroupTransport
+from hvd_compress.exchange.counters import Counters
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import ENCODABLE
+from hvd_compress.fsdp.sharding import Reduced, reduced
+
+
+class CompressedReduceScatter:
+    """Has FSDP2 add gradients up among the ranks of a shard group in encoded form.
+
+    FSDP2 calls the reduce-scatter of a module when the module's gradients are computed. Each rank then
+    encodes, for every rank, what that rank's shards get of its gradients, and sends the payloads in one
+    all_to_all. A rank decodes the payloads that it gets, its own one included, and adds them up in float32,
+    in rank order.
+    There is no error feedback: a rank would need a residual as large as the unsharded model.
+
+    Making it takes all ranks of the shard group: they compare their settings, make a process group of their
+    own, and set the reduce-scatter of all modules. FSDP2's all-gathers of parameters stay as they are.
+    With replicas, make a :class:`Compressor` or use FSDP2's own HSDP beside it.
+
+    Before every exchange the ranks compare sizes. A module's gradients with an Inf or a NaN, or with a
+    number that the codec cannot represent, become NaN in the module's shards on all ranks.
+
+    Args:
+        model: whose modules went through ``fully_shard``, or a part of it.
+        codec: what gradients are encoded with, such as ``Int8()`` of :mod:`hvd_compress.codecs`; not
+            :class:`~hvd_compress.codecs.OneBit`, which needs error feedback, and not
+            ``coding="entropy"``.
+        seed: of the stochastic codecs' noise, the same on every rank.
+        threads: kernel threads; None is ``torch.get_num_threads()``.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y", or the model is not FSDP2's or has
+            another reduce-scatter already. Nothing is set then.
+        ExchangeError: on every rank, the ranks' settings differ, or one has raised another error; or there
+            is no process group.
+        NotImplementedError: this version of PyTorch has another FSDP2.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        codec: Codec,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        modules = reduced(model)
+        self._codec = codec
+        self._collectives = _Collectives(
+            ProcessGroupTransport(modules[0].process_group),
+            exact_own=False,
+            seed=seed,
+            threads=threads,
+            noise_rank=dist.get_rank(),  # Replicas of a shard group draw other noise.
+        )
+        self._passes = 0
+        self._task: int | None = None  # Autograd's number of the backward pass under way.
+        problem = None
+        try:
+            _check(codec, seed, modules)
+        except (TypeError, ValueError) as error:
+            problem = error
+        self._device = modules[0].device
+        self._raise_everywhere("arguments of CompressedReduceScatter", problem)
+        settings = {
+            "codec": codec.to_config(),
+            "seed": seed,
+            "modules": [[one.name, str(one.dtype), one.elements] for one in modules],
+        }
+        self._collectives.agree(settings, self._device)
+        for one in modules:
+            content = f"gradients of {one.name or 'the model'}"
+            one.module.set_custom_reduce_scatter(
+                _ReduceScatter(functools.partial(self._reduce, content))
+            )
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of what this rank has sent in the shard group; ``steps`` counts backward passes."""
+        return replace(self._collectives.counters, steps=self._passes)
+
+    def reset_counters(self) -> None:
+        """Starts all counts at zero again."""
+        self._collectives.counters = Counters()
+        self._passes = 0
+
+    def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
+        """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            # Behind FSDP2's own callback, in which the gradients of the first layers may be reduced.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._task = task
+            self._passes += 1
+        with self._collectives.telling(whole.device):
+            scale = _factor(op, self._collectives.size)
+        own.copy_(self._collectives.reduce_scatter(whole, content, self._codec, scale=scale))
+        if self._collectives.failure is not None:
+            own.fill_(torch.nan)
+
+    def _end(self) -> None:
+        """Called at the end of a backward pass, by every rank: raises what has failed in it, everywhere."""
+        self._task = None
+        failure, self._collectives.failure = self._collectives.failure, None
+        self._raise_everywhere("end of a backward pass", failure)
+
+    def _raise_everywhere(self, what: str, problem: Exception | None) -> None:
+        """Waits for the other ranks; raises what is wrong on this one, or what they say is wrong there."""
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        try:
+            self._collectives.agree({"what": what, "error": said}, self._device)
+        except ExchangeError:
+            if problem is None:
+                raise
+        if problem is not None:
+            raise problem
+
+
+class _ReduceScatter:
+    """What FSDP2 calls for a module: its ``ReduceScatter``, which is not public.
+
+    Args:
+        reduce: is given the input, the output and the operation.
+    """
+
+    def __init__(self, reduce: Callable[[torch.Tensor, torch.Tensor, Any], None]) -> None:
+        self._reduce = reduce
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for what is exchanged, and for the result."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Over when it returns, on a device in the current stream, and so without a ``Work``."""
+        self._reduce(input_tensor, output_tensor, op)
+
+
+class _Collectives(EncodedCollectives):
+    """Keeps what fails within an exchange: other ranks may not come to a next one before this rank does.
+
+    Attributes:
+        failure: the first error.
+    """
+
+    failure: Exception | None = None
+
+    def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
+        return self._keeping()
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+
+
+def _check(codec: Any, seed: int, modules: Sequence[Reduced]) -> None:
+    """Raises where this rank's arguments are wrong, or gradients cannot be encoded."""
+    if not isinstance(codec, Codec):
+        raise TypeError(
+            f"CompressedReduceScatter.codec: expected a codec of hvd_compress.codecs such as Int8(), got "
+            f"{codec!r}"
+        )
+    if scheme_of(codec).feedback.alpha == 1:
+        raise ValueError(
+            f"CompressedReduceScatter.codec: expected a codec that trains without error feedback, such as "
+            f"Int8(), got {codec}"
+        )
+    if codec.varies:
+        raise ValueError(
+            f"CompressedReduceScatter.codec: expected payloads of a fixed length, got {codec}: write "
+            f"coding='plain'"
+        )
+    NoiseKey(seed)
+    for one in modules:
+        dtype = str(one.dtype).removeprefix("torch.")
+        if dtype not in ENCODABLE:
+            raise TypeError(
+                f"{one.name or 'the model'}: expected gradients of {', '.join(ENCODABLE)}, got {dtype}: "
+                f"set reduce_dtype in MixedPrecisionPolicy"
+            )
+
+
+def _factor(op: Any, ranks: int) -> float:
+    """What an operation of torch.distributed multiplies a sum with."""
+    kinds: Any = dist.ReduceOp.RedOpType
+    operation: Any = dist.ReduceOp(op) if isinstance(op, kinds) else op
+    kind, factor = operation.__getstate__()
+    if kind == kinds.PREMUL_SUM:  # Of set_gradient_divide_factor.
+        return float(factor)
+    if kind in (kinds.SUM, kinds.AVG):
+        return 1.0 if kind == kinds.SUM else 1 / ranks
+    raise ValueError(f"expected the reduce operation SUM, AVG or PREMUL_SUM, got {kind}")
