@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,8 @@ from typing import Any
 from unittest import mock
 
 from tests.faults.cases import STOCK, Case
+
+_M_ARENA_MAX = -8
 
 
 @contextmanager
@@ -20,11 +23,14 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
         case: of which frontend and exchange; without this package, they fail from the call on.
 
     Yields:
-        What is to be called. A job is to be made within: graphs get a place where memory ends.
+        What is to be called before each step. A job is to be made within: graphs get a place where
+        memory ends.
     """
     hoard: list[bytearray] = []
     limits = resource.getrlimit(resource.RLIMIT_AS)
     due = False
+    # Other threads would have a reserve of their own.
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
     def take_all() -> None:
         # Python's own objects stay possible: it is a tensor that must not fit.
@@ -46,7 +52,7 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
             take_all()
 
     def before_encoding() -> None:
-        if due and not hoard:
+        if due:  # In each step: what one step frees, the next one could use.
             take_all()
 
     with ExitStack() as stack:

@@ -46,7 +46,7 @@ class Log:
 
 def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
     """Trains until something happens, or through it."""
-    faulthandler.register(signal.SIGUSR1)  # Where it waits, if it does.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # Where it waits, if it does.
     case, does = Case(frontend, exchange, fault), FAULTS[fault]
     row = frontends.load(frontend)
     timeout = None if does.timeout is None else datetime.timedelta(seconds=does.timeout)
@@ -86,8 +86,7 @@ def _train(case: Case, rank: int, log: Log, end_memory: Callable[[], None]) -> N
         log("step", number)
         if rank == case.ranks - 1 and not fault.signal and number >= BEGIN:
             _happen(case, number, job, log)
-            if number == BEGIN:
-                end_memory()
+            end_memory()
         run(number)
         time.sleep(0.002)
 

@@ -118,7 +118,8 @@ def _judge(ranks: _Ranks, outcome: Outcome, chance: random.Random) -> None:
         began = time.time()
     others = range(case.ranks - 1 if fault.ends else case.ranks)
     ended = ranks.ends(others, began + (fault.seconds or START))
-    ranks.trace(set(others) - ended.keys())
+    if len(ended) < len(others):
+        ranks.trace(set(range(case.ranks)) - ended.keys())
     outcome.endings = [ranks.ending(rank, began, ended) for rank in range(case.ranks)]
     told = [one["detail"] for one in ranks.lines(victim) if one["what"] == "refused"]
     outcome.refused = told[0] if told else ""
