@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import json_files, machine
 from benchmarks.churn.events import EVENTS
-from benchmarks.churn.run import Disturbed, Outcome, Undisturbed, run
+from benchmarks.churn.run import HOSTS, Disturbed, Outcome, Undisturbed, run
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.tables import Table
 
@@ -45,7 +45,7 @@ def main(command_line: list[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     for number, row in enumerate(args.compression):
         print(f"{row}", flush=True)
-        outcome = run(row, _what(args, number), MOST_SENT)
+        outcome = run(row, _what(args, number), _most_sent(row, args.slots))
         outcomes.append(outcome)
         print(f"  {_summary(outcome)}", flush=True)
         for problem in outcome.problems[:5]:
@@ -56,6 +56,12 @@ def main(command_line: list[str] | None = None) -> int:
     return int(any(outcome.problems for outcome in outcomes))
 
 
+def _most_sent(row: str, slots: int) -> float:
+    """As :data:`MOST_SENT`, with what a hierarchy sends uncompressed within a host, twice."""
+    within = 2 * (slots - 1) / slots if "exchange=hierarchical" in row else 0.0
+    return MOST_SENT + within
+
+
 def _what(args: argparse.Namespace, number: int) -> Disturbed | Undisturbed:
     """What happens to the job of a compression."""
 
@@ -63,9 +69,9 @@ def _what(args: argparse.Namespace, number: int) -> Disturbed | Undisturbed:
         print(f"  {line}", flush=True)
 
     if args.undisturbed:
-        return Undisturbed(args.undisturbed, say)
+        return Undisturbed(args.undisturbed, say, slots=args.slots)
     seconds = 60 * args.minutes / len(args.compression)
-    return Disturbed(seconds, random.Random(args.seed + number), say)
+    return Disturbed(seconds, random.Random(args.seed + number), say, args.hosts, args.slots)
 
 
 def _summary(outcome: Outcome) -> str:
@@ -121,6 +127,7 @@ def _record(args: argparse.Namespace, outcomes: list[Outcome]) -> str:
         "versions": machine.versions(),
         "minutes": args.minutes,
         "undisturbed": args.undisturbed,
+        "slots": args.slots,
         "seed": args.seed,
         "jobs": [dataclasses.asdict(outcome) for outcome in outcomes],
     }
@@ -130,6 +137,8 @@ def _record(args: argparse.Namespace, outcomes: list[Outcome]) -> str:
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.churn", description=__doc__)
     parser.add_argument("--minutes", type=positive, default=10, help="for all compressions")
+    parser.add_argument("--hosts", type=positive, default=HOSTS, help="at the start")
+    parser.add_argument("--slots", type=positive, default=1, help="ranks on each host")
     parser.add_argument("--compression", nargs="+", type=compression, default=ROWS)
     parser.add_argument(
         "--undisturbed",

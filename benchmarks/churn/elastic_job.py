@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class ElasticJob:
-    """A command on ranks, one on each of the hosts that a discovery script finds; leaving ends it.
+    """A command on ranks, on hosts that a discovery script finds; leaving ends it.
 
     Each host is a name of this machine: Horovod takes ``127.0.0.1``, ``127.0.00.1`` and so on for
     different ones.
@@ -27,13 +27,17 @@ class ElasticJob:
         folder: for the discovery script and what the job prints.
         command: what each rank runs.
         hosts: how many there are at the start.
+        slots: ranks on each host.
 
     Attributes:
         process: of ``horovodrun``.
         hosts: the names of those that there are now.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], hosts: int = 2) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], hosts: int = 2, slots: int = 1
+    ) -> None:
+        self._slots = slots
         self._file, self._printed = folder / "hosts", folder / "printed"
         self._names = 0
         self.hosts: list[str] = []
@@ -41,7 +45,8 @@ class ElasticJob:
         script.write_text(f"#!/bin/sh\ncat {self._file}\n")
         script.chmod(0o755)
         self.change(add=hosts)
-        options = ["-np", str(hosts), "--min-np", "1", "--host-discovery-script", str(script)]
+        options = ["-np", str(hosts * slots), "--min-np", str(slots)]
+        options += ["--host-discovery-script", str(script)]
         with self._printed.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.horovodrun", "--gloo", *options, *command],
@@ -78,7 +83,7 @@ class ElasticJob:
         for _ in range(add):
             self.hosts.append(_name(self._names))
             self._names += 1
-        json_files.replace(self._file, "".join(f"{name}:1\n" for name in self.hosts))
+        json_files.replace(self._file, "".join(f"{name}:{self._slots}\n" for name in self.hosts))
 
     @property
     def printed(self) -> str:

@@ -63,15 +63,14 @@ def read(folder: Path) -> list[Report]:
 
 
 def announce(folder: Path, host: str) -> None:
-    """Writes down that this process is the one of a host."""
-    (folder / f"{host}.process").write_text(f"{os.getpid()}\n")
+    """Writes down that this process is one of a host's."""
+    (folder / f"{host}-{os.getpid()}.process").touch()
 
 
 def dead(folder: Path, hosts: Iterable[str]) -> list[str]:
-    """Those of the hosts whose process has ended."""
-    return [host for host in hosts if _has_ended(folder / f"{host}.process")]
+    """Those of the hosts of which a process has ended."""
+    return [host for host in hosts if any(map(_has_ended, folder.glob(f"{host}-*.process")))]
 
 
 def _has_ended(path: Path) -> bool:
-    text = path.read_text() if path.exists() else ""
-    return text.endswith("\n") and not Path("/proc", text.strip()).exists()
+    return not Path("/proc", path.stem.rpartition("-")[2]).exists()

@@ -6,6 +6,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,7 @@ class Disturbed:
         chance: decides about events.
         say: takes a line on each event.
         hosts: at the start.
+        slots: ranks on each host.
         every: steps between two commits.
     """
 
@@ -83,6 +85,7 @@ class Disturbed:
     chance: random.Random
     say: Callable[[str], None]
     hosts: int = HOSTS
+    slots: int = 1
     every: int = 10
 
     def __call__(self, job: ElasticJob, reports: Path, outcome: Outcome) -> None:
@@ -97,12 +100,12 @@ class Disturbed:
             began = time.time()
             EVENTS[kind].happen(Scene(job, latest, self.chance))
             calm = time.time()
-            outcome.collateral += _wait(job, reports, calm)
+            outcome.collateral += _wait(job, reports, calm, self.slots)
             took = time.time() - calm
             outcome.events[kind] = outcome.events.get(kind, 0) + 1
             outcome.recovery[kind] = max(outcome.recovery.get(kind, 0.0), took)
             self.say(
-                f"{kind}: {len(latest)} ranks, then {len(job.hosts)}; "
+                f"{kind}: {len(latest)} ranks, then {self.slots * len(job.hosts)}; "
                 f"{calm - began:.1f} + {took:.1f} s"
             )
 
@@ -119,12 +122,14 @@ class Undisturbed:
     Attributes:
         steps: that it makes at least.
         say: takes a line now and then.
-        hosts: on each of which is a rank.
+        hosts: how many.
+        slots: ranks on each host.
     """
 
     steps: int
     say: Callable[[str], None]
     hosts: int = 2
+    slots: int = 1
 
     @property
     def every(self) -> int:
@@ -136,7 +141,7 @@ class Undisturbed:
         said = made = 0
         while made < self.steps:
             since = time.time()
-            _wait(job, reports, since)
+            _wait(job, reports, since, self.slots)
             made = _latest(read(reports))[0].step
             if made >= said + self.steps // 10:
                 said = made
@@ -165,9 +170,9 @@ def run(compression: str, what: Disturbed | Undisturbed, most_sent: float) -> Ou
         command += ["--every", str(what.every)]
         command += ["--folder", str(reports), "--enough", str(enough)]
         began = time.time()
-        with ElasticJob(folder, command, hosts=what.hosts) as job:
+        with ElasticJob(folder, command, hosts=what.hosts, slots=what.slots) as job:
             try:
-                _wait(job, reports, began)
+                _wait(job, reports, began, what.slots)
                 what(job, reports, outcome)
                 enough.touch()
                 _end(job)
@@ -186,12 +191,12 @@ def _latest(reports: list[Report]) -> list[Report]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _wait(job: ElasticJob, reports: Path, since: float) -> int:
-    """Until a rank on each of the hosts has made a commit since then. Returns how many were replaced."""
+def _wait(job: ElasticJob, reports: Path, since: float, slots: int) -> int:
+    """Until all ranks of all hosts have made a commit since then. Returns how many hosts were replaced."""
     limit, replaced = time.time() + PATIENCE, 0
     while True:
         latest = [report for report in _latest(read(reports)) if report.seconds > since]
-        if {report.host for report in latest} == set(job.hosts):
+        if Counter(report.host for report in latest) == dict.fromkeys(job.hosts, slots):
             return replaced
         if gone := dead(reports, job.hosts):
             job.change(add=len(gone), remove=gone)
@@ -199,7 +204,7 @@ def _wait(job: ElasticJob, reports: Path, since: float) -> int:
         if job.process.poll() is not None:
             raise Failed(f"the job ended with {job.process.returncode} before it was told to")
         if time.time() > limit:
-            raise Failed(f"no commit of {len(job.hosts)} ranks within {PATIENCE} s")
+            raise Failed(f"no commit of {slots * len(job.hosts)} ranks within {PATIENCE} s")
         time.sleep(0.1)
 
 

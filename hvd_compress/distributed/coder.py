@@ -25,6 +25,7 @@ from hvd_compress.exchange.packing import packs
 from hvd_compress.exchange.registry import EXCHANGES, Group
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.exchange.routing import Route
+from hvd_compress.exchange.shards import shared
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.changes import Changes
 from hvd_compress.torch_common.coder import GradientCoder
@@ -69,9 +70,31 @@ class GroupCoder(GradientCoder):
     def set_codec(
         self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
     ) -> None:
+        self._bind()
         former = {slot.index: slot.route for slot in self._slots} if self._agreed else None
         super().set_codec(codec, feedback, layers)
         self._former = self._former or former
+
+    def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
+        routes = list(routes)
+        for slot, route in routes:
+            self._check_cold_start(slot, route)
+        super()._set_routes(routes)
+
+    def _check_cold_start(self, slot: Slot, route: Route) -> None:
+        """Raises where ranks without a change would share out an owner step's first gradients otherwise.
+
+        These are not encoded: the payloads that could tell of a rank without the change are missing.
+        """
+        former = self._former or ({slot.index: slot.route} if self._agreed else {})
+        if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
+            return
+        if _cut(slot, route) != _cut(slot, former[slot.index]):
+            raise ValueError(
+                f"{slot.name}: expected a codec that shares gradients out as {former[slot.index].codec} "
+                f"does in the first {self._warmup_steps} steps of an owner_step, got {route.codec}: change "
+                f"the codec after these"
+            )
 
     def _bind(self) -> None:
         if self._bound:
@@ -302,6 +325,14 @@ class GroupCoder(GradientCoder):
                 f"one on {tensor.device}: make the compressor after the model has been moved; "
                 f"load_state_dict() takes residuals along"
             )
+
+
+def _cut(slot: Slot, route: Route) -> object:
+    """How ranks share out a gradient; None where they do not."""
+    if route.uncompressed:
+        return None
+    cut = shared(route.codec, slot.shape)
+    return cut.shards(1).grain, cut.transposed
 
 
 def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:

@@ -375,7 +375,9 @@ class Compressor(GroupCoder):
         """
         self._expect_idle("load_state_dict")
         with self._keys_of("load_state_dict", [state]):
-            restore(self._slots, state, state["rank"], state["size"], self._seed)
+            # rebind() refuses what an owner step's state belongs to, whatever the parts are.
+            place = state["rank"], state["size"], self._seed
+            restore(self._slots, state, *place, owned_by=lambda slot: None)
         self._came_from = state["size"]
 
     def _bind(self) -> None:

@@ -171,17 +171,20 @@ class Launcher:
         over: Over,
     ) -> None:
         assert pending.request is not None
-        try:
-            result, work = group.start(pending.request)
-        except Exception as error:
-            over(error)
-            return
 
         def arrived(error: Exception | None) -> None:
-            if error is not None:
-                over(error)
-            else:
-                pending.resume(result)
-                self._go_on(pending, tickets, over)
+            # A future drops what a callback raises, such as a MemoryError; who waits would wait on.
+            try:
+                if error is None:
+                    pending.resume(result)
+                    self._go_on(pending, tickets, over)
+                    return
+            except Exception as problem:
+                error = problem
+            over(error)
 
-        group.when_over(work, arrived)
+        try:
+            result, work = group.start(pending.request)
+            group.when_over(work, arrived)
+        except Exception as error:
+            over(error)

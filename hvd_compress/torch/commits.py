@@ -92,7 +92,8 @@ class TorchCommits(Commits):
         ).numpy()
 
     def _go_back(self, commit: Commit) -> None:
-        restore(self._slots, commit.state, *commit.place, commit.state["seed"])
+        seed = commit.state["seed"]
+        restore(self._slots, commit.state, *commit.place, seed, self.compressor._owned_by)
 
     def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
         given = [None] * len(self._slots) if parts is None else parts

@@ -125,9 +125,16 @@ class Compressor(GradientCoder, HorovodCompressor):
         others' positions in the noise: the next step compares them.
 
         Raises:
-            ValueError: gradients cannot travel among the ranks that there are now.
+            ValueError: the compressor has an owner step, and nothing is changed then; or gradients cannot
+                travel among the ranks that there are now.
             ExchangeError: Horovod is not initialized, or the process set is not registered any more.
         """
+        if self._owner_step is not None:
+            raise ValueError(
+                "rebind: expected a compressor without owner_step, got one whose state belongs to the "
+                "parts that the ranks owned before; make a new compressor, and load_resized() the states "
+                "of all ranks"
+            )
         size = self._size
         self._take_place()
         for slot in self._slots:

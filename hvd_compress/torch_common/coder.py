@@ -169,12 +169,13 @@ class GradientCoder:
         """Continues where :meth:`state_dict` of the same rank left off.
 
         Raises:
-            ValueError: another rank, number of ranks, seed or model; nothing is changed then.
+            ValueError: another rank, number of ranks, seed or model, or an owner step's state for parts
+                that ranks do not own now; nothing is changed then.
             ExchangeError: gradients are on their way; nothing is changed then.
         """
         self._bind()
         self._expect_idle("load_state_dict")
-        restore(self._slots, state, self._rank, self._size, self._seed)
+        self._restore(state)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues where a job with another number of ranks left off.
@@ -192,7 +193,10 @@ class GradientCoder:
         self._bind()
         self._expect_idle("load_resized")
         state = resize(self._slots, states, self._rank, self._size, self._owned_by)
-        restore(self._slots, state, self._rank, self._size, self._seed)
+        self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        restore(self._slots, state, self._rank, self._size, self._seed, self._owned_by)
 
     def _owned_by(self, slot: Slot) -> Owned | None:
         """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""

@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.exchange import resize as rule
+from hvd_compress.exchange.layout import OwnedPart
 from hvd_compress.torch_common.slots import Owned, Slot, in_place, transpose
 
 _VERSION = 1
@@ -38,8 +39,27 @@ def expect_state(who: str, state: Any) -> None:
         raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
 
 
-def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, seed: int) -> None:
-    """Puts a snapshot back, or raises ``ValueError`` before anything is changed."""
+def restore(
+    slots: Iterable[Slot],
+    state: dict[str, Any],
+    rank: int,
+    size: int,
+    seed: int,
+    owned_by: Callable[[Slot], Owned | None],
+) -> None:
+    """Puts a snapshot back, or raises ``ValueError`` before anything is changed.
+
+    What a rank has not sent as an owner goes with its next gradient where ranks share that gradient out in
+    another way now. An owner step's state cannot follow.
+
+    Args:
+        slots: the parameters.
+        state: the snapshot.
+        rank: this rank.
+        size: how many ranks there are.
+        seed: of the noise.
+        owned_by: an empty record of what this rank owns of a parameter, or None.
+    """
     expect_state("load_state_dict", state)
     slots = list(slots)
     expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
@@ -64,6 +84,8 @@ def restore(slots: Iterable[Slot], state: dict[str, Any], rank: int, size: int, 
                     f"[{begin}, {end})"
                 )
             _check_count(f"load_state_dict: {slot.name}'s part", owned["residual"], end - begin)
+            if owned["state"]:
+                _check_cut(slot, owned, owned_by(slot))
     for slot in slots:
         saved = tensors[slot.name]
         slot.forget()
@@ -238,6 +260,22 @@ def _check_names(who: str, slots: Iterable[Slot], tensors: dict[str, Any]) -> No
 def _check_count(what: str, residual: torch.Tensor | None, count: int) -> None:
     if residual is not None and residual.numel() != count:
         raise ValueError(f"{what}: expected a residual of {count} elements, got {residual.numel()}")
+
+
+def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
+    """Raises where the state of an owner step belongs to another part than the one that is stepped now."""
+    part = saved["begin"], saved["end"], saved["weight"], _transposed(saved)
+    if owned is not None and owned.part != part:
+        raise ValueError(
+            f"load_state_dict: {slot.name}: expected the state of an owner_step for "
+            f"{_described(owned.part)}, got one for {_described(part)}: the codec or the exchange shares "
+            f"gradients out in another way; load_resized() the states of all ranks"
+        )
+
+
+def _described(part: OwnedPart) -> str:
+    begin, end, _, transposed = part
+    return f"elements [{begin}, {end}) of the {'transposed ' if transposed else ''}gradient"
 
 
 def _copied(residual: torch.Tensor | None) -> torch.Tensor | None:

@@ -119,3 +119,9 @@ def test_nothing_is_lost_when_ranks_come_and_go(
     (job,) = json.loads(out.read_text())["jobs"]
     assert set(job["events"]) == set(events.EVENTS)
     assert job["missing"] < checks.KEPT and job["steps"] > 50
+
+
+def test_what_a_hierarchy_sends_within_hosts_is_not_compressed() -> None:
+    most = __main__._most_sent
+    assert most("onebit:exchange=hierarchical", 2) == 1 + most("onebit", 2) == 1 + most("ecq", 1)
+    assert most("onebit:exchange=hierarchical", 1) == __main__.MOST_SENT

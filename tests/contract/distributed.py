@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -38,9 +37,6 @@ class _Job(TorchJob):
                 work.wait()
         else:
             hvdc.all_reduce(gradients, self.compressor, key=names, **options)
-
-    def joining(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
 
 
 class Distributed(ProcessGroupFrontend):

@@ -13,6 +13,7 @@ import numpy as np
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.reference import OwnerStep, Simulation
+from tests.contract.cases import SHAPES
 
 Arrays = Mapping[str, np.ndarray]
 Kept = dict[str, np.ndarray]
@@ -107,6 +108,7 @@ class Frontend(ABC):
         token_bytes: what Horovod adds up for each encoded gradient.
         alike: whether owners' messages are as long as the longest one.
         varies: whether payloads may be shorter than their places.
+        shapes: of the tensors that faults are tried with.
     """
 
     name: ClassVar[str]
@@ -131,6 +133,7 @@ class Frontend(ABC):
     token_bytes: ClassVar[int] = 0
     alike: ClassVar[bool] = True
     varies: ClassVar[bool] = True
+    shapes: ClassVar[Mapping[str, tuple[int, ...]]] = SHAPES
 
     @property
     @abstractmethod

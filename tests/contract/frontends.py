@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 
 from tests.contract.frontend import Frontend
 
@@ -15,8 +16,8 @@ FRONTENDS = {
 """Modules and classes."""
 
 
-def load(name: str) -> Frontend:
+def load(name: str, frontends: Mapping[str, str] = FRONTENDS) -> Frontend:
     """A row."""
-    module, _, kind = FRONTENDS[name].partition(":")
+    module, _, kind = frontends[name].partition(":")
     row: Frontend = getattr(importlib.import_module(module), kind)()
     return row

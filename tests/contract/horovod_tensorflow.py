@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,40 @@ _FOLDER = tempfile.TemporaryDirectory()
 """Of this process, not of a job: other ranks read a checkpoint after the job that wrote it has gone."""
 
 
-class _Job(Job):
+def taped(
+    shapes: Any, dtype: str, compression: Any, **options: Any
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """A step whose gradients are its arguments: the gradient of ``sum(p * t)`` is ``t``, exactly."""
+    variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in shapes.values()]
+
+    def step(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            parts = [tf.reduce_sum(v * t) for v, t in zip(variables, gradients, strict=True)]
+            loss = tf.add_n(parts)
+        tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+        return tape.gradient(loss, variables)
+
+    return step
+
+
+class TensorFlowJob(Job):
+    """A step of known gradients.
+
+    Args:
+        names: of the gradients.
+        dtype: theirs.
+        compressor: that the step goes through.
+        run: from gradients to what they become.
+    """
 
     def __init__(
-        self, shapes: Any, dtype: str, compressor: hvdc.Compressor, graph: bool, **options: Any
+        self,
+        names: Sequence[str],
+        dtype: str,
+        compressor: hvdc.Compressor,
+        run: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> None:
-        self.compressor = compressor
-        self._names, self._dtype = list(shapes), dtype
-        variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in shapes.values()]
-
-        def step(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            with tf.GradientTape() as tape:
-                parts = [tf.reduce_sum(v * t) for v, t in zip(variables, gradients, strict=True)]
-                loss = tf.add_n(parts)
-            tape = hvd.DistributedGradientTape(tape, compression=compressor, **options)
-            return tape.gradient(loss, variables)
-
-        self._run = tf.function(step) if graph else step
+        self.compressor, self._names, self._dtype, self._run = compressor, names, dtype, run
 
     def step(self, gradients: Arrays, used: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         assert used is None
@@ -133,7 +149,10 @@ class HorovodTensorFlow(Frontend):
         if "process_set" in options:
             for_tape["process_set"] = options["process_set"]
         options = {"exchange": exchange, "threshold": 0, **options}
-        return _Job(shapes, dtype, hvdc.Compressor(codec, feedback, **options), graph, **for_tape)
+        compressor = hvdc.Compressor(codec, feedback, **options)
+        step = taped(shapes, dtype, compressor, **for_tape)
+        run = tf.function(step) if graph else step
+        return TensorFlowJob(list(shapes), dtype, compressor, run)
 
     def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:
         return tf.cast(tf.cast(array, dtype), tf.float32).numpy()

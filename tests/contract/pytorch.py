@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -49,13 +50,20 @@ class TorchJob(Job):
         whole = {name: one["residual"] for name, one in tensors.items()}
         return _copied(whole), _copied(owned)
 
+    def joining(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
     @property
     def counters(self) -> Counters:
         return self.compressor.counters
 
     def save(self) -> Any:
+        return self._saved(self.compressor.state_dict())
+
+    @staticmethod
+    def _saved(state: dict[str, Any]) -> bytes:
         file = io.BytesIO()
-        torch.save(self.compressor.state_dict(), file)
+        torch.save(state, file)
         return file.getvalue()
 
     def load(self, saved: Any) -> None:

@@ -17,7 +17,7 @@ import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed import collectives
 from hvd_compress.torch_common.comm import Collective
-from tests.ddp.probes import Probe, distributed, exchange
+from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
 from tests.torch_models import targets
 
@@ -75,6 +75,43 @@ def test_codecs_that_were_changed_differently() -> None:
     with pytest.raises(hvdc.ExchangeError, match=r"(?s)dynamic.* on rank 0, .*linear.* on rank 1"):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
     dist.barrier()
+
+
+def _without_a_state(average: torch.Tensor, state: dict[str, object]) -> None:
+    average.mul_(2)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_codec_that_was_changed_in_the_cold_start_of_an_owner_step() -> None:
+    """Where it would share gradients out in another way, ranks without a change could not tell."""
+    for layers, other in ((None, OneBit("column")), ({"b": None}, OneBit())):
+        ddp, compressor = distributed(
+            Probe(SHAPES),
+            Int8(),
+            ErrorFeedback(),
+            exchange="two_shot",
+            owner_step=_without_a_state,
+            warmup_steps=3,
+            layers=layers,
+        )
+        mine = [targets(SHAPES, dist.get_rank(), step) for step in range(5)]
+        compressor.set_codec(OneBit("row"), layers="a")
+        compressor.set_codec(Int8(), layers="a")  # The ranks have not met.
+        exchange(ddp, mine[0])
+        for step in (1, 2):
+            if dist.get_rank() == 1:
+                with pytest.raises(
+                    ValueError, match="in the first 3 steps of an owner_step, got OneBit"
+                ):
+                    compressor.set_codec(other)
+            compressor.set_codec(Int8("linear"), layers="a")
+            got = exchange(ddp, mine[step])
+            both = [targets(SHAPES, rank, step) for rank in range(2)]
+            assert torch.equal(got["a"], both[0]["a"] + both[1]["a"])
+        compressor.set_codec(other)
+        for step in (3, 4):
+            exchange(ddp, mine[step])
+        assert_equal_on_all_ranks(exchange(ddp, mine[0]))
 
 
 @on_ranks(2, launcher="torchrun")

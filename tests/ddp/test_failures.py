@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.distributed.launcher import Line
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective
@@ -42,6 +44,30 @@ def test_an_owner_that_fails_between_two_shots() -> None:
         Batch.average = failing  # type: ignore[method-assign]
     with pytest.raises(error[0], match=error[1]):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_second_shot_that_cannot_be_started() -> None:
+    """What a process group's thread raises has to reach who waits, and to end the rank."""
+    ddp, _ = _start("two_shot")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    error: tuple[type[BaseException], str] = (
+        RuntimeError,
+        "closed by peer|reset by peer|timed out",
+    )
+    if dist.get_rank() == 1:
+        error = (MemoryError, "on purpose")
+        start = Line.start
+
+        def starting(line: Line, ticket: int, begin: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                raise MemoryError("on purpose")
+            start(line, ticket, begin)
+
+        Line.start = starting  # type: ignore[method-assign]
+    with pytest.raises(error[0], match=error[1]):
+        for step in range(1, 20):  # A first shot may be over before the thread gets to it.
+            exchange(ddp, targets(SHAPES, dist.get_rank(), step))
 
 
 @on_ranks(4, launcher="two nodes")

@@ -9,13 +9,14 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks import json_files, machine
 from benchmarks.command_line import Parser, positive
 from benchmarks.tables import Table
 from tests.contract.cases import ROWS
-from tests.contract.frontends import FRONTENDS
-from tests.faults.cases import FAULTS, STOCK, Case
+from tests.faults.cases import FAULTS, STOCK, Case, exchanges_of
+from tests.faults.frontends import FRONTENDS
 from tests.faults.run import Outcome, run
 
 SCHEMA = "hvd_compress faults 1"
@@ -26,15 +27,17 @@ def main(command_line: list[str] | None = None) -> int:
     args = _parse(command_line)
     chance = random.Random(args.seed)
     outcomes: list[Outcome] = []
-    cases = itertools.product(args.frontend, args.exchange, args.fault)
-    for case in [Case(*one) for one in cases for _ in range(args.repeat)]:
+    before = json.loads(args.json.read_text())["cases"] if args.add else []
+    every = itertools.starmap(Case, itertools.product(args.frontend, args.exchange, args.fault))
+    cases = [one for one in every if one.exchange in (STOCK, *exchanges_of(one.frontend))]
+    for case in [one for one in cases for _ in range(args.repeat)]:
         outcome = run(case, chance)
         outcomes.append(outcome)
         print(_summary(outcome), flush=True)
-        if outcome.failed:
+        if outcome.problems():
             print(outcome.printed, flush=True)
         if args.json:
-            json_files.replace(args.json, _record(outcomes))
+            json_files.replace(args.json, _record(outcomes, before))
     print(f"\n{_table(outcomes).markdown()}")
     return int(any(outcome.problems() for outcome in outcomes))
 
@@ -86,8 +89,9 @@ def _slowest(outcomes: list[Outcome]) -> str:
     return ", ".join(f"{what}{max(times):.1f} s" for what, times in came.items() if times)
 
 
-def _record(outcomes: list[Outcome]) -> str:
-    rows = []
+def _record(outcomes: list[Outcome], before: list[dict[str, Any]]) -> str:
+    again = [dataclasses.asdict(outcome.case) for outcome in outcomes]
+    rows = [row for row in before if row["case"] not in again]
     for outcome in outcomes:
         row = {**dataclasses.asdict(outcome), "problems": outcome.problems()}
         del row["printed"]
@@ -115,7 +119,11 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--repeat", type=positive, default=1, help="how often each case runs")
     add("--seed", type=int, default=0, help="of the moments of signals")
     add("--json", type=Path, metavar="OUT")
-    return parser.parse_args(command_line)
+    add("--add", action="store_true", help="keep the cases in OUT that are not run")
+    args = parser.parse_args(command_line)
+    if args.add and not args.json:
+        parser.error("expected --json OUT with --add, got none")
+    return args
 
 
 if __name__ == "__main__":

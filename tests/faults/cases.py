@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tests.contract.cases import ROWS
+
 STOCK = "stock"
 """In the place of an exchange: the framework's own, without this package."""
+
+EXCHANGES = {"fsdp": [name for name in ROWS if name != "hierarchical"]}
+"""Those of frontends that do not have all of them."""
 
 STEPS = 40
 """Of a job that goes on."""
@@ -78,7 +83,7 @@ class Case:
     """A fault of a rank of a job.
 
     Attributes:
-        frontend: see :data:`tests.contract.frontends.FRONTENDS`.
+        frontend: see :data:`tests.faults.frontends.FRONTENDS`.
         exchange: or :data:`STOCK`.
         fault: see :data:`FAULTS`.
     """
@@ -95,7 +100,12 @@ class Case:
     @property
     def ranks(self) -> int:
         """How many."""
-        return 4 if self.hosts else 3
+        return 4 if self.hosts or self.frontend == "fsdp" else 3
 
     def __str__(self) -> str:
         return f"{self.frontend}, {self.exchange}: {self.fault}"
+
+
+def exchanges_of(frontend: str) -> list[str]:
+    """Those that a frontend has."""
+    return EXCHANGES.get(frontend, list(ROWS))

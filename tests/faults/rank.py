@@ -15,18 +15,15 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from tests import ranks
-from tests.contract import frontends
 from tests.contract.beside import Beside
-from tests.contract.cases import SHAPES, gradients
+from tests.contract.cases import gradients
 from tests.contract.frontend import Job
-from tests.faults import stock
+from tests.faults import frontends, memory, stock
 from tests.faults.cases import BEGIN, FAULTS, STEPS, STOCK, Case
 
 
@@ -49,7 +46,7 @@ class Log:
 
 def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
     """Trains until something happens, or through it."""
-    faulthandler.register(signal.SIGUSR1)  # Where it waits, if it does.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # Where it waits, if it does.
     case, does = Case(frontend, exchange, fault), FAULTS[fault]
     row = frontends.load(frontend)
     timeout = None if does.timeout is None else datetime.timedelta(seconds=does.timeout)
@@ -57,75 +54,41 @@ def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
     rank, _ = ranks.start(launcher, timeout)
     log = Log(Path(folder, str(rank)))
     try:
-        with ExitStack() as scope:
-            _train(case, rank, log, scope)
+        with memory.scarce(case) if fault == "memory" else nullcontext(_nothing) as end:
+            _train(case, rank, log, end)
     except BaseException as error:
         log("error", f"{type(error).__name__}: {error}")
         raise
     log("done")
 
 
-def _train(case: Case, rank: int, log: Log, scope: ExitStack) -> None:
+def _nothing() -> None:
+    """Happens to the memory."""
+
+
+def _train(case: Case, rank: int, log: Log, end_memory: Callable[[], None]) -> None:
     fault = FAULTS[case.fault]
     job: Job | None = None
     run: Callable[[int], object]
+    row = frontends.load(case.frontend)
+    shapes = dict(row.shapes)
     if case.exchange == STOCK:
-        step = stock.make(case.frontend)
-        run = lambda number: step(gradients(rank, number, SHAPES))  # noqa: E731
+        step = stock.make(case.frontend, shapes)
+        run = lambda number: step(gradients(rank, number, shapes))  # noqa: E731
     else:
-        beside = Beside(frontends.load(case.frontend), case.exchange)
+        beside = Beside(row, case.exchange, shapes=shapes)
         job = beside.job
         if fault.ends:
-            run = lambda number: beside.job.step(gradients(rank, number, SHAPES))  # noqa: E731
+            run = lambda number: beside.job.step(gradients(rank, number, shapes))  # noqa: E731
         else:
             run = beside.step
     for number in itertools.count() if fault.ends else range(STEPS):
         log("step", number)
         if rank == case.ranks - 1 and not fault.signal and number >= BEGIN:
             _happen(case, number, job, log)
-            if case.fault == "memory" and number == BEGIN:
-                scope.enter_context(_no_memory(case))
+            end_memory()
         run(number)
         time.sleep(0.002)
-
-
-@contextmanager
-def _no_memory(case: Case) -> Iterator[None]:
-    """Allocations fail within, in PyTorch from when the first gradients are to be encoded."""
-    hoard: list[bytearray] = []
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-
-    def take_all() -> None:
-        # Python's own objects stay possible: it is a tensor that must not fit.
-        small = [bytes(size) for size in range(0, 480, 16) for _ in range(500)]
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), limits[1]))
-        size = 2**24
-        while size >= 2**10:  # What the allocator still has, too.
-            try:
-                hoard.append(bytearray(size))
-            except MemoryError:
-                size //= 2
-        del small
-
-    with ExitStack() as stack:
-        if case.exchange == STOCK or case.frontend == "tensorflow":
-            take_all()
-        else:
-            from hvd_compress.torch_common.batches import Batches
-
-            make = Batches.make
-
-            def starved(*args: Any) -> Any:
-                take_all()
-                return make(*args)
-
-            stack.enter_context(mock.patch.object(Batches, "make", starved))
-        try:
-            yield
-        finally:
-            hoard.clear()
-            resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def _happen(case: Case, number: int, job: Job | None, log: Log) -> None:

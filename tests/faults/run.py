@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import jobs
-from tests.contract import frontends
-from tests.faults.cases import BEGIN, FAULTS, PAUSE, STEPS, Case
+from tests.faults import frontends, stock
+from tests.faults.cases import BEGIN, FAULTS, PAUSE, STEPS, STOCK, Case
 
 START = 120
 """Seconds for the ranks' start, and for the steps before the fault."""
@@ -118,7 +118,8 @@ def _judge(ranks: _Ranks, outcome: Outcome, chance: random.Random) -> None:
         began = time.time()
     others = range(case.ranks - 1 if fault.ends else case.ranks)
     ended = ranks.ends(others, began + (fault.seconds or START))
-    ranks.trace(set(others) - ended.keys())
+    if len(ended) < len(others):
+        ranks.trace(set(range(case.ranks)) - ended.keys())
     outcome.endings = [ranks.ending(rank, began, ended) for rank in range(case.ranks)]
     told = [one["detail"] for one in ranks.lines(victim) if one["what"] == "refused"]
     outcome.refused = told[0] if told else ""
@@ -142,7 +143,9 @@ class _Ranks:
         row = frontends.load(case.frontend)
         _, modules = jobs.LAUNCHERS[row.launcher]
         arguments = [case.frontend, case.exchange, case.fault, str(self._folder)]
-        command = jobs.fork_server(modules, ()).command("tests.faults.rank", *arguments)
+        imported = stock.ENVIRONMENT.get(case.frontend, {}) if case.exchange == STOCK else {}
+        server = jobs.fork_server(modules, tuple(imported.items()))
+        command = server.command("tests.faults.rank", *arguments)
         fault = FAULTS[case.fault]
         of_row = row.environment.get((case.ranks, case.hosts), {})
         horovod = row.launcher != "torchrun"
@@ -153,7 +156,7 @@ class _Ranks:
             file = self._stack.enter_context((self._folder / "printed").open("wb"))
             for rank in range(case.ranks):
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-                environment |= {**of_row, **fault.environment, **variables[rank]}
+                environment |= {**of_row, **fault.environment, **imported, **variables[rank]}
                 started = subprocess.Popen(
                     command,
                     cwd=jobs.ROOT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,12 +120,17 @@ class Beside:
             step: which gradients.
             change: alters a rank's gradients in place.
         """
-        replicas = []
-        for ranks in self._ranks:
-            everybodys = [targets(self._shapes, rank, step) for rank in ranks]
-            for rank, one in zip(ranks, everybodys, strict=True):
-                change(rank, one)
-            replicas.append(self._within(ranks, everybodys))
+        everybodys = [targets(self._shapes, rank, step) for rank in range(dist.get_world_size())]
+        for rank, one in enumerate(everybodys):
+            change(rank, one)
+        return self.average(everybodys)
+
+    def average(self, everybodys: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """What this rank's shards of the ranks' gradients must become."""
+        replicas = [
+            self._within(ranks, [everybodys[rank] for rank in ranks])
+            for ranks in self._ranks
+        ]
         expected = self.simulation.average(replicas)
         return {name: one.to(self._dtype).float() for name, one in expected.items()}
 

@@ -285,6 +285,51 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
 
 
 @on_ranks(2)
+def test_an_owner_steps_state_stays_with_its_parts() -> None:
+    """Where it cannot, nothing is changed."""
+    model, compressor, optimizer = _start(owner_step=hvdc.AdaGrad())
+    _train(model, optimizer, range(2))
+    before = copy.deepcopy(compressor.state_dict())
+    with pytest.raises(ValueError, match="rebind: expected a compressor without owner_step"):
+        compressor.rebind()
+    assert _same_state(compressor.state_dict(), before)
+    model, columns, optimizer = _start(owner_step=hvdc.AdaGrad(), group="column")
+    nothing = copy.deepcopy(columns.state_dict())
+    message = (
+        r"a: expected the state of an owner_step for elements \[.* of the transposed gradient, got"
+    )
+    with pytest.raises(ValueError, match=message):
+        columns.load_state_dict(before)
+    assert _same_state(columns.state_dict(), nothing)
+    states = hvd.allgather_object(before, name="states of parts")
+    columns.load_resized(states)
+    resized = hvd.allgather_object(columns.state_dict(), name="states of columns")
+    got = torch.cat([one["tensors"]["a"]["owned"]["state"]["square_sum"] for one in resized])
+    rows, row = SHAPES["a"]
+    assert torch.equal(got.view(row, rows).t().reshape(-1), _square_sums(states, "a"))
+    _train(model, optimizer, range(2, 3))
+    columns.load_state_dict(columns.state_dict())
+
+
+def _same_state(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    def listed(state: dict[str, Any]) -> str:
+        return repr(
+            {
+                name: {key: _numbers(value) for key, value in saved.items()}
+                for name, saved in state["tensors"].items()
+            }
+        )
+
+    return listed(got) == listed(expected)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(one) for key, one in value.items()}
+    return value.numpy().tobytes() if torch.is_tensor(value) else value
+
+
+@on_ranks(2)
 def test_a_state_of_another_exchange_is_sent_on() -> None:
     """Owned residuals that an allgather cannot carry on are added to the next gradient."""
     model, compressor, optimizer = _start()
