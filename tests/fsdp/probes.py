@@ -128,8 +128,7 @@ class Beside:
     def average(self, everybodys: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """What this rank's shards of the ranks' gradients must become."""
         replicas = [
-            self._within(ranks, [everybodys[rank] for rank in ranks])
-            for ranks in self._ranks
+            self._within(ranks, [everybodys[rank] for rank in ranks]) for ranks in self._ranks
         ]
         expected = self.simulation.average(replicas)
         return {name: one.to(self._dtype).float() for name, one in expected.items()}
