@@ -106,7 +106,9 @@ class Network:
         """For each rank, all ranks' tensors as it has them."""
         decoded = [sent(codec, part, r, 0, step) for r, part in enumerate(parts)]
         return [
-            torch.stack([parts[k] if self._is_exact(r, k) else decoded[k] for k in range(self.size)])
+            torch.stack(
+                [parts[k] if self._is_exact(r, k) else decoded[k] for k in range(self.size)]
+            )
             for r in range(self.size)
         ]
 
