@@ -80,6 +80,14 @@ class EncodedCollectives:
         if self.size > 1:
             self._transport.compare(settings, device)()
 
+    def settle(self) -> None:
+        """Waits for what CUDA devices have decoded.
+
+        Raises:
+            PayloadError: a payload was altered.
+        """
+        self._kernels.settle()
+
     @contextmanager
     def telling(
         self,
@@ -180,8 +188,12 @@ class EncodedCollectives:
         return self._added("reduce_scatter", whole, shares, own, content, codec, scale)
 
     def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
-        """Around what may fail on one rank when the others have gone on to an exchange."""
-        return self.telling(device)
+        """Around what may fail on one rank when the others have gone on to an exchange.
+
+        On a CUDA device, they may have gone on to other groups' exchanges: they see what is wrong when
+        their next one here begins, and nobody waits for that.
+        """
+        return contextlib.nullcontext() if device.type == "cuda" else self.telling(device)
 
     def _exchange(
         self,
@@ -199,14 +211,13 @@ class EncodedCollectives:
         Returns:
             The ranks' payloads, shape=(size, bytes), uint8.
         """
-        settle = self._begin(kind, content, tensor, parts, codec)
-        size = codec.payload_bytes(tuple(parts[0].shape))
+        message, settle = self._begin(kind, content, tensor, parts, codec)
         problem = None
         try:
-            message = self._encode(codec, parts, size)
+            self._encode(codec, parts, message.view(len(parts), -1))
         except Exception as error:
             problem = error
-            message = torch.zeros(size * len(parts), dtype=torch.uint8, device=tensor.device)
+            message.zero_()
         settle()
         gathers = len(parts) == 1
         collective = Collective(
@@ -215,7 +226,7 @@ class EncodedCollectives:
             self.size,
             self.rank,
             "all",
-            () if gathers else (size,) * self.size,
+            () if gathers else (message.numel() // self.size,) * self.size,
         )
         collective.count(self.counters)
         name = f"{collective.kind}.{content}.{message.numel()}"
@@ -232,13 +243,16 @@ class EncodedCollectives:
         tensor: torch.Tensor,
         parts: Sequence[torch.Tensor],
         codec: Codec,
-    ) -> Callable[[], None]:
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Room for the payloads, and what waits for the comparison with the other ranks."""
         with self.telling(tensor.device):
             if tensor.dtype not in _DTYPES:
                 expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
                 raise TypeError(f"{content}: expected one of {expected}, got {tensor.dtype}")
-            check_gather(content, codec.payload_bytes(tuple(parts[0].shape)), self.size)
+            size = codec.payload_bytes(tuple(parts[0].shape))
+            check_gather(content, size, self.size)
             self._kernels.check()  # What a device has met in an earlier exchange.
+            message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
         self._step += 1
         self.counters.steps += 1
         self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
@@ -258,16 +272,13 @@ class EncodedCollectives:
                 self._step -= 1  # No exchange; a rank that has raised an error has not begun one.
                 raise
 
-        return settle
+        return message, settle
 
-    def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
-        message = torch.empty(size * len(parts), dtype=torch.uint8, device=parts[0].device)
-        rows = message.view(len(parts), size)
+    def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
         self._write(codec, parts, rows)
         if len(parts) > 1 and self._flagged(rows):
             # Each rank gets one of the payloads only, and has to see it.
             self._write(codec, [torch.full_like(part, math.nan) for part in parts], rows)
-        return message
 
     def _write(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
         started = time.perf_counter()

@@ -105,6 +105,8 @@ class CompressedReduceScatter:
         """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
+            if self._task is not None:  # That pass has ended with an error, which was raised then.
+                self._collectives.failure = None
             # Behind FSDP2's own callback, in which the gradients of the first layers may be reduced.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
             self._task = task
@@ -118,6 +120,8 @@ class CompressedReduceScatter:
     def _end(self) -> None:
         """Called at the end of a backward pass, by every rank: raises what has failed in it, everywhere."""
         self._task = None
+        with self._collectives.keeping():
+            self._collectives.settle()
         failure, self._collectives.failure = self._collectives.failure, None
         self._raise_everywhere("end of a backward pass", failure)
 
@@ -171,10 +175,11 @@ class _Collectives(EncodedCollectives):
     failure: Exception | None = None
 
     def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
-        return self._keeping()
+        return self.keeping()
 
     @contextmanager
-    def _keeping(self) -> Iterator[None]:
+    def keeping(self) -> Iterator[None]:
+        """Keeps what raises in here."""
         try:
             yield
         except Exception as error:

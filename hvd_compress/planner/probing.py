@@ -9,6 +9,7 @@ from typing import Any
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
+from hvd_compress.exchange.packing import packs
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"
@@ -37,6 +38,7 @@ class Prober:
         kernels: encode and decode such arrays: a :class:`hvd_compress.kernels.interface.Coder`.
         collective: runs a collective of a kind among all ranks to its end, with a message, under a name.
         wait: returns when a device has done all that was started on it; None where there is none.
+        device_type: where gradients are: PyTorch's name for the type of the device.
 
     Attributes:
         elements: of the tensor that codecs are measured with.
@@ -52,7 +54,9 @@ class Prober:
         kernels: Any,
         collective: Callable[[str, Any, str], object],
         wait: Callable[[], object] | None = None,
+        device_type: str = "cpu",
     ) -> None:
+        self._device_type = device_type
         self._size, self._array, self._kernels = size, array, kernels
         self._collective, self._wait = collective, wait or (lambda: None)
         self.elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
@@ -111,8 +115,10 @@ class Prober:
         times = [min(self._timed(work) for _ in range(_REPEATS)) for work in (encode, decode)]
         bits = 0.0
         if isinstance(codec, LevelCodec) and codec.varies:
-            header = bytes(int(byte) for byte in payload[:HEADER_BYTES])
-            length = payload_length(header, codec.payload_bytes(shape))
+            length = codec.payload_bytes(shape)
+            if packs(codec, self._device_type):
+                header = bytes(int(byte) for byte in payload[:HEADER_BYTES])
+                length = payload_length(header, length)
             bits = bits_of(codec, shape, length)
         return [*(seconds / self.elements for seconds in times), bits]
 

@@ -132,6 +132,7 @@ class Planning(GradientCoder, ABC):
                 kernels=self._kernels,
                 collective=self._run,
                 wait=partial(torch.cuda.synchronize, device) if device.type == "cuda" else None,
+                device_type=device.type,
             ),
         )
         if state is not None:
