@@ -134,7 +134,7 @@ train: $(HOROVOD) $(NATIVE) $(if $(WITH_TENSORFLOW),$(OPERATIONS))
 	  --out build/train$(patsubst %,-%,$(filter-out torch,$(FRAMEWORK)))
 
 test: setup
-	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest -n auto $(ARGS)
+	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(ARGS)
 
 bench: $(NATIVE)
 	@mkdir -p build

@@ -10,6 +10,7 @@ This file imports little, because each call reads it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -110,7 +111,10 @@ class _Server:
                     self._ended.recv(1 << 10)
                     self._reap()
                 else:  # The caller is gone.
-                    os.killpg(key.data, signal.SIGKILL)
+                    try:
+                        os.killpg(key.data, signal.SIGKILL)
+                    except ProcessLookupError:  # No session of its own yet.
+                        os.kill(key.data, signal.SIGKILL)
                     self._selector.unregister(key.fileobj)
 
     def _accept(self) -> _Call | None:
@@ -125,7 +129,7 @@ class _Server:
                 one.close()
             return call
         call.close()
-        connection.sendall(b"%d\n" % process)
+        _tell(connection, process)
         self._callers[process] = connection
         self._selector.register(connection, selectors.EVENT_READ, process)
         return None
@@ -138,8 +142,14 @@ class _Server:
             connection = self._callers.pop(process)
             if connection in self._selector.get_map():
                 self._selector.unregister(connection)
-                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                _tell(connection, os.waitstatus_to_exitcode(status))
             connection.close()
+
+
+def _tell(connection: socket.socket, number: int) -> None:
+    """Sends a number to a caller, which may have been killed."""
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(b"%d\n" % number)
 
 
 def call(path: str, command: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ("launcher", "name"), (("horovodrun", "Horovod"), ("torchrun", "torch.distributed"))
 )
 def test_on_ranks_it_says_what_auto_would_choose(launcher: str, name: str) -> None:
-    command = jobs.forked(launcher, "hvd_compress", "doctor", "--elements", "300000")
+    command = [sys.executable, "-m", "hvd_compress", "doctor", "--elements", "300000"]
     printed = jobs.run(launcher, 2, command)
     assert printed.count("CPU kernels:") == 1, printed
     assert f"2 ranks of {name}, 300,000 parameters" in printed, printed
