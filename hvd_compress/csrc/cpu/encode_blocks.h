@@ -46,7 +46,10 @@ template <class V>
 struct ResidualSink {
   using F = typename V::F;
 
-  HVDC_HD ResidualSink From(int64_t i) const { return {before + i, after + i, stream}; }
+  // Without a residual, there is nothing to add to.
+  HVDC_HD ResidualSink From(int64_t i) const {
+    return before ? ResidualSink{before + i, after + i, stream} : *this;
+  }
 
   // Elements that decode to no finite number keep theirs.
   template <bool kAlwaysFinite>
