@@ -69,10 +69,10 @@ class Layout:
 
     def train(self, batches: int) -> None:
         """Makes so many steps."""
+        # Idle ranks draw, too, so that all ranks of a group go on with the same numbers.
+        x, y = torch.randn(self._samples, _INPUTS), torch.randint(10, (self._samples,))
         if self._idle:
             return
-        # The same numbers on all ranks of a group; which numbers does not matter to the clock.
-        x, y = torch.randn(self._samples, _INPUTS), torch.randint(10, (self._samples,))
         for _ in range(batches):
             self._optimizer.zero_grad()
             F.cross_entropy(self._net(x), y).backward()
