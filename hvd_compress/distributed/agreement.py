@@ -58,9 +58,9 @@ class Comparison:
     """
 
     def __init__(self, line: Line, content: bytes, over: Over) -> None:
-        self._line, self._content, self._over = line, content, over
+        self._content, self._over = content, over
         asked, self._told = line.ticket(), line.ticket()
-        line.start(asked, self._ask)
+        asked.start(self._ask, self._end)
 
     def _ask(self, ranks: Collectives) -> None:
         self._gather(ranks, _digest(self._content, ranks.device), self._compare)
@@ -68,15 +68,14 @@ class Comparison:
     def _compare(self, digests: torch.Tensor) -> None:
         lengths = _lengths_if_different(digests)
         if not lengths:
-            self._over(None)
-            self._line.start(self._told, lambda ranks: None)
+            self._end(None)
             return
 
         def tell(ranks: Collectives) -> None:
             message = _padded(self._content, lengths, ranks.device)
             self._gather(ranks, message, lambda lines: _check(lines, lengths))
 
-        self._line.start(self._told, tell)
+        self._told.start(tell, self._end)
 
     def _gather(
         self, ranks: Collectives, message: torch.Tensor, then: Callable[[torch.Tensor], None]
@@ -84,7 +83,7 @@ class Comparison:
         try:
             rows, work = ranks.all_gather(message)
         except Exception as error:
-            self._over(error)
+            self._end(error)
             return
 
         def arrived(error: Exception | None) -> None:
@@ -93,9 +92,13 @@ class Comparison:
                     raise error
                 then(rows)
             except Exception as problem:
-                self._over(problem)
+                self._end(problem)
 
         ranks.when_over(work, arrived)
+
+    def _end(self, error: Exception | None) -> None:
+        self._over(error)
+        self._told.end(error)
 
 
 def _digest(line: bytes, device: torch.device) -> torch.Tensor:

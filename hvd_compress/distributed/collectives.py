@@ -18,9 +18,10 @@ from hvd_compress.torch_common.comm import Collective
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
-_PATIENCE = datetime.timedelta(seconds=30)
+_PATIENCE = datetime.timedelta(seconds=10)
 """With which ranks look for each other in a new group: they have just ended a collective together. A rank
-that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise."""
+that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise.
+Gloo waits five times as long for the connection of a rank whose address it has."""
 
 
 Over = Callable[[Exception | None], None]

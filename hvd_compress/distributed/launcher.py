@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import torch
+
 from hvd_compress.distributed.collectives import Collectives, Over
+from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.registry import Exchange, Group, Scope
 from hvd_compress.torch_common.drivers import Pending
 
@@ -13,6 +16,44 @@ Begin = Callable[[Collectives], None]
 
 _REMAINDERS = -1
 """In the place of a stage's number: collectives that are rare share a line."""
+
+
+class Ticket:
+    """The right to start one collective of a line; used once.
+
+    Args:
+        line: the collective's.
+        number: its place in the line.
+    """
+
+    def __init__(self, line: Line, number: int) -> None:
+        self._line = line
+        self._number = number
+        self._used = False
+
+    def start(self, begin: Begin, over: Over) -> None:
+        """Calls ``begin`` with the line's group, now or after the tickets before; never two at a time.
+
+        Args:
+            begin: starts the collective.
+            over: called in place of ``begin``, with the reason, where the line is lost.
+        """
+        self._used = True
+        self._line._start(self._number, begin, over)
+
+    def end(self, error: Exception | None) -> None:
+        """Has those behind it go on if it was not used.
+
+        Args:
+            error: None where no rank starts this collective. Otherwise others may have: they would take
+                what comes behind it for it, so the line is lost.
+        """
+        if self._used:
+            return
+        if error is None:
+            self.start(lambda group: None, lambda problem: None)
+        else:
+            self.start(lambda group: self._line._lose(error), lambda problem: None)
 
 
 class Line:
@@ -31,35 +72,45 @@ class Line:
         self._lock = threading.Lock()
         self._tickets = 0
         self._next = 0
-        self._ready: dict[int, Begin] = {}
+        self._ready: dict[int, tuple[Begin, Over]] = {}
         self._starting = False
+        self._lost: Exception | None = None
 
     def close(self) -> None:
         """As of the group."""
         self._collectives.close()
 
-    def ticket(self) -> int:
-        """A number, to be taken in the same order on every rank."""
+    def ticket(self) -> Ticket:
+        """The next one; to be taken in the same order on every rank."""
         self._tickets += 1
-        return self._tickets - 1
+        return Ticket(self, self._tickets - 1)
 
-    def start(self, ticket: int, begin: Begin) -> None:
-        """Calls ``begin`` with the group, now or after the tickets before; never two at a time."""
+    def _start(self, number: int, begin: Begin, over: Over) -> None:
         with self._lock:
-            self._ready[ticket] = begin
+            self._ready[number] = begin, over
         while True:
             # Not under the lock: what is begun may be over at once, and call this for another ticket.
             with self._lock:
                 if self._starting or self._next not in self._ready:
                     return
-                now = self._ready.pop(self._next)
+                begin, over = self._ready.pop(self._next)
                 self._starting = True
             try:
-                now(self._collectives)
+                if self._lost is None:
+                    begin(self._collectives)
+                else:
+                    over(self._lost)
             finally:
                 with self._lock:
                     self._next += 1
                     self._starting = False
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = ExchangeError(
+            f"expected no exchange after one that failed on this rank, whose place in the order of the "
+            f"other ranks is lost, got another one: end the job, or begin anew with another process group. "
+            f"The first error: {type(error).__name__}: {error}"
+        )
 
 
 class _Tickets:
@@ -71,22 +122,22 @@ class _Tickets:
     """
 
     def __init__(self, stages: Sequence[Line | None], remainders: Sequence[Line | None]) -> None:
-        self._stages = [(line, line.ticket()) if line else None for line in stages]
-        self._remainders = [(line, line.ticket()) for line in remainders if line]
+        self._stages = [line.ticket() if line else None for line in stages]
+        self._remainders = [line.ticket() for line in remainders if line]
 
-    def start(self, pending: Pending, begin: Begin) -> None:
-        """Calls ``begin`` when it is the turn of the collective that the exchange waits for."""
+    def start(self, pending: Pending, begin: Begin, over: Over) -> None:
+        """As of the ticket of the collective that the exchange waits for."""
         assert pending.request is not None
         remainder = pending.request.remainder
         ticket = self._remainders.pop(0) if remainder else self._stages[pending.stage]
         assert ticket is not None, "a collective of one rank has its result without being started"
-        line, number = ticket
-        line.start(number, begin)
+        ticket.start(begin, over)
 
-    def end(self) -> None:
-        """Has others go on that wait for remainders of this exchange, which do not come."""
-        for line, number in self._remainders:
-            line.start(number, lambda group: None)
+    def end(self, error: Exception | None) -> None:
+        """Has others go on that wait for collectives of this exchange, which do not come."""
+        for ticket in (*self._stages, *self._remainders):
+            if ticket is not None:
+                ticket.end(error)
 
 
 class Launcher:
@@ -150,41 +201,54 @@ class Launcher:
             [self._line(number, scope) for number, scope in enumerate(stages)],
             [self._line(_REMAINDERS, scope) for scope in remainders],
         )
-        self._go_on(pending, tickets, over)
+        _Course(self._collectives, pending, tickets, over).go_on()
 
     def _line(self, number: int, scope: Scope) -> Line | None:
         return self._first if (number, scope) == (0, "all") else self._lines.get((number, scope))
 
-    def _go_on(self, pending: Pending, tickets: _Tickets, over: Over) -> None:
-        if pending.request is None:
-            tickets.end()
-            with self._collectives.behind():
-                over(pending.error)
-            return
-        tickets.start(pending, lambda group: self._begin(group, pending, tickets, over))
 
-    def _begin(
-        self,
-        group: Collectives,
-        pending: Pending,
-        tickets: _Tickets,
-        over: Over,
+class _Course:
+    """One exchange, from its first collective to its end."""
+
+    def __init__(
+        self, collectives: Collectives, pending: Pending, tickets: _Tickets, over: Over
     ) -> None:
-        assert pending.request is not None
+        self._collectives = collectives
+        self._pending = pending
+        self._tickets = tickets
+        self._over = over
 
-        def arrived(error: Exception | None) -> None:
-            # A future drops what a callback raises, such as a MemoryError; who waits would wait on.
-            try:
-                if error is None:
-                    pending.resume(result)
-                    self._go_on(pending, tickets, over)
-                    return
-            except Exception as problem:
-                error = problem
-            over(error)
+    def go_on(self) -> None:
+        """Starts the collective that the exchange waits for, or ends it."""
+        if self._pending.request is not None:
+            self._tickets.start(self._pending, self._begin, self._end)
+            return
+        with self._collectives.behind():
+            self._end(self._pending.error)
 
+    def _begin(self, group: Collectives) -> None:
+        assert self._pending.request is not None
         try:
-            result, work = group.start(pending.request)
-            group.when_over(work, arrived)
+            result, work = group.start(self._pending.request)
+            group.when_over(work, lambda error: self._arrived(result, error))
         except Exception as error:
-            over(error)
+            self._end(error)
+
+    def _arrived(self, result: torch.Tensor, error: Exception | None) -> None:
+        # A future drops what a callback raises, such as a MemoryError; who waits would wait on.
+        try:
+            if error is None:
+                self._pending.resume(result)
+                self.go_on()
+                return
+        except Exception as problem:
+            error = problem
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if error is None:
+            self._tickets.end(None)
+            self._over(None)
+        else:
+            self._over(error)  # First: it is the cause of what those behind it get.
+            self._tickets.end(error)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.distributed.collectives import Collectives
-from hvd_compress.distributed.launcher import Line
+from hvd_compress.distributed.launcher import Ticket
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective
@@ -57,14 +57,14 @@ def test_a_second_shot_that_cannot_be_started() -> None:
     )
     if dist.get_rank() == 1:
         error = (MemoryError, "on purpose")
-        start = Line.start
+        start = Ticket.start
 
-        def starting(line: Line, ticket: int, begin: Any) -> None:
+        def starting(ticket: Ticket, begin: Any, over: Any) -> None:
             if threading.current_thread() is not threading.main_thread():
                 raise MemoryError("on purpose")
-            start(line, ticket, begin)
+            start(ticket, begin, over)
 
-        Line.start = starting  # type: ignore[method-assign]
+        Ticket.start = starting  # type: ignore[method-assign]
     with pytest.raises(error[0], match=error[1]):
         for step in range(1, 20):  # A first shot may be over before the thread gets to it.
             exchange(ddp, targets(SHAPES, dist.get_rank(), step))

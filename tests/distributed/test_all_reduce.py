@@ -18,6 +18,7 @@ from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.distributed.launcher import Launcher
 from hvd_compress.torch_common.batch import Batch
 from hvd_compress.torch_common.comm import Collective
+from hvd_compress.torch_common.drivers import Pending
 from tests.contract.cases import ROWS, SHAPES, USUAL
 from tests.ranks import on_ranks
 from tests.torch_models import Simulation, assert_same_bits, targets
@@ -390,6 +391,47 @@ def test_a_rank_that_fails_while_others_send() -> None:
 def _fail(batch: Batch, work: Any, size: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     batch.error = ArithmeticError("on purpose")
     return torch.zeros(size, dtype=dtype)
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_calls_under_way_when_a_rank_leaves() -> None:
+    """Calls behind the one that notices it do not wait for ever."""
+    compressor = hvdc.OneBit(threshold=0)
+    mine = targets(SHAPES, dist.get_rank(), 0)
+    _reduce(compressor, mine)
+    if dist.get_rank() == 1:
+        compressor.close()
+        return
+    works = [
+        hvdc.all_reduce(tensor, compressor, key=name, async_op=True)
+        for name, tensor in mine.items()
+    ]
+    for work in works:
+        assert work is not None
+        with pytest.raises((RuntimeError, hvdc.ExchangeError), match=r"peer|timed out|first error"):
+            work.wait()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_calls_behind_one_that_fails_on_one_rank_only() -> None:
+    compressor = _compressor("two_shot")
+    mine = targets(SHAPES, dist.get_rank(), 0)
+    _reduce(compressor, mine)
+    if dist.get_rank() == 1:
+        with (
+            mock.patch.object(Pending, "resume", side_effect=MemoryError("on purpose")),
+            pytest.raises(MemoryError),
+        ):
+            hvdc.all_reduce(mine["a"], compressor, key="a")
+        with pytest.raises(hvdc.ExchangeError, match="first error: MemoryError: on purpose"):
+            hvdc.all_reduce(mine["b"], compressor, key="b")
+        compressor.close()  # The other rank waits for it.
+        return
+    works = [hvdc.all_reduce(mine[key], compressor, key=key, async_op=True) for key in ("a", "b")]
+    for work in works:
+        assert work is not None
+        with pytest.raises((RuntimeError, hvdc.ExchangeError), match=r"peer|timed out|first error"):
+            work.wait()
 
 
 @on_ranks(2, launcher="torchrun")

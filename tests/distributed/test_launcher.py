@@ -5,12 +5,18 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.distributed.launcher import Line
+from hvd_compress.exchange.errors import ExchangeError
 from tests.ranks import on_ranks
+
+
+def _never(problem: Exception | None) -> None:
+    raise AssertionError(problem)
 
 
 def test_tickets_are_served_in_order() -> None:
@@ -22,15 +28,34 @@ def test_tickets_are_served_in_order() -> None:
         def call(group: object) -> None:
             begun.append((ticket, group))
             if ticket == 1:
-                line.start(3, begin(3))  # As where a collective is over at once.
+                tickets[3].start(begin(3), _never)  # As where a collective is over at once.
 
         return call
 
-    line.start(tickets[2], begin(2))
-    line.start(tickets[1], begin(1))
+    tickets[2].start(begin(2), _never)
+    tickets[1].start(begin(1), _never)
     assert not begun
-    line.start(tickets[0], begin(0))
+    tickets[0].start(begin(0), _never)
     assert begun == [(ticket, "the group") for ticket in range(4)]
+
+
+def test_nothing_starts_behind_a_collective_that_is_missing_on_this_rank_alone() -> None:
+    line = Line("the group")  # type: ignore[arg-type]
+    first, unused, lost, behind = (line.ticket() for _ in range(4))
+    begun: list[object] = []
+    told: list[Exception | None] = []
+    behind.start(begun.append, told.append)
+    lost.end(MemoryError("no memory"))
+    unused.end(None)
+    assert not begun and not told
+    first.start(begun.append, _never)
+    first.end(MemoryError("of the exchange, whose collective has been started"))
+    assert begun == ["the group"] and len(told) == 1
+    line.ticket().start(begun.append, told.append)
+    assert begun == ["the group"] and len(told) == 2
+    for error in told:
+        with pytest.raises(ExchangeError, match="first error: MemoryError: no memory"):
+            raise error or AssertionError
 
 
 # Alone: ranks that have made different numbers of groups cannot make another one.
