@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -56,6 +56,29 @@ class _ParallelLinear(nn.Module):
         # All of the unsharded layer's weights are drawn, so that ranks with one seed have its parts.
         whole = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
         self._take(whole.weight.detach(), None if whole.bias is None else whole.bias.detach())
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, group: ParallelGroup, **options: Any) -> Self:
+        """This rank's part of an unsharded layer, which is the same on all ranks.
+
+        Args:
+            linear: the layer.
+            group: the ranks and the codecs.
+            options: the further arguments, but for ``bias``, ``device`` and ``dtype``, which are the
+                layer's.
+        """
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            group,
+            bias=bias is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+            **options,
+        )
+        made._take(weight, bias)
+        return made
 
     def _take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         raise NotImplementedError
@@ -149,21 +172,6 @@ class ColumnParallelLinear(_ParallelLinear):
             gather_output=gather_output,
         )
 
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, group: ParallelGroup, **options: Any
-    ) -> ColumnParallelLinear:
-        """This rank's part of an unsharded layer, which is the same on all ranks.
-
-        Args:
-            linear: the layer.
-            group: the ranks and the codecs.
-            options: ``gather_output`` and ``batch_parallel``.
-        """
-        made = cls(linear.in_features, linear.out_features, group, **_alike(linear), **options)
-        made._take(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
-        return made
-
     def to_linear(self) -> nn.Linear:
         """The unsharded layer, the same on all ranks, which all have to call this; nothing is rounded."""
         bias = None if self.bias is None else self._parts(self.bias).flatten()
@@ -246,21 +254,6 @@ class RowParallelLinear(_ParallelLinear):
             input_is_parallel=input_is_parallel,
         )
 
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, group: ParallelGroup, **options: Any
-    ) -> RowParallelLinear:
-        """This rank's part of an unsharded layer, which is the same on all ranks.
-
-        Args:
-            linear: the layer.
-            group: the ranks and the codecs.
-            options: ``input_is_parallel`` and ``batch_parallel``.
-        """
-        made = cls(linear.in_features, linear.out_features, group, **_alike(linear), **options)
-        made._take(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
-        return made
-
     def to_linear(self) -> nn.Linear:
         """The unsharded layer, the same on all ranks, which all have to call this; nothing is rounded."""
         bias = None
@@ -288,11 +281,3 @@ class RowParallelLinear(_ParallelLinear):
         rank, size = self.group.rank, self.group.size
         self.weight = nn.Parameter(weight.chunk(size, 1)[rank].clone())
         self.bias = nn.Parameter(bias.clone()) if bias is not None and rank == 0 else None
-
-
-def _alike(linear: nn.Linear) -> dict[str, Any]:
-    return {
-        "bias": linear.bias is not None,
-        "device": linear.weight.device,
-        "dtype": linear.weight.dtype,
-    }

@@ -124,13 +124,12 @@ class Trials:
 
     def _stays(self, trial: Trial, tolerance: float) -> bool:
         if tolerance and self._promises(trial):
-            return True  # A disturbance may have met the round, and no choice may be slower.
+            return True  # A disturbance may have met the round.
         return trial.median <= (1 + max(tolerance, self._error(trial))) * self._leader.median
 
     def _promises(self, trial: Trial) -> bool:
-        """Whether a plan has no codec, and is predicted to be as good as the fastest."""
-        limit = (1 + _INDIFFERENCE) * self._leader.median
-        return trial.candidate.loss < 2 and self.predicted(trial) <= limit
+        """Whether a plan is predicted to be as good as the fastest."""
+        return self.predicted(trial) <= (1 + _INDIFFERENCE) * self._leader.median
 
     def _affords(self, trial: Trial, steps: int) -> bool:
         fastest = self._leader.median
