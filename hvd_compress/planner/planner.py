@@ -31,6 +31,9 @@ _FIRST, _BURSTS, _ENOUGH = 4, 3, 2.0
 """The step after which ranks probe, since the first ones negotiate names and show a step's time. How often,
 and in how many steps' time at most: where a burst takes long, disturbances count for little."""
 
+_DISTURBED = 0.1
+"""Seconds: a burst that is shorter may be long because of a disturbance alone, whatever a step takes."""
+
 _WATCHING = 1e-3
 """Part of the time that looks at the network may take."""
 
@@ -113,7 +116,7 @@ class Planner:
         if self.settled:
             self._look(slowest)
         elif self.trials is None:
-            bursts = self._probe(_ENOUGH * slowest)
+            bursts = self._probe(max(_ENOUGH * slowest, _DISTURBED))
             self.trials = Trials(self.candidates, sum(burst[-1] for burst in bursts))
             self.plan, self.reason = self.trials.plan, "is tried for a few steps"
         else:

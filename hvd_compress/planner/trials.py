@@ -20,12 +20,19 @@ only noise makes it slower. Late turns are long: a change of plan may cost more 
 _LEAST = 2
 """Steps before a plan is stopped because it costs too much: one slow step may be a disturbance."""
 
+_HEARING = sum(steps for steps, _ in ROUNDS[:3])
+"""Steps that no compression has whatever is left of the budget, if it is predicted to be as good as the
+fastest: those of three turns, of which a disturbance may last for one."""
+
 _INDIFFERENCE = 0.02
 """Plans so close to the fastest are as good."""
 
 _DOUBT = 1.5
-"""No compression is as good as a plan that is faster by up to so many times the noise, if the plan's
-predicted gain is within the noise."""
+"""No compression is as good as a plan that is faster by up to so many times the noise, or by half of that
+where the plan's predicted gain exceeds the noise."""
+
+_HIDDEN = 2.0
+"""No compression is as good as any plan if noise hides so many times its predicted exchange."""
 
 _CONTENDERS = 4
 """Plans with a codec that are tried, and beside them the best of each exchange: what many messages cost
@@ -84,8 +91,11 @@ class Trials:
         def as_good(trial: Trial) -> bool:
             error, gain = self._error(trial), trial.candidate.seconds - leader.candidate.seconds
             margin = _INDIFFERENCE
-            if trial.candidate.loss == 0 and gain <= error * leader.median:
-                margin = max(margin, _DOUBT * error)
+            if trial.candidate.loss == 0:
+                if _HIDDEN * trial.candidate.seconds <= error * leader.median:
+                    return True  # There is less to gain than noise, whatever was measured.
+                doubt = _DOUBT if gain <= error * leader.median else _DOUBT / 2
+                margin = max(margin, doubt * error)
             return trial.median <= (1 + margin) * leader.median
 
         return min(filter(as_good, self.trials), key=lambda t: (t.candidate.loss, t.median))
@@ -135,8 +145,8 @@ class Trials:
         fastest = self._leader.median
         if math.isinf(fastest):
             return True  # The first plan is measured whatever it takes.
-        if trial.candidate.loss == 0 and len(trial.seconds) < 4 and self._promises(trial):
-            return True  # One slow step may be a disturbance, whatever is left of the budget.
+        if trial.candidate.loss == 0 and len(trial.seconds) < _HEARING and self._promises(trial):
+            return True  # A slow turn may be a disturbance, whatever is left of the budget.
         left = max(0.0, self._budget * fastest - self.cost)
         expected = min([trial.typical, *trial.changes])
         if not trial.seconds:

@@ -106,6 +106,12 @@ def test_the_fastest_burst_counts():
     assert job.run(5).planner.measured == job.truth
 
 
+def test_a_short_probe_is_repeated_however_short_a_step_is():
+    job = Job(1e11, overhead=0.03)
+    job.computing, job._slower = 0.005, iter([100.0, 1.0, 1.0])
+    assert job.run(5).planner.measured == job.truth
+
+
 def test_looks_become_rare():
     job = Job(1e8).run(3000)
     looks = job.steps_with(LOOK)
