@@ -110,7 +110,8 @@ class Compressor(GroupCoder):
         self._member = uuid.uuid4().hex
         self._members: list[str] = []  # Of the group, by rank, if they have told each other.
         self._beside: Collectives | None = None  # The same ranks in a group of its own.
-        self._norms: torch.Tensor | None = None
+        self._shares = 0
+        self._norms: tuple[int, torch.Tensor] | None = None  # Those of the share of that number.
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -303,10 +304,12 @@ class Compressor(GroupCoder):
         """
         assert self._beside is not None
         norm = torch.tensor([self.residual_norm()], dtype=torch.float64, device=self._beside.device)
+        self._shares += 1
+        share = self._shares
 
         def keep(error: Exception | None) -> None:
             if error is None:
-                self._norms = rows
+                self._norms = share, rows
 
         # A rank that is lost is told of by the next call.
         with contextlib.suppress(RuntimeError):
@@ -347,8 +350,10 @@ class Compressor(GroupCoder):
     def _norm_of(self, ranks: Sequence[int]) -> str:
         if self._norms is None:
             return "unknown"
-        norms = self._norms.view(-1).tolist()
-        return f"{sum(norms[rank] ** 2 for rank in ranks) ** 0.5:.6g}"
+        share, rows = self._norms
+        norms = rows.view(-1).tolist()
+        found = f"{sum(norms[rank] ** 2 for rank in ranks) ** 0.5:.6g}"
+        return found if share == self._shares else f"{found} before the last exchange"
 
     def _saved(self, slot: Slot) -> dict[str, Any]:
         saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]

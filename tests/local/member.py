@@ -44,6 +44,17 @@ def held(diloco: DiLoCo, compressor: hvdc.Compressor) -> dict[str, Any]:
     }
 
 
+def wait_for_norms(compressor: hvdc.Compressor) -> None:
+    """Waits until the norms of the last exchange have come."""
+    end = time.monotonic() + 60
+    while compressor._norms is None or compressor._norms[0] < compressor._shares:
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"expected norms of exchange {compressor._shares}, got {compressor._norms}"
+            )
+        time.sleep(0.01)
+
+
 def main(port: str, folder: str, name: str, share: str, *turns: str) -> None:
     """Trains through the turns."""
     torch.set_num_threads(1)
@@ -79,9 +90,14 @@ def main(port: str, folder: str, name: str, share: str, *turns: str) -> None:
             if last == DIES and diloco.steps == 5:
                 torch.save(diloco.state_dict(), Path(folder, f"{name}.lost"))
                 torch.save(held(diloco, compressor), Path(folder, f"{name}.{number}.end"))
-                time.sleep(1)  # The norm of what it has not sent is on its way to the others.
+                # The norm of what it has not sent has come to the others.
+                for other in members.replace(name, ""):
+                    store.get(f"{other} has the norms of turn {number}")
                 store.set(f"{name} can be killed", "now")
                 time.sleep(600)
+            if last == "" and diloco.steps == 5:
+                wait_for_norms(compressor)
+                store.set(f"{name} has the norms of turn {number}", "")
             try:
                 diloco.step()
             except RuntimeError as error:

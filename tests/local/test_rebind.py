@@ -212,6 +212,22 @@ def test_an_exchange_that_ended_well_on_one_rank_alone_counts_on_all() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
+    model = Probe(member.SHAPES)
+    compressor = hvdc.OneBit(threshold=0)
+    diloco = DiLoCo(model, compressor, sync_every=2)
+    _train(diloco, model, range(2))
+    member.wait_for_norms(compressor)
+    norm = torch.tensor([compressor.residual_norm()], dtype=torch.float64)
+    norms = [torch.empty_like(norm) for _ in range(2)]
+    dist.all_gather(norms, norm)
+    assert compressor._norm_of([1]) == f"{norms[1].item():.6g}"
+    if dist.get_rank() == 0:
+        compressor.share_norms()  # The other rank is lost, and shares none.
+        assert compressor._norm_of([1]) == f"{norms[1].item():.6g} before the last exchange"
+
+
+@on_ranks(2, launcher="torchrun")
 def test_ranks_that_cannot_go_on() -> None:
     model = Probe(member.SHAPES)
     diloco = DiLoCo(model, hvdc.OneBit(threshold=0), sync_every=4, delay=2)
