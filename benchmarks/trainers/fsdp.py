@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,10 +19,17 @@ from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
 from benchmarks.trainers.torch import TorchTrainer
+from hvd_compress.codecs import codec_from_config
 
 
 class FSDPSession(distributed.DistributedSession):
-    """Implements :class:`benchmarks.loop.Session`."""
+    """Implements :class:`benchmarks.loop.Session`.
+
+    The setting ``reduce_scatter=int8`` encodes what the ranks of a replica send each other, too; bytes and
+    times are those of that exchange then.
+    """
+
+    _reduce_scatter: hvdc.CompressedReduceScatter | None = None
 
     def _wrap(self, settings: Settings, compression: Compression, options: dict[str, Any]) -> None:
         ranks, shards = dist.get_world_size(), settings.shards
@@ -33,6 +41,7 @@ class FSDPSession(distributed.DistributedSession):
             settings.device, (ranks // shards, shards), mesh_dim_names=("replicate", "shard")
         )
         stock = compression.name == STOCK
+        within = options.pop("reduce_scatter", None)
         self._model = copy.deepcopy(self._plain)
         for module in (*_blocks(self._model), self._model):
             fully_shard(module, mesh=mesh if stock else mesh["shard"])
@@ -42,6 +51,17 @@ class FSDPSession(distributed.DistributedSession):
             self.compressor = hvdc.Compression.by_name(
                 compression.name, self._model, mesh=mesh, **options
             )
+        if within is not None:
+            codec = codec_from_config({"codec": within})
+            self._reduce_scatter = hvdc.CompressedReduceScatter(
+                self._model, codec, seed=options["seed"]
+            )
+
+    def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
+        loss = super()._step(inputs, labels, lr)
+        if self._reduce_scatter is not None:
+            self.counters = self._reduce_scatter.counters
+        return loss
 
     def _collect(self) -> None:
         """Gathers the shards, since ranks test equally many batches only where each has a whole model."""
