@@ -80,11 +80,7 @@ class Comparison:
     def _gather(
         self, ranks: Collectives, message: torch.Tensor, then: Callable[[torch.Tensor], None]
     ) -> None:
-        try:
-            rows, work = ranks.all_gather(message)
-        except Exception as error:
-            self._end(error)
-            return
+        rows, work = ranks.all_gather(message)
 
         def arrived(error: Exception | None) -> None:
             try:

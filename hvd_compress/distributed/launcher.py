@@ -35,8 +35,10 @@ class Ticket:
         """Calls ``begin`` with the line's group, now or after the tickets before; never two at a time.
 
         Args:
-            begin: starts the collective.
-            over: called in place of ``begin``, with the reason, where the line is lost.
+            begin: starts the collective. Where it raises, other ranks may have started theirs, so the line
+                is lost.
+            over: called with what ``begin`` has raised; or in place of it, with the reason, where the line
+                is lost.
         """
         self._used = True
         self._line._start(self._number, begin, over)
@@ -96,14 +98,21 @@ class Line:
                 begin, over = self._ready.pop(self._next)
                 self._starting = True
             try:
-                if self._lost is None:
-                    begin(self._collectives)
-                else:
-                    over(self._lost)
+                self._begin(begin, over)
             finally:
                 with self._lock:
                     self._next += 1
                     self._starting = False
+
+    def _begin(self, begin: Begin, over: Over) -> None:
+        if self._lost is not None:
+            over(self._lost)
+            return
+        try:
+            begin(self._collectives)
+        except Exception as error:
+            self._lose(error)
+            over(error)
 
     def _lose(self, error: Exception) -> None:
         self._lost = ExchangeError(
@@ -228,11 +237,8 @@ class _Course:
 
     def _begin(self, group: Collectives) -> None:
         assert self._pending.request is not None
-        try:
-            result, work = group.start(self._pending.request)
-            group.when_over(work, lambda error: self._arrived(result, error))
-        except Exception as error:
-            self._end(error)
+        result, work = group.start(self._pending.request)
+        group.when_over(work, lambda error: self._arrived(result, error))
 
     def _arrived(self, result: torch.Tensor, error: Exception | None) -> None:
         # A future drops what a callback raises, such as a MemoryError; who waits would wait on.

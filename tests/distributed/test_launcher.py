@@ -58,6 +58,23 @@ def test_nothing_starts_behind_a_collective_that_is_missing_on_this_rank_alone()
             raise error or AssertionError
 
 
+def test_nothing_starts_behind_a_collective_that_this_rank_could_not_start() -> None:
+    line = Line("the group")  # type: ignore[arg-type]
+    told: list[Exception | None] = []
+
+    def fail(group: object) -> None:
+        raise MemoryError("no memory for the result")
+
+    line.ticket().start(fail, told.append)
+    line.ticket().start(_never, told.append)  # type: ignore[arg-type]
+    first, second = told
+    assert isinstance(first, MemoryError)
+    with pytest.raises(
+        ExchangeError, match=r"place in the order .* MemoryError: no memory for the"
+    ):
+        raise second or AssertionError
+
+
 # Alone: ranks that have made different numbers of groups cannot make another one.
 @on_ranks(3, launcher="torchrun", alone=True)
 def test_groups_for_further_stages_have_the_timeout_of_the_ranks_own() -> None:
