@@ -18,9 +18,10 @@ from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.distributed.agreement import Comparison
 from hvd_compress.distributed.bucket import Bucket
 from hvd_compress.distributed.coder import GroupCoder
-from hvd_compress.distributed.collectives import Collectives, Over
+from hvd_compress.distributed.collectives import Over
 from hvd_compress.distributed.device_collectives import collectives_of, meeting_place
 from hvd_compress.distributed.launcher import Launcher, Line
+from hvd_compress.distributed.norms import Norms
 from hvd_compress.distributed.places import Place, check_lost, together
 from hvd_compress.distributed.step import Step
 from hvd_compress.distributed.work import Work
@@ -109,9 +110,7 @@ class Compressor(GroupCoder):
         self._came_from: int | None = None  # The ranks of the last group.
         self._member = uuid.uuid4().hex
         self._members: list[str] = []  # Of the group, by rank, if they have told each other.
-        self._beside: Collectives | None = None  # The same ranks in a group of its own.
-        self._shares = 0
-        self._norms: tuple[int, torch.Tensor] | None = None  # Those of the share of that number.
+        self._norms: Norms | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -269,7 +268,7 @@ class Compressor(GroupCoder):
         own = Place(self._member, self._came_from, self._seed, own_places, members)
         told: list[Place] = ranks.tell(own, problem)
         places = together(told)
-        beside = ranks.among(range(ranks.size))
+        norms = Norms(ranks.among(range(ranks.size)))
         stayed = sum(one.size is not None for one in told)
         before = {
             slot.name: unsent(self._saved(slot), slot.shape) for slot in self._by_key.values()
@@ -280,11 +279,10 @@ class Compressor(GroupCoder):
         self._join_group()
         self._bound = True
         self._came_from = self._size
-        self._comparisons, self._calls, self._norms = None, 0, None
+        self._comparisons, self._calls, self._norms = None, 0, norms
         self._prepared.clear()
         self._routed.clear()
         self._members = [one.member for one in told]
-        self._beside = beside
         for key, (kind, step, exchanges) in places.items():
             slot = self._by_key.get(key) or self._add(key, kind)
             residual = before.get(key)
@@ -302,19 +300,8 @@ class Compressor(GroupCoder):
 
         All ranks that :meth:`rebind` has brought together call it equally often.
         """
-        assert self._beside is not None
-        norm = torch.tensor([self.residual_norm()], dtype=torch.float64, device=self._beside.device)
-        self._shares += 1
-        share = self._shares
-
-        def keep(error: Exception | None) -> None:
-            if error is None:
-                self._norms = share, rows
-
-        # A rank that is lost is told of by the next call.
-        with contextlib.suppress(RuntimeError):
-            rows, work = self._beside.all_gather(norm)
-            self._beside.when_over(work, keep)
+        assert self._norms is not None
+        self._norms.share(self.residual_norm())
 
     def close(self) -> None:
         """Closes the connections to the other ranks after an error: they learn of it at once.
@@ -323,8 +310,8 @@ class Compressor(GroupCoder):
         """
         if self._comparisons is not None:
             self._comparisons.close()
-        if self._beside is not None:
-            self._beside.close()
+        if self._norms is not None:
+            self._norms.close()
         if self._made_launcher is not None:
             self._made_launcher.close()
 
@@ -337,23 +324,16 @@ class Compressor(GroupCoder):
             return
         shared = {state["member"] for state in lost}
         missing = [rank for rank in gone if self._members[rank] not in shared]
+        norm = self._norms.of(missing) if self._norms else "unknown"
         _log.log(
             logging.WARNING if missing else logging.INFO,
             "ranks %s of %d are gone; %s",
             gone,
             len(self._members),
-            f"what ranks {missing} had not sent, of norm {self._norm_of(missing)}, is missing from training"
+            f"what ranks {missing} had not sent, of norm {norm}, is missing from training"
             if missing
             else "what they had not sent is shared out",
         )
-
-    def _norm_of(self, ranks: Sequence[int]) -> str:
-        if self._norms is None:
-            return "unknown"
-        share, rows = self._norms
-        norms = rows.view(-1).tolist()
-        found = f"{sum(norms[rank] ** 2 for rank in ranks) ** 0.5:.6g}"
-        return found if share == self._shares else f"{found} before the last exchange"
 
     def _saved(self, slot: Slot) -> dict[str, Any]:
         saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]

@@ -221,10 +221,12 @@ def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
     norm = torch.tensor([compressor.residual_norm()], dtype=torch.float64)
     norms = [torch.empty_like(norm) for _ in range(2)]
     dist.all_gather(norms, norm)
-    assert compressor._norm_of([1]) == f"{norms[1].item():.6g}"
+    known = compressor._norms
+    assert known is not None and known.of([1]) == f"{norms[1].item():.6g}"
+    assert float(known.of([0, 1])) == pytest.approx(torch.cat(norms).norm().item(), rel=1e-5)
     if dist.get_rank() == 0:
         compressor.share_norms()  # The other rank is lost, and shares none.
-        assert compressor._norm_of([1]) == f"{norms[1].item():.6g} before the last exchange"
+        assert known.of([1]) == f"{norms[1].item():.6g} before the last exchange"
 
 
 @on_ranks(2, launcher="torchrun")

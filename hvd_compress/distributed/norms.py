@@ -1,0 +1,55 @@
+"""How much each rank has not sent: for the log, when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+
+from hvd_compress.distributed.collectives import Collectives
+
+
+class Norms:
+    """What ranks tell each other after an exchange, without waiting for it.
+
+    Args:
+        ranks: in a group that nothing else uses.
+    """
+
+    def __init__(self, ranks: Collectives) -> None:
+        self._ranks = ranks
+        self._shares = 0
+        self._latest = 0, torch.empty(0)  # The number of a share, and what ranks told in it.
+
+    @property
+    def complete(self) -> bool:
+        """Whether the norms of all ranks have come since this rank shared its own for the last time."""
+        return 0 < self._shares == self._latest[0]
+
+    def share(self, norm: float) -> None:
+        """Tells the other ranks this one's; all ranks call it equally often."""
+        self._shares += 1
+        share = self._shares
+
+        def keep(error: Exception | None) -> None:
+            if error is None:
+                self._latest = share, rows.view(-1)
+
+        own = torch.tensor([norm], dtype=torch.float64, device=self._ranks.device)
+        # A rank that is lost is told of by the next exchange.
+        with contextlib.suppress(RuntimeError):
+            rows, work = self._ranks.all_gather(own)
+            self._ranks.when_over(work, keep)
+
+    def of(self, ranks: Iterable[int]) -> str:
+        """The norm of what some ranks together have not sent, in words."""
+        share, norms = self._latest
+        if not share:
+            return "unknown"
+        together = norms.square()[list(ranks)].sum().sqrt().item()
+        return f"{together:.6g}" + ("" if self.complete else " before the last exchange")
+
+    def close(self) -> None:
+        """As of the ranks."""
+        self._ranks.close()
