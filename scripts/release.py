@@ -150,11 +150,21 @@ def faults(wheel: Path, tag: re.Pattern[str] = TAG) -> list[str]:
     return found
 
 
-def try_out(wheel: Path, interpreter: str, with_horovod: bool) -> None:
+def version_of(interpreter: str) -> str:
+    """What an interpreter is called, such as ``python3.11``."""
+    asked = [interpreter, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]
+    try:
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    except OSError as error:
+        problem = str(error)
+    except subprocess.CalledProcessError as error:
+        problem = f"status {error.returncode}: {error.stderr.strip()}"
+    sys.exit(f"release: expected {interpreter} to be a Python that runs, got {problem}")
+
+
+def try_out(wheel: Path, interpreter: str, version: str, with_horovod: bool) -> None:
     """Trains with the wheel in an environment that has nothing else."""
     start = time.monotonic()
-    asked = [interpreter, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]
-    version = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     python, log = environment(version, interpreter)
     elsewhere = log.parent
     run(log, python, *INSTALL, f"{wheel}[torch]")
@@ -194,14 +204,15 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder (default: dist)")
     args = parser.parse_args()
+    versions = {one: version_of(one) for one in (*args.python, *args.horovod)}  # Before the build.
     start = time.monotonic()
     say("building the sdist and the wheel; with nvcc, some minutes")
     sdist, wheel = build(args.out)
     say(f"built {sdist} and {wheel} in {time.monotonic() - start:.0f} s")
     if found := faults(wheel):
         sys.exit("\n".join(f"release: {wheel.name}: {fault}" for fault in found))
-    for interpreter in dict.fromkeys((*args.python, *args.horovod)):
-        try_out(wheel, interpreter, interpreter in args.horovod)
+    for interpreter, version in versions.items():
+        try_out(wheel, interpreter, version, interpreter in args.horovod)
 
 
 if __name__ == "__main__":

@@ -94,3 +94,14 @@ def test_faults_are_named(wheel: Path, tmp_path: Path) -> None:
     assert "expected hvd_compress/py.typed, which is missing" in found
     assert "expected no hvd_compress/lib/kernels.o" in found
     assert len(found) == 3
+
+
+def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
+    assert release.version_of(sys.executable) == f"python3.{sys.version_info.minor}"
+    with pytest.raises(SystemExit, match="expected /nowhere/python to be a Python that runs, got"):
+        release.version_of("/nowhere/python")
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho not set up >&2\nexit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(SystemExit, match="that runs, got status 127: not set up"):
+        release.version_of(str(broken))
