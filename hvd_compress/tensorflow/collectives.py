@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
-from hvd_compress.exchange import pairs
+from hvd_compress.exchange import pairs, threads
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
 
@@ -75,9 +74,7 @@ class Collectives:
                 gathered.append(error)
 
         # Not of a pool: the process must be able to end while it waits.
-        waiting = threading.Thread(target=gather, daemon=True)
-        waiting.start()
-        waiting.join(within)
+        threads.start(gather, stop=hvd.shutdown, name=f"hvd_compress {name}").join(within)
         if not gathered:
             return None
         if isinstance(gathered[0], Exception):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_compress.exchange import threads
 from hvd_compress.torch_common.comm import Collective, Exchanging
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
@@ -137,11 +138,9 @@ class Progress:
         """
         self._state.submit(pending)
         if stages > 1 and self._thread is None:
-            self._thread = threading.Thread(
-                target=self._state.serve, name="hvd_compress progress", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._state.close)
+            close = self._state.close
+            self._thread = threads.start(self._state.serve, close, name="hvd_compress progress")
+            weakref.finalize(self, close).atexit = False  # Then it ends with the other threads.
 
     def finish(self) -> Iterator[Pending]:
         """Yields every exchange that was submitted, as soon as it has come to its end or to an error."""

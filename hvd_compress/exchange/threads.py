@@ -1,0 +1,46 @@
+"""Threads of exchanges, which are over before the interpreter ends.
+
+A thread that comes back from C++ to Python while the interpreter ends is stopped there by force. PyTorch's
+code does not allow that, and the whole process ends with "terminate called without an active exception". So
+a process that comes to its end first waits for these threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+_TIMEOUT = 10.0
+"""Seconds that a process waits at its end, for all threads together."""
+
+_started: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def start(target: Callable[[], None], stop: Callable[[], object], name: str) -> threading.Thread:
+    """Starts a thread that does not keep the process from ending.
+
+    Args:
+        target: what it does.
+        stop: called at the end of the process, if the thread still runs then; makes it end soon.
+        name: of the thread.
+    """
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    _started[thread] = stop
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _end() -> None:
+    # In a forked process, none of them is alive.
+    left = [(thread, stop) for thread, stop in list(_started.items()) if thread.is_alive()]
+    for _, stop in left:
+        stop()
+    end = time.monotonic() + _TIMEOUT
+    for thread, _ in left:
+        thread.join(max(0.0, end - time.monotonic()))

@@ -1,0 +1,38 @@
+"""The thread that goes on with exchanges between hooks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_ENDS = """
+import sys, threading
+import torch
+from hvd_compress.torch_common.comm import Collective
+from hvd_compress.torch_common.drivers import Pending, Progress
+
+class Transport:
+    def start(self, collective, name): return collective.message
+    def done(self, handle): return True
+    def wait(self, handle): return handle
+
+def exchange(values):
+    request = Collective("all_gather", values, ranks=2, rank=0, scope="all")
+    yield request
+    resumed.set()
+    for _ in range(300):  # A second or so, mostly outside of Python.
+        values @ values
+    yield request
+
+torch.set_num_threads(1)
+resumed = threading.Event()
+progress = Progress(Transport())
+progress.submit(Pending("values", 0, exchange(torch.ones(300, 300)), lambda request: None), stages=2)
+resumed.wait()
+sys.exit(3)
+"""
+
+
+def test_a_process_ends_with_its_status_while_its_thread_is_at_work() -> None:
+    ended = subprocess.run([sys.executable, "-c", _ENDS], capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
