@@ -225,6 +225,11 @@ def check_number(
         raise ValueError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
 
 
+def check_threads(owner: str, threads: Any) -> None:
+    """Raises as :func:`check_number`, unless it is a number of threads that kernels can use."""
+    check_number(owner, "threads", threads, 1, 1024, integer=True)
+
+
 def store(instance: Any, field: str, value: float) -> None:
     """Sets a field of a frozen dataclass to the plain Python number that it was given as.
 

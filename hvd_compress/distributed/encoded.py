@@ -43,6 +43,8 @@ class EncodedCollectives:
         size: how many ranks there are.
         exact_own: as given.
         counters: what this rank has sent. ``steps`` counts exchanges; the comparisons' bytes are not in.
+        exchanges: how many there were, the same on every rank; stamped on payloads, and the position in the
+            noise.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class EncodedCollectives:
     ) -> None:
         self.exact_own = exact_own
         self.counters = Counters()
-        self._step = 0  # Counts exchanges; stamped on payloads, and the position in the noise.
+        self.exchanges = 0
         self._seed = seed
         self._kernels = Executors(torch.get_num_threads() if threads is None else threads)
         self._transport = transport
@@ -253,13 +255,13 @@ class EncodedCollectives:
             check_gather(content, size, self.size)
             self._kernels.check()  # What a device has met in an earlier exchange.
             message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
-        self._step += 1
+        self.exchanges += 1
         self.counters.steps += 1
         self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         self.counters.encoded_elements += tensor.numel()
         settings = {
             "what": f"{kind} of {content}",
-            "number": self._step,
+            "number": self.exchanges,
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype),
         }
@@ -269,7 +271,9 @@ class EncodedCollectives:
             try:
                 compared()
             except Exception:
-                self._step -= 1  # No exchange; a rank that has raised an error has not begun one.
+                self.exchanges -= (
+                    1  # No exchange; a rank that has raised an error has not begun one.
+                )
                 raise
 
         return message, settle
@@ -290,7 +294,7 @@ class EncodedCollectives:
                 rows[number],
                 feedback=_OFF,
                 residual=None,
-                noise=NoiseKey(self._seed, self._noise_rank, number, self._step),
+                noise=NoiseKey(self._seed, self._noise_rank, number, self.exchanges),
             )
         self.counters.encode_seconds += time.perf_counter() - started
 
@@ -346,7 +350,7 @@ class EncodedCollectives:
                 tuple(out.shape),
                 rows[ranks[0] : ranks[-1] + 1],
                 out.view(-1),
-                step=self._step,
+                step=self.exchanges,
                 scale=scale,
                 accumulate=accumulate,
             )
@@ -364,7 +368,7 @@ class EncodedCollectives:
         if not on_host(rows):
             return None
         entry = Entry(codec, tuple(out.shape), _OFF, NoiseKey(), 0)
-        found = (altered_payload(entry, 0, self._step, rank, rows[rank]) for rank in ranks)
+        found = (altered_payload(entry, 0, self.exchanges, rank, rows[rank]) for rank in ranks)
         return next((one for one in found if one is not None), None)
 
     def _keeps_own(self, rows: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.codecs.base import check_threads
 from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.distributed.encoded import EncodedCollectives
 from hvd_compress.distributed.transport import ProcessGroupTransport
@@ -19,6 +20,9 @@ from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.exchange.routing import ENCODABLE
 from hvd_compress.fsdp.sharding import Reduced, reduced
+from hvd_compress.torch_common.state import expect_state
+
+_VERSION = 1
 
 
 class CompressedReduceScatter:
@@ -62,7 +66,12 @@ class CompressedReduceScatter:
         threads: int | None = None,
     ) -> None:
         modules = reduced(model)
-        self._codec = codec
+        problem = None
+        try:
+            _check(codec, seed, threads, modules)
+        except (TypeError, ValueError) as error:
+            problem, threads = error, None
+        self._codec, self._seed = codec, seed
         self._collectives = _Collectives(
             ProcessGroupTransport(modules[0].process_group),
             exact_own=False,
@@ -72,11 +81,6 @@ class CompressedReduceScatter:
         )
         self._passes = 0
         self._task: int | None = None  # Autograd's number of the backward pass under way.
-        problem = None
-        try:
-            _check(codec, seed, modules)
-        except (TypeError, ValueError) as error:
-            problem = error
         self._device = modules[0].device
         self._raise_everywhere("arguments of CompressedReduceScatter", problem)
         settings = {
@@ -100,6 +104,25 @@ class CompressedReduceScatter:
         """Starts all counts at zero again."""
         self._collectives.counters = Counters()
         self._passes = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the noise, the same on every rank: all that later exchanges depend on."""
+        return {"version": _VERSION, "seed": self._seed, "exchanges": self._collectives.exchanges}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where :meth:`state_dict` was called; every rank has to load.
+
+        Raises:
+            TypeError: nothing that ``state_dict()`` returns.
+            ValueError: the state of another version, or with another seed.
+        """
+        expect_state("load_state_dict", state)
+        for field, want in (("version", _VERSION), ("seed", self._seed)):
+            if state.get(field) != want:
+                raise ValueError(
+                    f"load_state_dict: expected {field} {want}, got {state.get(field)}"
+                )
+        self._collectives.exchanges = state["exchanges"]
 
     def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
         """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
@@ -186,7 +209,7 @@ class _Collectives(EncodedCollectives):
             self.failure = self.failure or error
 
 
-def _check(codec: Any, seed: int, modules: Sequence[Reduced]) -> None:
+def _check(codec: Any, seed: int, threads: int | None, modules: Sequence[Reduced]) -> None:
     """Raises where this rank's arguments are wrong, or gradients cannot be encoded."""
     if not isinstance(codec, Codec):
         raise TypeError(
@@ -204,6 +227,8 @@ def _check(codec: Any, seed: int, modules: Sequence[Reduced]) -> None:
             f"coding='plain'"
         )
     NoiseKey(seed)
+    if threads is not None:
+        check_threads("CompressedReduceScatter", threads)
     for one in modules:
         dtype = str(one.dtype).removeprefix("torch.")
         if dtype not in ENCODABLE:

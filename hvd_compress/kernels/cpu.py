@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.codecs import BF16, Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_threads
 from hvd_compress.kernels.cpu_arrays import (
     as_numpy,
     bits_of,
@@ -44,7 +44,7 @@ class CpuKernels(Kernels):
     name = "cpu"
 
     def __init__(self, threads: int = 1) -> None:
-        check_number("CpuKernels", "threads", threads, 1, 1024, integer=True)
+        check_threads("CpuKernels", threads)
         self.threads = threads
         self._library = load()
         self._reference = ReferenceKernels()

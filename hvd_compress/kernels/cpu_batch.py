@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_threads
 from hvd_compress.kernels.batch import (
     Arrays,
     BatchPayloadError,
@@ -47,7 +47,7 @@ class CpuBatch(Batch):
     def __init__(
         self, entries: Sequence[Entry], threads: int = 1, arrays: Arrays | None = None
     ) -> None:
-        check_number("CpuBatch", "threads", threads, 1, 1024, integer=True)
+        check_threads("CpuBatch", threads)
         self.entries = tuple(entries)
         self.threads = threads
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_threads
 from hvd_compress.kernels.batch import Arrays, check_lengths, check_places
 from hvd_compress.kernels.cpu_arrays import pointer_to, size_of
 from hvd_compress.kernels.cpu_library import load, spec_pointer
@@ -70,7 +70,7 @@ class CpuLevelBatch:
     """
 
     def __init__(self, entries: Sequence[LevelEntry], threads: int = 1) -> None:
-        check_number("CpuLevelBatch", "threads", threads, 1, 1024, integer=True)
+        check_threads("CpuLevelBatch", threads)
         self.entries = tuple(entries)
         self.threads = threads
         self._library = load()

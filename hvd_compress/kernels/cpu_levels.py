@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_threads
 from hvd_compress.kernels.cpu_arrays import feedback_pointer, pointer_to
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import LevelKernels
@@ -30,7 +30,7 @@ class CpuLevels(LevelKernels):
     name = "cpu"
 
     def __init__(self, threads: int = 1) -> None:
-        check_number("CpuLevels", "threads", threads, 1, 1024, integer=True)
+        check_threads("CpuLevels", threads)
         self.threads = threads
         self._library = load()
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_choice, check_number
+from hvd_compress.codecs.base import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchange.counters import Counters
 from hvd_compress.exchange.errors import ExchangeError
@@ -157,7 +157,7 @@ class Compressor(tf.Module, HorovodCompressor):
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**62, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
-            check_number("Compressor", "threads", threads, 1, 1024, integer=True)
+            check_threads("Compressor", threads)
         if owner_step is not None:
             raise ValueError(
                 f"Compressor.owner_step: expected None in TensorFlow, got {owner_step!r}: an owner "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.base import check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchange.counters import Counters
@@ -70,7 +70,7 @@ class GradientCoder:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
         if threads is not None:
-            check_number("Compressor", "threads", threads, 1, 1024, integer=True)
+            check_threads("Compressor", threads)
         if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
             raise TypeError(
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"

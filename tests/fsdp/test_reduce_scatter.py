@@ -217,6 +217,7 @@ def test_what_it_is_not_for() -> None:
         (good, OneBit(), {}, ValueError, "trains without error feedback, .* got OneBit"),
         (good, ECQ(coding="entropy"), {}, ValueError, "fixed length, got ECQ.*coding='plain'"),
         (good, Int8(), {"seed": -1}, ValueError, r"seed: expected an integer in \[0, 2"),
+        (good, Int8(), {"threads": 0}, ValueError, r"threads: expected an integer in \[1, 1024"),
         (
             double,
             Int8(),
@@ -244,11 +245,16 @@ def test_ranks_that_disagree() -> None:
         hvdc.CompressedReduceScatter(net, Int8(group=64 * (rank + 1)))
     with pytest.raises(hvdc.ExchangeError, match="seed: 0 on rank 0, 1 on rank 1"):
         hvdc.CompressedReduceScatter(net, Int8(), seed=rank)
-    wrong: tuple[type[Exception], str] = (hvdc.ExchangeError, "ValueError: .*on rank 1")
-    if rank == 1:
-        wrong = ValueError, "trains without error feedback"
-    with pytest.raises(wrong[0], match=wrong[1]):
-        hvdc.CompressedReduceScatter(net, OneBit() if rank == 1 else Int8())
+    for codec, threads, own in (
+        (OneBit(), None, "trains without error feedback"),
+        (Int8(), 0, "threads: expected an integer"),
+    ):
+        if rank == 1:
+            with pytest.raises(ValueError, match=own):
+                hvdc.CompressedReduceScatter(net, codec, threads=threads)
+        else:
+            with pytest.raises(hvdc.ExchangeError, match=rf"ValueError: .*{own}.* on rank 1"):
+                hvdc.CompressedReduceScatter(net, Int8())
     hvdc.CompressedReduceScatter(net, Int8())
     gradients = targets(SHAPES, rank, 0)
     if rank == 1:

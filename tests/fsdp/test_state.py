@@ -14,14 +14,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 
 import hvd_compress.fsdp as hvdc
-from hvd_compress.codecs import OneBit
+from hvd_compress.codecs import OneBit, Ternary
 from tests.contract.cases import FULL
 from tests.fsdp.probes import (
     SHAPES,
     Beside,
+    Net,
     backward,
     make,
     mesh_of,
+    shard,
 )
 from tests.ranks import on_ranks
 from tests.torch_models import assert_same_bits, targets
@@ -112,5 +114,37 @@ def test_torch_distributed_checkpoint() -> None:
     states = hvdc.RankStates(smaller, saved_ranks=4)
     dcp.load({"compressor": states}, checkpoint_id=folder[0])
     assert smaller.residual_norm() > 0
+    dist.barrier()
+    shutil.rmtree(folder[0], ignore_errors=True)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_encoded_reduce_scatter_goes_on_with_its_noise() -> None:
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    rank = dist.get_rank()
+    scatters, got = [], []
+    for _ in range(2):
+        net = shard(Net(SHAPES), mesh_of(1))
+        scatters.append(hvdc.CompressedReduceScatter(net, Ternary(64), seed=5))
+        if len(scatters) == 1:
+            backward(net, targets(SHAPES, rank, 0))
+            dcp.save({"scatter": scatters[0]}, checkpoint_id=folder[0])
+        else:
+            dcp.load({"scatter": scatters[1]}, checkpoint_id=folder[0])
+        got.append(backward(net, targets(SHAPES, rank, 1)))
+    assert_same_bits(got[1], got[0])
+    later = backward(net, targets(SHAPES, rank, 1))
+    assert any(not torch.equal(one, got[1][name]) for name, one in later.items())
+    net = shard(Net(SHAPES), mesh_of(1))
+    other = hvdc.CompressedReduceScatter(net, Ternary(64), seed=6)
+    with pytest.raises(ValueError, match="expected seed 6, got 5"):
+        other.load_state_dict(scatters[0].state_dict())
+    with pytest.raises(TypeError, match=r"expected what state_dict.* got None"):
+        other.load_state_dict(None)  # type: ignore[arg-type]
+    if rank == 1:
+        other.load_state_dict({**scatters[0].state_dict(), "seed": 6})
+    with pytest.raises(hvdc.ExchangeError, match=r"number: 1 on rank 0, . on rank 1"):
+        backward(net, targets(SHAPES, rank, 0))
     dist.barrier()
     shutil.rmtree(folder[0], ignore_errors=True)
