@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,6 +20,7 @@ from hvd_compress.distributed.bucket import Bucket
 from hvd_compress.distributed.coder import GroupCoder
 from hvd_compress.distributed.collectives import Over
 from hvd_compress.distributed.device_collectives import collectives_of, meeting_place
+from hvd_compress.distributed.keys import Keys, kind_of, like, pairs
 from hvd_compress.distributed.launcher import Launcher, Line
 from hvd_compress.distributed.norms import Norms
 from hvd_compress.distributed.places import Place, check_lost, together
@@ -33,7 +34,7 @@ from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
 from hvd_compress.torch_common.owner_steps import OwnerStep
 from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import begin_with, expect_state, restore, snapshot, unsent
+from hvd_compress.torch_common.state import begin_with, restore, snapshot, unsent
 
 _log = logging.getLogger(__name__)
 
@@ -85,9 +86,11 @@ class Compressor(GroupCoder):
         grad_scaler: Any | None = None,
         threads: int | None = None,
     ) -> None:
-        self._by_key: dict[str, Slot] = {}
+        self._keys = Keys(
+            lambda slot, dtype: self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        )
         super().__init__(
-            self._by_key.values(),
+            self._keys.slots.values(),
             codec,
             feedback,
             exchange=exchange,
@@ -137,21 +140,20 @@ class Compressor(GroupCoder):
         several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
         devices = (one.device for one in several if isinstance(one, torch.Tensor))
         self._start_line(next(devices, torch.device("cpu")))
-        known = set(self._by_key)
         try:
-            tensors, keys = _pairs(tensor, key)
-            scale = self._scale(op)
-            slots = self._slots_for(tensors, keys)
-            settings = self._configuration(slots)
-            settings |= {"order of tensors": keys, "op": str(op)}
-            bucket = Bucket(tensors, self._device, scale)
-            self._kernels.check()  # What a device has met in an earlier call.
-            self._collectives.begin_step()
-            self._begin_encoding()
-            self._pack(bucket, zip(slots, tensors, tensors, strict=True))
+            with self._keys.only_if_all_is_well():
+                tensors, keys = pairs(tensor, key)
+                scale = self._scale(op)
+                slots = self._slots_for(tensors, keys)
+                settings = self._configuration(slots)
+                settings |= {"order of tensors": keys, "op": str(op)}
+                bucket = Bucket(tensors, self._device, scale)
+                self._kernels.check()  # What a device has met in an earlier call.
+                self._collectives.begin_step()
+                self._begin_encoding()
+                self._pack(bucket, zip(slots, tensors, tensors, strict=True))
         except Exception as error:
-            for new in self._by_key.keys() - known:
-                del self._by_key[new]
+            self._routed &= self._keys.slots.keys()
             self._tell(error)
             raise
         exchanges = {
@@ -199,7 +201,7 @@ class Compressor(GroupCoder):
             ExchangeError: tensors are on their way.
         """
         self._expect_idle("state_dict")
-        return {**super().state_dict(), "keys": self._kinds(), "member": self._member}
+        return {**super().state_dict(), "keys": self._keys.kinds, "member": self._member}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
@@ -211,15 +213,15 @@ class Compressor(GroupCoder):
             ExchangeError: tensors are on their way, or there is no process group.
         """
         self._expect_idle("load_state_dict")
-        with self._keys_of("load_state_dict", [state]):
+        with self._keys.of_states("load_state_dict", [state]):
             super().load_state_dict(state)
-        if not self._by_key:
+        if not self._keys.slots:
             self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         self._expect_idle("load_resized")
         states = list(states)
-        with self._keys_of("load_resized", states):
+        with self._keys.of_states("load_resized", states):
             super().load_resized(states)
 
     @torch.no_grad()
@@ -257,12 +259,12 @@ class Compressor(GroupCoder):
                     "rebind: expected a compressor without owner_step, got one whose state would be lost "
                     "with the rank that owns it"
                 )
-            check_lost(lost, self._kinds(), self._members)
+            check_lost(lost, self._keys.kinds, self._members)
         except (ExchangeError, ValueError) as error:
             problem = error
         own_places = {
-            key: (_kind(slot.parameter), slot.step, slot.exchanges)
-            for key, slot in self._by_key.items()
+            key: (kind_of(slot.parameter), slot.step, slot.exchanges)
+            for key, slot in self._keys.slots.items()
         }
         members = [str(state["member"]) for state in lost] if problem is None else []
         own = Place(self._member, self._came_from, self._seed, own_places, members)
@@ -271,7 +273,7 @@ class Compressor(GroupCoder):
         norms = Norms(ranks.among(range(ranks.size)))
         stayed = sum(one.size is not None for one in told)
         before = {
-            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._by_key.values()
+            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._keys.slots.values()
         }
         old = self._came_from or ranks.size
         self._report(told, lost)
@@ -284,7 +286,7 @@ class Compressor(GroupCoder):
         self._routed.clear()
         self._members = [one.member for one in told]
         for key, (kind, step, exchanges) in places.items():
-            slot = self._by_key.get(key) or self._add(key, kind)
+            slot = self._keys.slots.get(key) or self._keys.add(key, kind)
             residual = before.get(key)
             if residual is not None:
                 residual *= ranks.size / old
@@ -339,13 +341,6 @@ class Compressor(GroupCoder):
         saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]
         return saved
 
-    def _add(self, key: str, kind: dict[str, Any]) -> Slot:
-        """A record of a key that no call has had yet."""
-        like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(kind["shape"])
-        slot = self._by_key[key] = Slot(key, len(self._by_key), like)
-        slot.route = self._router_of(key).choose(key, slot.shape, kind["dtype"])
-        return slot
-
     def _start_line(self, device: torch.device) -> None:
         if self._comparisons is None:
             self._connect(device)
@@ -359,7 +354,7 @@ class Compressor(GroupCoder):
             ExchangeError: tensors are on their way.
         """
         self._expect_idle("load_state_dict")
-        with self._keys_of("load_state_dict", [state]):
+        with self._keys.of_states("load_state_dict", [state]):
             # rebind() refuses what an owner step's state belongs to, whatever the parts are.
             place = state["rank"], state["size"], self._seed
             restore(self._slots, state, *place, owned_by=lambda slot: None)
@@ -401,39 +396,14 @@ class Compressor(GroupCoder):
         return 1 / self._size if op == dist.ReduceOp.AVG else 1.0
 
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
-        """The record of each tensor; new keys get one."""
-        for key, tensor in zip(keys, tensors, strict=True):
-            _check_tensor(key, tensor)
-            if tensor.device != self._device:
-                raise ValueError(
-                    f"{key}: expected a tensor on {self._device}, as that of the first call, got one on "
-                    f"{tensor.device}: make a compressor for each device"
-                )
-            slot = self._by_key.get(key)
-            if slot is None:
-                slot = self._by_key[key] = Slot(key, len(self._by_key), _like(tensor))
-            kept, got = _kind(slot.parameter), _kind(tensor)
-            if got != kept:
-                raise ValueError(
-                    f"{key}: expected a tensor of {kept['dtype']}, shape {kept['shape']}, as in earlier "
-                    f"calls with that key, got {got['dtype']}, shape {got['shape']}: give other tensors "
-                    f"another key="
-                )
-            if slot.pending:
-                raise ExchangeError(
-                    f"{key}: expected no tensor of that key on its way, got a second one: call wait() on "
-                    f"what the last all_reduce returned"
-                )
-        places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
-        if len(set(places)) != len(places):
-            raise ValueError("all_reduce: expected each tensor once, got two in the same memory")
-        for key, tensor in zip(keys, tensors, strict=True):
-            if key not in self._routed:
-                slot = self._by_key[key]
-                slot.parameter = _like(tensor)  # That of a state that was loaded is somewhere else.
-                self._choose_routes([slot], self._router_of(key))
+        """The record of each tensor, with a route."""
+        slots = self._keys.of(tensors, keys, self._device)
+        for slot, tensor in zip(slots, tensors, strict=True):
+            if slot.name not in self._routed:
+                slot.parameter = like(tensor)  # That of a state that was loaded is somewhere else.
+                self._choose_routes([slot], self._router_of(slot.name))
         self._routed.update(keys)
-        return [self._by_key[key] for key in keys]
+        return slots
 
     def _router_of(self, key: str) -> Router:
         return next(
@@ -513,91 +483,3 @@ class Compressor(GroupCoder):
         for slot in slots:
             slot.pending = False
         self._count([bucket])
-
-    def _kinds(self) -> dict[str, dict[str, Any]]:
-        return {key: _kind(slot.parameter) for key, slot in self._by_key.items()}
-
-    @contextlib.contextmanager
-    def _keys_of(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Makes records for the keys of states, which are gone again where loading these fails."""
-        for state in states:
-            expect_state(who, state)
-        kinds = [state.get("keys") for state in states]
-        if not kinds or not isinstance(kinds[0], dict) or any(one != kinds[0] for one in kinds):
-            raise ValueError(
-                f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
-                f"got others"
-            )
-        before, slots = self._kinds(), dict(self._by_key)
-        if not kinds[0]:
-            self._by_key.clear()
-        elif before and list(before.items()) != list(kinds[0].items()):
-            raise ValueError(
-                f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
-                f"got others: load a state before the first call"
-            )
-        try:
-            for key, kind in kinds[0].items():
-                if key not in before:
-                    self._add(key, kind)
-            yield
-        except Exception:
-            self._by_key.clear()
-            self._by_key.update(slots)
-            raise
-
-
-def _pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
-    """The tensors, and their keys."""
-    if isinstance(tensor, torch.Tensor):
-        tensors, keys = [tensor], [key]
-    elif isinstance(tensor, Sequence) and not isinstance(tensor, str) and tensor:
-        tensors = list(tensor)
-        keys = [f"{key}.{i}" for i in range(len(tensors))] if isinstance(key, str) else list(key)
-    else:
-        got = (
-            "an empty one" if isinstance(tensor, Sequence) and not tensor else type(tensor).__name__
-        )
-        raise TypeError(f"all_reduce.tensor: expected a tensor or a list of tensors, got {got}")
-    if not all(isinstance(one, str) for one in keys) or len(keys) != len(tensors):
-        raise TypeError(f"all_reduce.key: expected a string, or one for each tensor, got {key!r}")
-    twice = sorted({one for one in keys if keys.count(one) > 1})
-    if twice:
-        raise ValueError(f"all_reduce.key: expected distinct keys, got twice: {', '.join(twice)}")
-    return tensors, keys
-
-
-def _check_tensor(key: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{key}: expected a tensor, got {type(tensor).__name__}")
-    if hasattr(tensor, "to_local"):
-        raise TypeError(
-            f"{key}: expected a tensor of this rank's own, got a {type(tensor).__name__}: hand over its "
-            f"to_local()"
-        )
-    if tensor.layout is not torch.strided:
-        raise TypeError(
-            f"{key}: expected a dense tensor, got layout {tensor.layout}: use to_dense()"
-        )
-    if not tensor.is_floating_point():
-        raise TypeError(
-            f"{key}: expected floating-point numbers, got {_dtype(tensor)}: use "
-            f"torch.distributed.all_reduce for it"
-        )
-    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise ValueError(
-            f"{key}: expected a place in memory for each element, got an expanded tensor: use contiguous()"
-        )
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Of the same dtype, shape and device, with memory for one element."""
-    return tensor.detach().new_empty(()).expand(tensor.shape)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _kind(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}

@@ -388,6 +388,27 @@ def test_a_rank_that_fails_while_others_send() -> None:
         dist.barrier()
 
 
+@on_ranks(2, launcher="torchrun")
+def test_a_key_whose_first_call_failed_on_one_rank() -> None:
+    compressor = hvdc.OneBit(threshold=0)
+    hvdc.all_reduce(torch.randn(3000), compressor, key="before")
+    rank = dist.get_rank()
+    pack = hvdc.Compressor._pack
+    with (
+        mock.patch.object(hvdc.Compressor, "_pack", _out_of_memory if rank == 1 else pack),
+        pytest.raises(MemoryError if rank == 1 else hvdc.ExchangeError, match="on purpose"),
+    ):
+        hvdc.all_reduce(torch.randn(3000), compressor, key="t")
+    hvdc.all_reduce(torch.randn(3000), compressor, key="t")
+    tensors = compressor.state_dict()["tensors"]
+    assert list(tensors) == ["before", "t"]
+    assert all(one["residual"] is not None and one["step"] == 1 for one in tensors.values())
+
+
+def _out_of_memory(*arguments: Any) -> None:
+    raise MemoryError("on purpose")
+
+
 def _fail(batch: Batch, work: Any, size: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     batch.error = ArithmeticError("on purpose")
     return torch.zeros(size, dtype=dtype)

@@ -1,0 +1,183 @@
+"""The keys that tensors are reduced under, and what is kept for each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchange.routing import Route
+from hvd_compress.torch_common.slots import Slot
+from hvd_compress.torch_common.state import expect_state
+
+Kind = dict[str, Any]
+"""Of a key's tensors: dtype and shape, fit for JSON."""
+
+
+class Keys:
+    """A record for each key, in the order of their first calls.
+
+    Args:
+        route: of a new record.
+
+    Attributes:
+        slots: by key.
+    """
+
+    def __init__(self, route: Callable[[Slot, str], Route]) -> None:
+        self.slots: dict[str, Slot] = {}
+        self._route = route
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What the tensors of each key are like."""
+        return {key: kind_of(slot.parameter) for key, slot in self.slots.items()}
+
+    def add(self, key: str, kind: Kind) -> Slot:
+        """A record of a key that no call has had yet."""
+        like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(kind["shape"])
+        slot = self.slots[key] = Slot(key, len(self.slots), like)
+        slot.route = self._route(slot, kind["dtype"])
+        return slot
+
+    def of(
+        self, tensors: Sequence[torch.Tensor], keys: Sequence[str], device: torch.device
+    ) -> list[Slot]:
+        """The record of each tensor; new keys get one, without a route.
+
+        Raises:
+            TypeError, ValueError: a tensor cannot be reduced, or is not like those of earlier calls.
+            ExchangeError: another tensor of a key is on its way.
+        """
+        for key, tensor in zip(keys, tensors, strict=True):
+            _check(key, tensor)
+            if tensor.device != device:
+                raise ValueError(
+                    f"{key}: expected a tensor on {device}, as that of the first call, got one on "
+                    f"{tensor.device}: make a compressor for each device"
+                )
+            slot = self.slots.get(key)
+            if slot is None:
+                slot = self.slots[key] = Slot(key, len(self.slots), like(tensor))
+            kept, got = kind_of(slot.parameter), kind_of(tensor)
+            if got != kept:
+                raise ValueError(
+                    f"{key}: expected a tensor of {kept['dtype']}, shape {kept['shape']}, as in earlier "
+                    f"calls with that key, got {got['dtype']}, shape {got['shape']}: give other tensors "
+                    f"another key="
+                )
+            if slot.pending:
+                raise ExchangeError(
+                    f"{key}: expected no tensor of that key on its way, got a second one: call wait() on "
+                    f"what the last all_reduce returned"
+                )
+        places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+        if len(set(places)) != len(places):
+            raise ValueError("all_reduce: expected each tensor once, got two in the same memory")
+        return [self.slots[key] for key in keys]
+
+    @contextlib.contextmanager
+    def only_if_all_is_well(self) -> Iterator[None]:
+        """Keys that come or go in here are as before where it raises."""
+        before = dict(self.slots)
+        try:
+            yield
+        except Exception:
+            self.slots.clear()
+            self.slots.update(before)
+            raise
+
+    @contextlib.contextmanager
+    def of_states(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """Makes records for the keys of states, which are gone again where loading these fails.
+
+        Raises:
+            TypeError: nothing that ``state_dict()`` returns.
+            ValueError: states of other keys than the others, or than this record's.
+        """
+        for state in states:
+            expect_state(who, state)
+        kinds = [state.get("keys") for state in states]
+        if not kinds or not isinstance(kinds[0], dict) or any(one != kinds[0] for one in kinds):
+            raise ValueError(
+                f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
+                f"got others"
+            )
+        before = self.kinds
+        if kinds[0] and before and list(before.items()) != list(kinds[0].items()):
+            raise ValueError(
+                f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
+                f"got others: load a state before the first call"
+            )
+        with self.only_if_all_is_well():
+            if not kinds[0]:
+                self.slots.clear()
+            for key, kind in kinds[0].items():
+                if key not in before:
+                    self.add(key, kind)
+            yield
+
+
+def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
+    """The tensors of a call, and their keys.
+
+    Raises:
+        TypeError: no tensor and no list of tensors, or keys that are no strings.
+        ValueError: a key twice.
+    """
+    if isinstance(tensor, torch.Tensor):
+        tensors, keys = [tensor], [key]
+    elif isinstance(tensor, Sequence) and not isinstance(tensor, str) and tensor:
+        tensors = list(tensor)
+        keys = [f"{key}.{i}" for i in range(len(tensors))] if isinstance(key, str) else list(key)
+    else:
+        got = (
+            "an empty one" if isinstance(tensor, Sequence) and not tensor else type(tensor).__name__
+        )
+        raise TypeError(f"all_reduce.tensor: expected a tensor or a list of tensors, got {got}")
+    if not all(isinstance(one, str) for one in keys) or len(keys) != len(tensors):
+        raise TypeError(f"all_reduce.key: expected a string, or one for each tensor, got {key!r}")
+    twice = sorted({one for one in keys if keys.count(one) > 1})
+    if twice:
+        raise ValueError(f"all_reduce.key: expected distinct keys, got twice: {', '.join(twice)}")
+    return tensors, keys
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the same dtype, shape and device, with memory for one element."""
+    return tensor.detach().new_empty(()).expand(tensor.shape)
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """What a key's tensors have in common."""
+    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
+
+
+def _check(key: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{key}: expected a tensor, got {type(tensor).__name__}")
+    if hasattr(tensor, "to_local"):
+        raise TypeError(
+            f"{key}: expected a tensor of this rank's own, got a {type(tensor).__name__}: hand over its "
+            f"to_local()"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{key}: expected a dense tensor, got layout {tensor.layout}: use to_dense()"
+        )
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"{key}: expected floating-point numbers, got {_dtype(tensor)}: use "
+            f"torch.distributed.all_reduce for it"
+        )
+    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"{key}: expected a place in memory for each element, got an expanded tensor: use contiguous()"
+        )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
