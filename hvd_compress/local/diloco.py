@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.distributed.compressor import Accept
 from hvd_compress.exchange import agreement
+from hvd_compress.local.common import CommonParameters
 from hvd_compress.local.fragments import split
 from hvd_compress.local.progress import Counts, Progress, behind, merged, sources
 from hvd_compress.local.quorums import Quorums, RolledBackError
@@ -95,15 +95,11 @@ class DiLoCo:
         base.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
         self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
         base.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
-        self._own = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if not self._own:
-            raise ValueError("DiLoCo.model: expected trainable parameters, got none")
-        self._fragments = split(self._own, fragments)
+        self._common = CommonParameters(model, outer_optimizer)
+        self._fragments = split(self._common.own, fragments)
         self._sync_every = sync_every
         self._delay = delay
         self._compressor = compressor
-        self._common = {name: _common(parameter) for name, parameter in self._own.items()}
-        self._outer = outer_optimizer(list(self._common.values()))
         self._under_way: dict[int, _Round] = {}
         self._failed: dict[int, hvdc.Work] = {}
         self._group: str | None = None
@@ -131,7 +127,7 @@ class DiLoCo:
 
         float32 where the model's are of half precision.
         """
-        return MappingProxyType({name: common.data for name, common in self._common.items()})
+        return self._common.values
 
     @torch.no_grad()
     def step(self) -> None:
@@ -171,7 +167,7 @@ class DiLoCo:
             for _ in self._fragments:
                 fragment = self._round(self._quorums)
                 if fragment is not None:
-                    self._take_common(self._fragments[fragment], 0.0)
+                    self._common.take(self._fragments[fragment])
             return
         for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
             self._receive(fragment)
@@ -179,7 +175,7 @@ class DiLoCo:
             self._send(fragment)
         for fragment in range(len(self._fragments)):
             self._receive(fragment)
-        self._take_common(self._own, 0.0)
+        self._common.take(self._common.own)
 
     @torch.no_grad()
     def rebind(
@@ -234,8 +230,7 @@ class DiLoCo:
             "rounds": self.rounds,
             "dropped_rounds": self.dropped_rounds,
             "history": {name: list(counts) for name, counts in self._history.items()},
-            "common": dict(self.common_parameters),
-            "outer_optimizer": self._outer.state_dict(),
+            **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
             "due": {f: (one.due, one.differences) for f, one in self._under_way.items()},
             "configuration": self._configuration(),
@@ -289,7 +284,7 @@ class DiLoCo:
         for fragment, (due, differences) in first["due"].items():
             self._under_way[fragment] = _Round(due, [one.clone() for one in differences], None)
             self._receive(fragment)
-        self._take_common(self._own, 0.0)
+        self._common.take(self._common.own)
 
     def _sends(self, fragment: int) -> bool:
         offset = fragment * self._sync_every // len(self._fragments)
@@ -297,10 +292,7 @@ class DiLoCo:
 
     def _send(self, fragment: int, accept: Accept | None = None) -> None:
         names = self._fragments[fragment]
-        differences = [
-            self._common[name].detach() - self._own[name].detach().to(self._common[name].dtype)
-            for name in names
-        ]
+        differences = self._common.differences(names)
         failed = self._failed.pop(fragment, None)
         if failed is not None:
             failed.settle(dropped=True)
@@ -340,13 +332,9 @@ class DiLoCo:
         names = self._fragments[fragment]
         # The same bits on every rank, so that all decide alike.
         if all(bool(difference.isfinite().all()) for difference in differences):
-            for name, difference in zip(names, differences, strict=True):
-                self._common[name].grad = difference
-            self._outer.step()
-            for name in names:
-                self._common[name].grad = None
+            self._common.step(names, differences)
             self._count(fragment, (1, 0))
-            self._take_common(names, self._mixing)
+            self._common.take(names, self._mixing)
         else:
             self._count(fragment, (0, 1))
             _log.warning(
@@ -356,7 +344,7 @@ class DiLoCo:
                 fragment + 1,
                 len(self._fragments),
             )
-            self._take_common(names, 0.0)
+            self._common.take(names)
 
     def _round(self, quorums: Quorums) -> int | None:
         """An exchange among a quorum: the fragment's number; None if it is rolled back."""
@@ -398,10 +386,10 @@ class DiLoCo:
         self._history[name] = [(0, 0) for _ in self._fragments]
 
     def _progress(self) -> Progress:
-        shapes = {n: [str(p.dtype), list(p.shape)] for n, p in self._own.items()}
-        settings = agreement.serialize({**self._configuration(), "parameters": shapes})
+        settings = {**self._configuration(), "parameters": self._common.kinds}
         history = {name: list(counts) for name, counts in self._history.items()}
-        return Progress(settings, self._group, uuid.uuid4().hex, self.steps, history)
+        offered = uuid.uuid4().hex
+        return Progress(agreement.serialize(settings), self._group, offered, self.steps, history)
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
         """What keeps this rank from going on elsewhere."""
@@ -437,43 +425,23 @@ class DiLoCo:
         missing = [behind(told, chosen, rank) for rank in range(ranks.size)]
         wanted = sorted({fragment for fragments in missing for fragment in fragments})
         if wanted:
-            states = {
-                source: ranks.broadcast_object(self._outer.state_dict(), source)
-                for source in sorted(set(chosen))
-            }
-            # The settings of the furthest rank; what belongs to a parameter, of its fragment's source.
-            best = max(states, key=lambda rank: sum(map(told[rank].total, range(len(chosen)))))
-            numbers = self._numbers()
-            state = {
-                numbers[name]: states[source]["state"][numbers[name]]
-                for names, source in zip(self._fragments, chosen, strict=True)
-                for name in names
-                if numbers[name] in states[source]["state"]
-            }
-            self._outer.load_state_dict({**states[best], "state": state})
-        for fragment in wanted:
-            for name in self._fragments[fragment]:
-                ranks.broadcast(self._common[name].data, chosen[fragment])
-            if fragment in missing[ranks.rank]:
-                self._take_common(self._fragments[fragment], 0.0)
+            # The outer optimizer's settings are those of the source that has come furthest.
+            totals = {source: sum(map(told[source].total, range(len(chosen)))) for source in chosen}
+            best = max(sorted(totals), key=totals.__getitem__)
+            self._common.receive(self._fragments, chosen, wanted, best, ranks)
+        for fragment in missing[ranks.rank]:
+            self._common.take(self._fragments[fragment])
         self._history = merged(told, chosen)
         counts = [one for counts in self._history.values() for one in counts]
         self.rounds = sum(used for used, _ in counts)
         self.dropped_rounds = sum(dropped for _, dropped in counts)
         self.steps = max(one.steps for one in told)
 
-    def _numbers(self) -> dict[str, int]:
-        """What the outer optimizer's state calls the parameters, by name."""
-        names = {id(common): name for name, common in self._common.items()}
-        parameters = [one for group in self._outer.param_groups for one in group["params"]]
-        return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
-
     def _health(self) -> dict[str, Any]:
         """What a rank that is behind needs from this one."""
         return {
             "configuration": self._configuration(),
-            "common": dict(self.common_parameters),
-            "outer_optimizer": self._outer.state_dict(),
+            **self._common.state_dict(),
             "progress": self._progress(),
             "rounds": self.rounds,
             "dropped_rounds": self.dropped_rounds,
@@ -485,19 +453,10 @@ class DiLoCo:
         self._check_fits("manager", state)
         progress: Progress = state["progress"]
         self._settle_failed([progress] * len(self._fragments))
-        alike = progress.history == self._history and all(
-            torch.equal(common, state["common"][name]) for name, common in self._common.items()
-        )
+        alike = progress.history == self._history and self._common.are(state)
         self._load({**state, "steps": progress.steps, "history": progress.history})
         if not alike:
-            self._take_common(self._own, 0.0)
-
-    def _take_common(self, names: Iterable[str], mixing: float) -> None:
-        for name in names:
-            own, common = self._own[name], self._common[name].detach()
-            if mixing:
-                common = torch.lerp(common, own.detach().to(common.dtype), mixing)
-            own.data.copy_(common)
+            self._common.take(self._common.own)
 
     def _configuration(self) -> dict[str, Any]:
         return {
@@ -522,18 +481,11 @@ class DiLoCo:
         for name, value in expected.items():
             if got[name] != value:
                 raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {got[name]}")
-        for name, common in self._common.items():
-            shape = tuple(state["common"][name].shape)
-            if shape != tuple(common.shape):
-                raise ValueError(
-                    f"DiLoCo.{who}: expected {name} of shape {tuple(common.shape)}, got {shape}"
-                )
+        self._common.check(who, state)
 
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:
-        self._outer.load_state_dict(state["outer_optimizer"])
-        for name, common in self._common.items():
-            common.data.copy_(state["common"][name])
+        self._common.load(state)
         self._history = {name: list(counts) for name, counts in state["history"].items()}
         if self._group is not None:
             self._history.setdefault(self._group, [(0, 0) for _ in self._fragments])
@@ -560,9 +512,3 @@ class _Round:
         work, self.work = self.work, None
         if work is not None:
             work.wait()
-
-
-def _common(parameter: nn.Parameter) -> nn.Parameter:
-    """A copy for the outer optimizer, of 32 bits at least."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return nn.Parameter(parameter.detach().to(dtype, copy=True))
