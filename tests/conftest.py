@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -72,6 +74,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = ordered
     for kind, together in sharing.items():
         jobs.share(kind, [item.function.job_name for item in together])  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_of_others() -> Iterator[None]:
+    """Removes what torchrun, TensorFlow and ranks that were killed leave behind."""
+    tempfile.gettempdir()  # Remembered: what pytest keeps of a failed test outlives the tests.
+    with (
+        tempfile.TemporaryDirectory(prefix="hvdc_", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)
