@@ -94,12 +94,12 @@ def test_the_process_ends_well_while_its_peers_leave_it(tmp_path: Path) -> None:
 
 
 class _Late:
-    """Whoever drops it takes its time."""
+    """Whoever drops it has to wait."""
 
-    dropped = threading.Event()
+    released, dropped = threading.Event(), threading.Event()
 
     def __del__(self) -> None:
-        time.sleep(0.5)
+        self.released.wait(60)
         self.dropped.set()
 
 
@@ -109,11 +109,15 @@ def _exchange() -> None:
     def call(error: Exception | None, kept: tuple = (collectives, late)) -> None:
         over.set()
 
+    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
-        time.sleep(0.5)  # So that the other's thread is the one that calls back.
+        store.wait(["registered"])  # So that the other's thread is the one that calls back.
+        _Late.released.set()
     _, work = collectives.all_gather(torch.zeros(10))
     collectives.when_over(work, call)
     del late, call, work
+    if dist.get_rank() == 1:
+        store.set("registered", "")
     assert over.wait(60)
 
 
@@ -123,5 +127,6 @@ def test_a_group_can_be_destroyed_before_its_thread_has_dropped_it() -> None:
     assert dist.get_rank() == 0 or not _Late.dropped.is_set()
     dist.destroy_process_group()
     gc.collect()
+    _Late.released.set()
     assert _Late.dropped.wait(60)
     time.sleep(0.5)  # A thread that waits for itself takes the process with it.

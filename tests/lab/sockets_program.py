@@ -44,10 +44,12 @@ def lossy() -> None:
         port.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 23)
         port.bind(mine)
         if _asks():
-            time.sleep(1)  # The other host is there by then; what comes earlier would be lost, too.
+            _connect().close()  # The other host is there: what comes earlier would be lost, too.
             _shoot(port, theirs)
             _report({"back": _arrived(port)})
         else:
+            with socket.create_server(ANSWERING) as server:
+                server.accept()[0].close()
             _report({"there": _arrived(port)})
             _shoot(port, theirs)
 

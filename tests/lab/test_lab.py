@@ -144,7 +144,7 @@ def test_sigkill_leaves_nothing(victim):
     os.kill(lab.pid if victim == "lab" else first, signal.SIGKILL)
 
     assert _gone(networks)
-    assert lab.wait(10) == (-signal.SIGKILL if victim == "lab" else 128 + signal.SIGKILL)
+    assert lab.wait(60) == (-signal.SIGKILL if victim == "lab" else 128 + signal.SIGKILL)
     lab.stdout.close()
 
 
@@ -154,7 +154,7 @@ def test_ranks_are_asked_to_stop_before_the_lab_goes(number):
     lab, networks = _start("--", "sh", "-c", polite)
 
     lab.send_signal(number)
-    rest, _ = lab.communicate(timeout=20)
+    rest, _ = lab.communicate(timeout=60)
 
     assert lab.returncode == 128 + number
     assert sorted(rest.splitlines()) == ["[0]<stdout>:bye", "[1]<stdout>:bye"]
@@ -167,10 +167,10 @@ def test_two_labs_at_once_do_not_meet():
 
     assert not its & others
     one.terminate()
-    assert one.wait(20) == 128 + signal.SIGTERM and _gone(its)
+    assert one.wait(60) == 128 + signal.SIGTERM and _gone(its)
     assert len(machine.processes_in(others)) >= 2, "the other lab goes on"
     other.terminate()
-    assert other.wait(20) == 128 + signal.SIGTERM and _gone(others)
+    assert other.wait(60) == 128 + signal.SIGTERM and _gone(others)
     for lab in (one, other):
         lab.stdout.close()
 

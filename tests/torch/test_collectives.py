@@ -18,7 +18,7 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
     collectives = Collectives(None, "waiting")
     hvd.barrier()
     if hvd.rank() == 1:
-        time.sleep(1.0)
+        time.sleep(2.0)
     handle = collectives.all_gather(torch.full((3,), hvd.rank(), dtype=torch.uint8), "late")
     cpu, wall = time.thread_time(), time.perf_counter()
 
