@@ -271,9 +271,8 @@ class EncodedCollectives:
             try:
                 compared()
             except Exception:
-                self.exchanges -= (
-                    1  # No exchange; a rank that has raised an error has not begun one.
-                )
+                # That was none; a rank that has raised an error has not begun one.
+                self.exchanges -= 1
                 raise
 
         return message, settle
