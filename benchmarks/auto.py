@@ -24,7 +24,7 @@ import horovod.torch as hvd
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import compressions, data, machine, trainers
+from benchmarks import compressions, data, machine, trainers, turns
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import AUTO
 from benchmarks.intervals import paired
@@ -165,8 +165,7 @@ def compete(
     for number in range(args.rounds):
         known = f", {_interval(contest.ratio_to_best(fixed))}" if number >= _LEAST_ROUNDS else ""
         bar.set_description(f"round {number + 1} of {args.rounds} at most{known}", refresh=True)
-        # Every other round backwards, so that what changes slowly favours nobody.
-        for name in names[:: -1 if number % 2 else 1]:
+        for name in turns.order(names, number):
             seconds = job.train(name, args.block + _SETTLING)[_SETTLING:]
             slowest = trainer.gather(np.array([np.median(seconds)])).max()
             contest.seconds[name].append(float(slowest))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 import hvd_compress.distributed as hvdc
-from benchmarks import compressions, group_job
+from benchmarks import compressions, group_job, turns
 from benchmarks.command_line import compression
 from benchmarks.papers import models
 from benchmarks.tables import Table
@@ -72,7 +72,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             for way in ways.values():
                 way.seconds(2, samples)
             for number in range(args.rounds):
-                for name in list(ways)[:: -1 if number % 2 else 1]:
+                for name in turns.order(list(ways), number):
                     seconds[name].append(ways[name].seconds(args.block, samples))
             gains = [w / h for w, h in zip(seconds["whole"], seconds["halves"], strict=True)]
             low, middle, high = statistics.quantiles(gains, n=4)

@@ -18,6 +18,17 @@ Turn = Callable[[str, int], tuple[float, float]]
 """Makes so many steps of a choice; seconds of a step on the clock, and of processor time."""
 
 
+def order(names: Sequence[str], number: int) -> Sequence[str]:
+    """The choices in the order of a round: every other one backwards, so that what changes slowly on a
+    machine favours none.
+
+    Args:
+        names: of the choices.
+        number: of the round.
+    """
+    return names[:: -1 if number % 2 else 1]
+
+
 def measure(turn: Turn, names: Sequence[str], rounds: int, block: int) -> np.ndarray:
     """Seconds of a step, shape=(choices, rounds, 2): on the clock, and of processor time.
 
@@ -31,8 +42,7 @@ def measure(turn: Turn, names: Sequence[str], rounds: int, block: int) -> np.nda
         turn(name, FIRST)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for number in tqdm(range(rounds), unit="round", disable=not sys.stderr.isatty()):
-        # Every other round backwards, so that slow changes of the machine cancel out.
-        for name in names[:: -1 if number % 2 else 1]:
+        for name in order(names, number):
             seconds[name].append(turn(name, block))
     return np.array([seconds[name] for name in names])
 
