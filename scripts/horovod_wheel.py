@@ -2,7 +2,7 @@
 """Build Horovod against the installed frameworks, once, and print the wheel's path.
 
 Horovod's newest release predates today's compilers and frameworks, and is published as source
-only. This script downloads that source, makes the edits listed below, all but one of them to its
+only. This script downloads that source, makes the edits listed below, all but three of them to its
 build files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
