@@ -65,6 +65,21 @@ def test_the_page_shows_the_reference_bytes(name: str) -> None:
     assert SHOWN[name] == MADE[name]
 
 
+def test_the_text_says_what_the_bytes_are() -> None:
+    text = " ".join(PAGE.split())
+    first = int(EXAMPLES.payload("ternary")[48])
+    digits = [first // 3**power % 3 for power in range(5)]
+    products = "".join(f" + {digit}·{3**power}" for power, digit in enumerate(digits) if power)
+    assert f"Its first byte, `{first:02x}` = {first} = {digits[0]}{products}, holds" in text
+    planes = EXAMPLES.payload("ecq")[48:80:8].tolist()
+    *begin, last = (f"`{plane:02x}`" for plane in planes)
+    assert f"The four planes of the first tile begin with {', '.join(begin)} and {last}." in text
+    *bits, high = (plane % 2 for plane in planes)
+    assert f"bit 0 of each plane: {', '.join(map(str, bits))} and {high}." in text
+    code = sum(plane % 2 << power for power, plane in enumerate(planes))
+    assert f"Its code is therefore {code}, and its value is {code} - 4 = {code - 4} times" in text
+
+
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
 def test_codec_ids_and_settings(codec: type[Codec]) -> None:
     ids = re.search(r"\| codec id \| (.*?) \|", PAGE)
