@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests import jobs, units
@@ -15,6 +16,14 @@ from tests import jobs, units
 # PyPI's PyTorch brings it along. After TensorFlow, its import is a segmentation fault.
 with contextlib.suppress(ImportError):
     import triton  # noqa: F401
+
+# A machine that others use, too, may stop for longer than any example takes.
+hypothesis.settings.register_profile(
+    "shared machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("shared machine")
 
 MARKERS = {
     "codecs": ("quick",),

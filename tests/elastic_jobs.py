@@ -18,8 +18,18 @@ STEP = re.compile(
 )
 
 
+class _SurvivorLostError(Exception):
+    """Gloo has aborted the rank that was left, too, as docs/elastic.md says that it sometimes does."""
+
+
 class _Job(ElasticJob):
-    """A script of the documentation under elastic Horovod."""
+    """A script of the documentation under elastic Horovod.
+
+    Attributes:
+        survivor: a process without which the job has lost what it knew; None if there are several.
+    """
+
+    survivor: int | None = None
 
     def __init__(self, folder: Path, script: str, *arguments: str) -> None:
         launcher = "tensorflow" if "keras" in script else "horovodrun"
@@ -33,6 +43,8 @@ class _Job(ElasticJob):
     def until(self, met: Callable[[], bool]) -> None:
         limit = time.monotonic() + TIMEOUT
         while not met():
+            if self.survivor is not None and not Path(f"/proc/{self.survivor}").exists():
+                raise _SurvivorLostError(self.printed)
             assert self.process.poll() is None and time.monotonic() < limit, self.printed
             time.sleep(0.1)
 
@@ -41,7 +53,7 @@ def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int)
     """Kills one of two ranks, has another host take its place, and adds a third one.
 
     The job goes on from the last commit with compressed messages, ends with the same weights on all ranks,
-    and has learnt.
+    and has learnt. If Horovod loses the other rank with the one that is killed, there is a second job.
 
     Args:
         folder: for the job's files.
@@ -49,12 +61,24 @@ def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int)
         arguments: of the script.
         begun: the step or epoch at which the rank is killed.
     """
+    try:
+        _kill_replace_and_add(folder / "first", script, *arguments, begun=begun)
+    except _SurvivorLostError:
+        _kill_replace_and_add(folder / "second", script, *arguments, begun=begun)
+
+
+def _kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int) -> None:
+    folder.mkdir()
     with _Job(folder, script, *arguments) as job:
         job.until(lambda: any(step >= begun for step, *_ in job.steps()))
-        victim = next(process for _, rank, _, process, *_ in job.steps() if rank == 1)
+        job.survivor, victim = (
+            next(process for _, rank, _, process, *_ in job.steps() if rank == wanted)
+            for wanted in (0, 1)
+        )
         job.change(add=1)  # The killed one's host is not used again: this one takes its place.
         os.kill(victim, signal.SIGKILL)
         job.until(lambda: any(rank == 1 and p != victim for _, rank, _, p, *_ in job.steps()))
+        job.survivor = None
         job.change(add=1)
         job.until(lambda: any(ranks == 3 for _, _, ranks, *_ in job.steps()))
         job.until(lambda: job.process.poll() is not None or "ends with" in job.printed)

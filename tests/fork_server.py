@@ -32,8 +32,9 @@ def serve(path: str, modules: Sequence[str]) -> None:
         modules: to be imported.
     """
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(f"{path}.new")
         listener.listen(64)
+        os.rename(f"{path}.new", path)  # Whoever finds it can connect.
         for module in modules:
             importlib.import_module(module)
         call = _Server(listener).run()
@@ -110,11 +111,14 @@ class _Server:
                 elif key.fileobj is self._ended:
                     self._ended.recv(1 << 10)
                     self._reap()
-                else:  # The caller is gone.
+                elif (
+                    key.data in self._callers
+                ):  # The caller is gone, and its process may have ended, too.
                     try:
                         os.killpg(key.data, signal.SIGKILL)
                     except ProcessLookupError:  # No session of its own yet.
-                        os.kill(key.data, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(key.data, signal.SIGKILL)
                     self._selector.unregister(key.fileobj)
 
     def _accept(self) -> _Call | None:

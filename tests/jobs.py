@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-TIMEOUT = 180
+TIMEOUT = 300
 """Seconds for a test, or for a command."""
 
 PASSED = "passed"

@@ -16,7 +16,7 @@ from benchmarks.churn.elastic_job import ElasticJob
 from benchmarks.churn.events import EVENTS, Scene, shuffled
 from benchmarks.churn.reports import Report, dead, read
 
-PATIENCE = 120
+PATIENCE = 300
 """Seconds after an event within which all ranks must have made a commit."""
 
 HOSTS = 3

@@ -28,7 +28,7 @@ import torch.distributed as dist
 _TIMEOUT = 10.0
 """Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
 
-_MOMENT = 0.05
+_MOMENT = 0.25
 """Seconds, at the end of the process, for what PyTorch's synchronous collectives sent: one that gathers a
 checkpoint's state or sums a metric is often the last. Nothing tells when a thread has dropped that."""
 

@@ -18,7 +18,7 @@ from tests import jobs
 from tests.faults import frontends, stock
 from tests.faults.cases import BEGIN, FAULTS, PAUSE, STEPS, STOCK, Case
 
-START = 120
+START = 400
 """Seconds for the ranks' start, and for the steps before the fault."""
 
 MOMENTS = 0.1

@@ -32,7 +32,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.lab", *arguments]
 
 
-def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Runs a lab to its end."""
     return subprocess.run(
         command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout

@@ -100,7 +100,7 @@ def test_one_of_three_is_killed_and_another_one_joins(
 
     # The others learn of it at once, and not by their timeout.
     errors = [Path(tmp_path, f"{name}.0.error").read_text() for name in "AB"]
-    assert all(float(text.split()[0]) - killed < 20 for text in errors), errors
+    assert all(float(text.split()[0]) - killed < 45 for text in errors), errors
     lost = members.held("C", 0, "end")
     assert lost["rounds"] == 2
     log = Path(tmp_path, "A.log").read_text()

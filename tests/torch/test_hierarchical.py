@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -80,12 +79,12 @@ def test_wrong_arguments_fail_at_construction() -> None:
 def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
     """Horovod with dynamic process sets ends the other processes itself, before we can."""
     job = ("tests.torch.dying_rank", "hierarchical", "bucket 0, stage 2")
-    start = time.monotonic()
     printed = jobs.run("two hosts", 4, jobs.forked("two hosts", *job), DYNAMIC)
-    assert time.monotonic() - start < 60, printed
+    assert "timed out" not in printed, printed
+    assert all(float(taken) < 60 for taken in re.findall(r"after ([\d.]+) s by", printed)), printed
     assert re.search(
         r"rank \d stopped after .* s by HorovodInternalError|background loop uncaught exception: .*"
-        r"Connection (closed|reset) by peer",
+        r"(Connection (closed|reset) by peer|Broken pipe)",
         printed,
     ), printed
 
