@@ -169,10 +169,16 @@ class Collectives:
         try:
             return collective(*arguments, **options, process_set=self._process_set)
         except ValueError as error:
-            if self._process_set.process_set_id in _basics._get_process_set_ids_and_ranks():
+            if self._registered():
                 raise
             # Horovod removes them when it has lost a rank. Elastic training goes on after this error.
             raise HorovodInternalError(f"a process set is gone: {error}") from error
+
+    def _registered(self) -> bool:
+        try:
+            return self._process_set.process_set_id in _basics._get_process_set_ids_and_ranks()
+        except ValueError:  # Horovod has ended meanwhile, because another rank has.
+            return False
 
     @staticmethod
     def done(handle: Handle, within: float = 0.0) -> bool:

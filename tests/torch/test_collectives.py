@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import horovod.torch as hvd
 import pytest
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import _basics
 
 from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
@@ -44,3 +46,20 @@ def test_a_process_set_that_is_gone_is_an_error_after_which_elastic_training_goe
         collectives.all_gather(message, "gone")
     with pytest.raises(HorovodInternalError, match="a process set is gone"):
         collectives.all_reduce(torch.zeros(4), "gone")
+    hvd.barrier()  # The rank that ends first takes Horovod with it.
+
+
+@on_ranks(2, alone=True, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_so_it_is_where_horovod_has_ended_meanwhile() -> None:
+    chosen = hvd.add_process_set([1])
+    collectives = Collectives(chosen, "gone")
+    number = chosen.process_set_id
+    hvd.remove_process_set(chosen)
+    chosen.process_set_id = number
+    ended = ValueError("Horovod has not been initialized properly; use hvd.init().")
+    with (
+        mock.patch.object(_basics, "_get_process_set_ids_and_ranks", side_effect=ended),
+        pytest.raises(HorovodInternalError, match="a process set is gone"),
+    ):
+        collectives.all_gather(torch.zeros(4, dtype=torch.uint8), "gone")
+    hvd.barrier()
