@@ -34,7 +34,7 @@ def serve(path: str, modules: Sequence[str]) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{path}.new")
         listener.listen(64)
-        os.rename(f"{path}.new", path)  # Whoever finds it can connect.
+        os.rename(f"{path}.new", path)  # A caller that finds the path can connect.
         for module in modules:
             importlib.import_module(module)
         call = _Server(listener).run()
@@ -111,9 +111,8 @@ class _Server:
                 elif key.fileobj is self._ended:
                     self._ended.recv(1 << 10)
                     self._reap()
-                elif (
-                    key.data in self._callers
-                ):  # The caller is gone, and its process may have ended, too.
+                elif key.data in self._callers:
+                    # The caller is gone. A process that has ended, too, is no longer listed.
                     try:
                         os.killpg(key.data, signal.SIGKILL)
                     except ProcessLookupError:  # No session of its own yet.

@@ -141,7 +141,7 @@ class Compressor(GroupCoder):
         devices = (one.device for one in several if isinstance(one, torch.Tensor))
         self._start_line(next(devices, torch.device("cpu")))
         try:
-            with self._keys.only_if_all_is_well():
+            with self._keys.restored_on_error():
                 tensors, keys = pairs(tensor, key)
                 scale = self._scale(op)
                 slots = self._slots_for(tensors, keys)

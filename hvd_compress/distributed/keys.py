@@ -80,7 +80,7 @@ class Keys:
         return [self.slots[key] for key in keys]
 
     @contextlib.contextmanager
-    def only_if_all_is_well(self) -> Iterator[None]:
+    def restored_on_error(self) -> Iterator[None]:
         """Keys that come or go in here are as before where it raises."""
         before = dict(self.slots)
         try:
@@ -112,7 +112,7 @@ class Keys:
                 f"{who}: expected the keys, dtypes and shapes of this compressor's calls, in their order, "
                 f"got others: load a state before the first call"
             )
-        with self.only_if_all_is_well():
+        with self.restored_on_error():
             if not kinds[0]:
                 self.slots.clear()
             for key, kind in kinds[0].items():

@@ -94,7 +94,7 @@ def test_the_process_ends_well_while_its_peers_leave_it(tmp_path: Path) -> None:
 
 
 class _Late:
-    """Whoever drops it has to wait."""
+    """An object whose last reference takes long to drop: until ``released`` is set."""
 
     released, dropped = threading.Event(), threading.Event()
 
