@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from tqdm import tqdm
@@ -34,7 +34,7 @@ def main(command_line: list[str] | None = None) -> int:
     if args.explain and trainer.rank == 0 and all(one.name != AUTO for one in chosen):
         print("--explain: nothing to explain, since no compression is auto", file=sys.stderr)
     with _in_one_line():
-        outcome = _open(args, images.name, trainer)
+        outcome = _on_every_rank(trainer, lambda: _open(args, images.name, trainer))
 
     # Seed by seed: whoever stops early has compared all compressions on the seeds so far.
     plan = [(seed, c) for seed in range(args.seed, args.seed + args.seeds) for c in chosen]
@@ -80,6 +80,27 @@ def _in_one_line(what: str = "") -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise SystemExit(f"error: {what}{error}") from error
+
+
+def _on_every_rank(trainer: loop.Trainer, work: Callable[[], results.Results]) -> results.Results:
+    """What this rank's ``work`` returns, where it succeeds on all of them.
+
+    A rank that ended alone would end the others with Horovod's error, which does not say why.
+
+    Raises:
+        ValueError: ``work`` did so here, or on another rank.
+    """
+    problem = None
+    try:
+        done = work()
+    except ValueError as error:
+        problem = error
+    failed = trainer.gather(np.array([problem is not None], np.float64)).any(1)
+    if problem is not None:
+        raise problem
+    if failed.any():
+        raise ValueError(f"rank {failed.argmax()} cannot start; its message says why")
+    return done
 
 
 def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> results.Results:

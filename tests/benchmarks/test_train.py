@@ -225,9 +225,15 @@ def test_results_of_another_recipe_are_not_mixed(resumable, tmp_path, capfd):
     with pytest.raises(launch.RankError):
         _train(out, "--compression", "none", "--lr", "0.5", "--resume", "--quiet")
 
-    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("[0]<stderr>")]
-    (line,) = lines
-    assert "error:" in line and "expected configuration" in line
+    printed = capfd.readouterr().err
+    # The launcher stops the ranks that have not ended when the first has, and their shell says so.
+    first, second = (
+        next(line for line in printed.splitlines() if line.startswith(f"[{rank}]<stderr>:"))
+        for rank in range(2)
+    )
+    assert "error:" in first and "expected configuration" in first
+    assert second == "[1]<stderr>:error: rank 0 cannot start; its message says why"
+    assert "<stderr>:Traceback" not in printed
     assert results.read(out).runs == results.read(resumable[0]).runs
 
 
