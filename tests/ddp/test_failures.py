@@ -12,11 +12,10 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
-from hvd_compress.distributed.collectives import Collectives
 from hvd_compress.distributed.launcher import Ticket
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.torch_common.batch import Batch
-from hvd_compress.torch_common.comm import Collective
+from hvd_compress.torch_common.drivers import Pending
 from tests.contract.cases import SHAPES, USUAL
 from tests.ddp.probes import distributed, exchange
 from tests.ranks import on_ranks
@@ -96,15 +95,15 @@ def test_an_owner_that_fails_between_hosts() -> None:
 def test_a_payload_altered_within_a_host() -> None:
     ddp, _ = _start("hierarchical", bucket_cap_mb=25)
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
-    start = Collectives.start
+    resume = Pending.resume
 
-    def flip_a_bit(self: Collectives, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
-        rows, work = start(self, collective)
-        if dist.get_rank() == 3 and collective.scope == "cross":
-            work.get_future().add_done_callback(lambda _: rows[0, 40].bitwise_xor_(16))
-        return rows, work
+    def flip_a_bit(pending: Pending, result: torch.Tensor) -> None:
+        assert pending.request is not None
+        if dist.get_rank() == 3 and pending.request.scope == "cross":
+            result[0, 40].bitwise_xor_(16)
+        resume(pending, result)
 
-    Collectives.start = flip_a_bit  # type: ignore[method-assign]
+    Pending.resume = flip_a_bit  # type: ignore[method-assign]
     try:
         # Rank 2 gets what rank 3 has passed on; the other host has the bytes as they were.
         if dist.get_rank() < 2:
@@ -114,7 +113,7 @@ def test_a_payload_altered_within_a_host() -> None:
             with pytest.raises(hvdc.PayloadError, match=message):
                 exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
     finally:
-        Collectives.start = start  # type: ignore[method-assign]
+        Pending.resume = resume  # type: ignore[method-assign]
     dist.barrier()
 
 

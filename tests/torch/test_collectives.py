@@ -18,10 +18,14 @@ from tests.ranks import on_ranks
 @on_ranks(2)
 def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
     collectives = Collectives(None, "waiting")
-    hvd.barrier()
+    own = torch.full((3,), hvd.rank(), dtype=torch.uint8)
+    if hvd.rank() == 0:
+        handle = collectives.all_gather(own, "late")
+    waits = hvd.allreduce_async(torch.ones(1), name="rank 0 is about to wait")
     if hvd.rank() == 1:
+        hvd.synchronize(waits)
         time.sleep(2.0)
-    handle = collectives.all_gather(torch.full((3,), hvd.rank(), dtype=torch.uint8), "late")
+        handle = collectives.all_gather(own, "late")
     cpu, wall = time.thread_time(), time.perf_counter()
 
     gathered = collectives.wait(handle)
@@ -29,6 +33,7 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     assert gathered.tolist() == [0, 0, 0, 1, 1, 1]
     if hvd.rank() == 0:
+        hvd.synchronize(waits)
         assert wall > 0.8 and cpu < 0.3 * wall
 
 
