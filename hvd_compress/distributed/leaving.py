@@ -8,7 +8,9 @@ avoided"). PyTorch's own synchronous collectives have the first problem too wher
 ``destroy_process_group()``, as in a DDP model.
 
 A collective whose peers have lost another rank ends when those do: when their connections close, perhaps
-while this interpreter ends. So this rank closes its own first, where that is possible.
+while this interpreter ends. So this rank closes its own first, where that is possible. Gloo then ends what
+waits, but for a transfer in the midst of a message, here and at the other end; so what may still end by
+itself gets time to.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import atexit
 import contextlib
 import ctypes
 import datetime
+import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -29,8 +33,11 @@ _TIMEOUT = 10.0
 """Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
 
 _MOMENT = 0.25
-"""Seconds, at the end of the process, for what PyTorch's synchronous collectives sent: one that gathers a
+"""Seconds, at the end of the process, for what synchronous collectives sent: one that gathers a
 checkpoint's state or sums a metric is often the last. Nothing tells when a thread has dropped that."""
+
+_PATIENCE = 2.0
+"""Seconds, at the end of a process without an error, for collectives to end by themselves."""
 
 _TAG = 0x68766463
 """Of receives that nobody answers: users' have small ones."""
@@ -49,6 +56,7 @@ class _Underway:
         self, work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup
     ) -> None:
         self.work, self.group = work, group
+        self.process = os.getpid()
         self._future: torch.futures.Future = work.get_future()
         self._call = weakref.ref(call)
 
@@ -63,6 +71,14 @@ class _Underway:
 
 _lock = threading.Lock()
 _underway: list[_Underway] = []
+_starting: int | None = None
+"""The process that starts collectives: a forked one has its parent's without their threads."""
+
+
+def expect() -> None:
+    """Tells that this process is about to start collectives, whether or not they are held."""
+    global _starting
+    _starting = os.getpid()
 
 
 def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -> None:
@@ -88,23 +104,31 @@ def _let_go() -> None:
 
 
 @atexit.register
-def _wait() -> None:
-    _wait_for([one for one in _underway if one.over])
-    if _underway:
-        time.sleep(_MOMENT)
-    left = [one for one in _underway if not one.over]
-    closed = [group for group in {one.group for one in left} if close(group)]
-    _wait_for([one for one in left if one.group in closed])
-    _let_go()
+def _end() -> None:
+    if _starting == os.getpid():
+        _wait()
     for one in _underway:
         # Never freed: its thread's own reference must not be the last one even now.
         for kept in (one.work, one.group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _wait_for(these: Sequence[_Underway]) -> None:
-    end = time.monotonic() + _TIMEOUT
-    while any(not one.dropped for one in these) and time.monotonic() < end:
+def _wait() -> None:
+    """Waits until no thread has to do with a collective; ends those that do not end by themselves."""
+    failed = getattr(sys, "last_value", None) is not None
+    patience = _MOMENT if failed else _PATIENCE
+    closed: dict[dist.ProcessGroup, bool] = {}
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < _TIMEOUT:
+        # Anew each time, since what is called back starts others.
+        left = [one for one in list(_underway) if one.process == os.getpid() and not one.dropped]
+        if not left and passed >= _MOMENT:
+            return
+        if passed >= patience:
+            groups = {one.group for one in left}
+            closed |= {group: close(group) for group in groups - closed.keys()}
+            if not any(closed[one.group] or one.over for one in left):
+                return
         time.sleep(0.001)
 
 

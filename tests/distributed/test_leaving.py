@@ -93,6 +93,80 @@ def test_the_process_ends_well_while_its_peers_leave_it(tmp_path: Path) -> None:
     assert "FAILED" not in printed, printed
 
 
+LATE = """
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.collectives import Collectives
+
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+
+
+def over(error):
+    time.sleep(2)  # The interpreter would end meanwhile, and stop the thread by force.
+    print("told", flush=True)
+
+
+dist.init_process_group("gloo")
+sys.slow = Slow()  # The interpreter frees it while it ends.
+collectives = Collectives(None)
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(0.2)  # The other rank is at its end.
+_, work = collectives.all_gather(torch.zeros(10))
+collectives.when_over(work, over)
+del work
+"""
+
+
+def test_the_process_ends_well_before_what_it_has_started() -> None:
+    command = [sys.executable, "-c", LATE]
+    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
+    assert printed.count("told") == 2, printed
+    assert "terminate" not in printed, printed
+    assert "FAILED" not in printed, printed
+
+
+FORK = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.collectives import Collectives
+
+dist.init_process_group("gloo")
+collectives = Collectives(None)
+collectives.all_gather(torch.zeros(10))[1].wait()
+store = dist.distributed_c10d._get_default_store()
+if dist.get_rank() == 1:
+    store.wait(["ended"])
+_, work = collectives.all_gather(torch.zeros(10))
+collectives.when_over(work, lambda error: None)
+if dist.get_rank() == 0:
+    child = os.fork()
+    if not child:
+        sys.exit(7)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    store.set("ended", "")
+work.wait()
+print("fine", flush=True)
+"""
+
+
+def test_a_forked_process_ends_without_its_parents_collectives() -> None:
+    command = [sys.executable, "-c", FORK]
+    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
+    assert "child 7" in printed and printed.count("fine") == 2, printed
+
+
 class _Late:
     """An object whose last reference takes long to drop: until ``released`` is set."""
 
