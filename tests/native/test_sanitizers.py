@@ -54,7 +54,7 @@ def address() -> Path:
     """The drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return build(
         "address",
-        "fuzz_main encode_main batch_main cuda_main",
+        "fuzz_main encode_main batch_main rans_main cuda_main",
         "-DHVDC_NATIVE_TESTS=ON",
         "-DHVDC_EMULATED_CUDA=ON",
         "-DHVDC_SANITIZE=address,undefined",
@@ -91,6 +91,11 @@ def test_batches(address: Path) -> None:
     """Several tensors a call are encoded and decoded as by single calls."""
     batches = int(run([str(address / "batch_main"), str(SECONDS)], SECONDS + 120).split()[0])
     assert batches > 5
+
+
+def test_states_of_the_entropy_code(address: Path) -> None:
+    """Every frequency, and states at both ends of ranges of one quotient, against a division."""
+    assert run([str(address / "rans_main")], 120) == "16384 frequencies\n"
 
 
 def test_threads_do_not_race() -> None:

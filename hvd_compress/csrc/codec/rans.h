@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "codec/half.h"
 #include "codec/layout.h"
 
 namespace hvdc {
@@ -18,11 +19,11 @@ constexpr int kMaxAlphabet = 256;
 
 // What encoding needs to know of each code: arrays, so that vectors can be looked up in them.
 struct RansEncodeTable {
-  uint32_t frequency[kMaxAlphabet];
-  // x / frequency is (h + ((x - h) >> 1)) >> shift, where h is the upper half of x * multiplier;
-  // of frequency 1, it is x - 1, and bias makes up for that.
-  uint32_t multiplier[kMaxAlphabet], shift[kMaxAlphabet];
-  uint32_t bias[kMaxAlphabet];
+  // The bits of a float32: half a state times it, rounded down, is the state divided by the code's
+  // frequency, or one less.
+  uint32_t inverse[kMaxAlphabet];
+  // The number of slots of all other codes; from bit kRansPrecision on, where the code's own begin.
+  uint32_t slots[kMaxAlphabet];
 };
 
 // What decoding needs to know of the codes that are there.
@@ -148,20 +149,21 @@ inline void RansFrequencies(const uint64_t* counts, int alphabet, uint16_t* freq
 
 // The table's entry of a code with that frequency, whose slots begin at start.
 HVDC_HD void SetRansCode(RansEncodeTable* table, int code, uint32_t frequency, uint32_t start) {
-  uint32_t multiplier = 0, shift = 0, bias = start;
-  if (frequency == 1) {
-    multiplier = ~0u;
-    bias += kRansTotal - 1;
-  } else if (frequency) {
-    uint32_t log = 0;  // rounded up
-    while (1u << log < frequency) ++log;
-    multiplier = static_cast<uint32_t>((uint64_t{(1u << log) - frequency} << 32) / frequency + 1);
-    shift = log - 1;
-  }
-  table->frequency[code] = frequency;
-  table->multiplier[code] = multiplier;
-  table->shift[code] = shift;
-  table->bias[code] = bias;
+  // Three roundings to 24 bits never make a quotient too large, since it is made smaller by more
+  // than they can add. Being below 2^18, it falls short by less than one. With 2, nothing is
+  // rounded.
+  constexpr float kBelow = 1.0f - 1.0f / (1 << 22);
+  float inverse = 0.0f;
+  if (frequency == 1) inverse = 2.0f;
+  if (frequency > 1) inverse = 2.0f * kBelow / static_cast<float>(frequency);
+  table->inverse[code] = FloatBits(inverse);
+  table->slots[code] = frequency ? start << kRansPrecision | (kRansTotal - frequency) : 0;
+}
+
+// The frequency of a table's code; 0 where the code is not there.
+HVDC_HD uint32_t RansFrequency(const RansEncodeTable& table, uint32_t code) {
+  const uint32_t others = table.slots[code] & (kRansTotal - 1);
+  return table.inverse[code] ? kRansTotal - others : 0;
 }
 
 inline void MakeRansEncodeTable(const uint16_t* frequencies, int alphabet, RansEncodeTable* table) {
@@ -217,20 +219,24 @@ inline void CountCodes(const uint8_t* codes, int64_t count, int alphabet, uint32
 // What happens to states, one a lane.
 template <class V>
 struct RansStep {
+  using F = typename V::F;
   using I = typename V::I;
   using M = typename V::M;
 
-  // Encoding: whether a state has to give away a word before it takes a code in.
-  HVDC_HD static M Full(I x, I frequency) {
-    return V::Not(V::LessI(V::template ShiftRight<32 - kRansPrecision>(x), frequency));
+  // Encoding: whether a state has to give away a word before it takes a code in; others: how many
+  // slots all other codes have.
+  HVDC_HD static M Full(I x, I others) {
+    const I most = V::SetI(kRansTotal - 1);
+    return V::LessI(most, V::AddI(V::template ShiftRight<32 - kRansPrecision>(x), others));
   }
   // A state that takes a code in; the others are the code's numbers in RansEncodeTable.
-  HVDC_HD static I Push(I x, I frequency, I bias, I multiplier, I shift) {
-    const I high = V::MulHigh(x, multiplier);
-    const I half = V::template ShiftRight<1>(V::SubI(x, high));
-    const I quotient = V::ShiftRightEach(V::AddI(high, half), shift);
-    const I rest = V::MulLow(quotient, V::SubI(V::SetI(kRansTotal), frequency));
-    return V::AddI(V::AddI(x, bias), rest);
+  HVDC_HD static I Push(I x, F inverse, I others, I start) {
+    const I quotient = V::Truncate(V::Mul(V::ToFloat(V::template ShiftRight<1>(x)), inverse));
+    const I sum = V::AddI(x, V::MulLow(quotient, others));
+    const I rest = V::SubI(sum, V::template ShiftLeft<kRansPrecision>(quotient));
+    const M less = V::LessI(V::SetI(kRansTotal - 1), V::AddI(rest, others));
+    const I next = V::AddI(sum, start);
+    return V::SelectI(less, V::AddI(next, others), next);
   }
   // Decoding: a state that gives away the code to which its slot belongs.
   HVDC_HD static I Pull(I x, I slot, I frequency, I start) {
@@ -284,21 +290,16 @@ class RansEncoder {
   template <bool kFull>
   void Run(const uint8_t* const* codes, int64_t first, int64_t last, uint32_t active) {
     if (small_) {
-      const I frequency = V::LoadWords(table_.frequency), bias = V::LoadWords(table_.bias);
-      const I multiplier = V::LoadWords(table_.multiplier), shift = V::LoadWords(table_.shift);
-      Rows<kFull>(codes, first, last, active, [=](I code, I* f, I* b, I* m, I* s) {
-        *f = V::Lookup16(frequency, code);
-        *b = V::Lookup16(bias, code);
-        *m = V::Lookup16(multiplier, code);
-        *s = V::Lookup16(shift, code);
+      const I all_inverse = V::LoadWords(table_.inverse), all_slots = V::LoadWords(table_.slots);
+      Rows<kFull>(codes, first, last, active, [=](I code, I* inverse, I* slots) {
+        *inverse = V::Lookup16(all_inverse, code);
+        *slots = V::Lookup16(all_slots, code);
       });
     } else {
       const RansEncodeTable& table = table_;
-      Rows<kFull>(codes, first, last, active, [&table](I code, I* f, I* b, I* m, I* s) {
-        *f = V::Gather(table.frequency, code);
-        *b = V::Gather(table.bias, code);
-        *m = V::Gather(table.multiplier, code);
-        *s = V::Gather(table.shift, code);
+      Rows<kFull>(codes, first, last, active, [&table](I code, I* inverse, I* slots) {
+        *inverse = V::Gather(table.inverse, code);
+        *slots = V::Gather(table.slots, code);
       });
     }
   }
@@ -317,19 +318,20 @@ class RansEncoder {
       from[k] = codes[k];
     }
     const M used = V::FromMaskBits(active);
-    const I never = V::SetI(0x7FFFFFFFu);
+    const I mask = V::SetI(kRansTotal - 1), none = V::SetI(0);
     for (int64_t i = first + (last - first + step - 1) / step * step; (i -= step) >= first;) {
       for (int k = 0; k < kChunks; ++k) {
         const I x = states[k];
-        I code = V::LoadBytes(from[k] + i), frequency, bias, multiplier, shift;
-        if constexpr (!kFull) code = V::SelectI(used, code, V::SetI(0));
-        look(code, &frequency, &bias, &multiplier, &shift);
-        const I most = kFull ? frequency : V::SelectI(used, frequency, never);
-        const M full = Step::Full(x, most);
+        I code = V::LoadBytes(from[k] + i), inverse, slots;
+        if constexpr (!kFull) code = V::SelectI(used, code, none);
+        look(code, &inverse, &slots);
+        const I others = V::And(slots, mask);
+        const M full = Step::Full(x, kFull ? others : V::SelectI(used, others, none));
         V::CompressShorts(words[k], x, full);
         words[k] -= V::Count(full);
         const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
-        const I next = Step::Push(y, frequency, bias, multiplier, shift);
+        const I start = V::template ShiftRight<kRansPrecision>(slots);
+        const I next = Step::Push(y, V::FromBits(inverse), others, start);
         states[k] = kFull ? next : V::SelectI(used, next, x);
       }
     }

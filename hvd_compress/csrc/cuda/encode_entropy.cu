@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kThreads) EncodeChunks(const EncodeJob job) {
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        const uint32_t code = codes[i], frequency = table.frequency[code];
-        const bool full = here[i] && Step::Full(x, frequency);
+        const uint32_t slots = table.slots[codes[i]], others = slots & (kRansTotal - 1);
+        const bool full = here[i] && Step::Full(x, others);
         const uint32_t ballot = HalfBallot(full);
         used += static_cast<uint32_t>(__popc(ballot));
         if (full) {
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(kThreads) EncodeChunks(const EncodeJob job) {
           x >>= kRansWord;
         }
         if (here[i]) {
-          x = Step::Push(x, frequency, table.bias[code], table.multiplier[code], table.shift[code]);
+          const float inverse = Thread::FromBits(table.inverse[codes[i]]);
+          x = Step::Push(x, inverse, others, slots >> kRansPrecision);
         }
       }
     }
@@ -181,8 +182,8 @@ __device__ inline uint32_t WordOfChunk(const EncodeJob& job, uint32_t index, uin
 __device__ inline uint32_t WordOfHead(const EncodeJob& job, uint32_t at) {
   const uint32_t table = static_cast<uint32_t>(RansTableBytes(job.spec) / 4);
   if (at >= table) return job.workspace.chunks[at - table + 1].place;
-  const uint32_t* const frequency = job.workspace.table->frequency;
-  return frequency[2 * at] | frequency[2 * at + 1] << 16;
+  const RansEncodeTable& codes = *job.workspace.table;
+  return RansFrequency(codes, 2 * at) | RansFrequency(codes, 2 * at + 1) << 16;
 }
 
 // The entropy-coded payload in the place of the plain one.

@@ -11,20 +11,26 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// By eight-bit masks: for each lane, which of the packed values it takes, and the opposite, with
-// the packed values in the highest lanes.
+// By eight-bit masks, which bytes of eight shorts each short consists of: for each lane, the packed
+// value that it takes, and the opposite, with the packed values in the highest lanes.
 struct Orders {
-  uint64_t expand[256], compress[256];
+  alignas(16) uint8_t expand[256][16], compress[256][16];
   constexpr Orders() : expand(), compress() {
     for (unsigned mask = 0; mask < 256; ++mask) {
       unsigned packed = 0;
       for (unsigned lane = 0; lane < 8; ++lane) {
-        expand[mask] |= static_cast<uint64_t>(packed) << 8 * lane;
-        if (!(mask >> lane & 1)) continue;
-        packed = packed < 7 ? packed + 1 : 7;
-        compress[mask] = compress[mask] >> 8 | static_cast<uint64_t>(lane) << 56;
+        Set(expand[mask], lane, packed);
+        if (mask >> lane & 1 && packed < 7) ++packed;
+      }
+      unsigned place = 8;
+      for (unsigned lane = 8; lane--;) {
+        if (mask >> lane & 1) Set(compress[mask], --place, lane);
       }
     }
+  }
+  static constexpr void Set(uint8_t* bytes, unsigned to, unsigned from) {
+    bytes[2 * to] = static_cast<uint8_t>(2 * from);
+    bytes[2 * to + 1] = static_cast<uint8_t>(2 * from + 1);
   }
 };
 constexpr Orders kOrders{};
@@ -75,7 +81,7 @@ struct Avx2 {
     const __m256i shorts = Shorts(And(x, SetI(0xFF)));
     const __m128i bytes =
         _mm_packus_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    Store128(p, bytes);
   }
   HVDC_HD static I LoadShorts(const uint16_t* p) {
     return {_mm256_cvtepu16_epi32(Load128(p)), _mm256_cvtepu16_epi32(Load128(p + 8))};
@@ -105,11 +111,10 @@ struct Avx2 {
   }
   HVDC_HD static void CompressShorts(uint16_t* end, I x, M m) {
     const uint32_t a = Mask8(m.a), b = Mask8(m.b);
-    const I low = And(x, SetI(0xFFFF));
-    const __m256i shorts = Shorts({Compress(low.a, a), Compress(low.b, b)});
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(end - 8), _mm256_extracti128_si256(shorts, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(end - _mm_popcnt_u32(b) - 8),
-                     _mm256_castsi256_si128(shorts));
+    const __m256i shorts = Shorts(And(x, SetI(0xFFFF)));
+    const __m128i low = _mm256_castsi256_si128(shorts), high = _mm256_extracti128_si256(shorts, 1);
+    Store128(end - 8, _mm_shuffle_epi8(high, Load128(kOrders.compress[b])));
+    Store128(end - _mm_popcnt_u32(b) - 8, _mm_shuffle_epi8(low, Load128(kOrders.compress[a])));
   }
   HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
     const __m256i all = _mm256_set1_epi8(static_cast<char>(byte));
@@ -221,13 +226,9 @@ struct Avx2 {
     const __m128i by = _mm_cvtsi32_si128(bits);
     return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
   }
-  HVDC_HD static I ShiftRightEach(I x, I bits) {
-    return {_mm256_srlv_epi32(x.a, bits.a), _mm256_srlv_epi32(x.b, bits.b)};
-  }
   HVDC_HD static I MulLow(I x, I y) {
     return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
   }
-  HVDC_HD static I MulHigh(I x, I y) { return {HighProducts(x.a, y.a), HighProducts(x.b, y.b)}; }
   HVDC_HD static I MinI(I x, I y) {
     return {_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b)};
   }
@@ -278,7 +279,7 @@ struct Avx2 {
     return {_mm256_xor_si256(m.a, ones), _mm256_xor_si256(m.b, ones)};
   }
   HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
-  HVDC_HD static int Count(M m) { return _mm_popcnt_u32(ToMaskBits(m)); }
+  HVDC_HD static int Count(M m) { return _mm_popcnt_u32(Mask8(m.a)) + _mm_popcnt_u32(Mask8(m.b)); }
   HVDC_HD static I Increment(I x, M m) {
     return {_mm256_sub_epi32(x.a, m.a), _mm256_sub_epi32(x.b, m.b)};
   }
@@ -337,15 +338,8 @@ struct Avx2 {
   HVDC_HD static uint32_t Mask8(__m256i m) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(m)));
   }
-  HVDC_HD static __m256i Permute(__m256i x, uint64_t order) {
-    return _mm256_permutevar8x32_epi32(
-        x, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(order))));
-  }
   HVDC_HD static __m256i ExpandEight(const uint16_t* p, uint32_t mask) {
-    return Permute(_mm256_cvtepu16_epi32(Load128(p)), kOrders.expand[mask]);
-  }
-  HVDC_HD static __m256i Compress(__m256i x, uint32_t mask) {
-    return Permute(x, kOrders.compress[mask]);
+    return _mm256_cvtepu16_epi32(_mm_shuffle_epi8(Load128(p), Load128(kOrders.expand[mask])));
   }
   HVDC_HD static __m256i Lookup8(I table, __m256i index) {
     const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.a, index));
@@ -353,14 +347,11 @@ struct Avx2 {
     const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
     return _mm256_castps_si256(_mm256_blendv_ps(low, high, upper));
   }
-  HVDC_HD static __m256i HighProducts(__m256i x, __m256i y) {
-    const __m256i even = _mm256_mul_epu32(x, y);
-    const __m256i odd =
-        _mm256_mul_epu32(_mm256_shuffle_epi32(x, 0xF5), _mm256_shuffle_epi32(y, 0xF5));
-    return _mm256_blend_epi32(_mm256_shuffle_epi32(even, 0xF5), odd, 0xAA);
-  }
   HVDC_HD static __m128i Load128(const void* p) {
     return _mm_loadu_si128(static_cast<const __m128i*>(p));
+  }
+  HVDC_HD static void Store128(void* p, __m128i x) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), x);
   }
   // Lanes below 2**16 as sixteen shorts in order.
   HVDC_HD static __m256i Shorts(I x) {

@@ -161,15 +161,7 @@ struct Avx512 {
   HVDC_HD static I ShiftLeftBy(I a, int bits) {
     return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits));
   }
-  HVDC_HD static I ShiftRightEach(I a, I bits) { return _mm512_srlv_epi32(a, bits); }
   HVDC_HD static I MulLow(I a, I b) { return _mm512_mullo_epi32(a, b); }
-  HVDC_HD static I MulHigh(I a, I b) {
-    constexpr _MM_PERM_ENUM kHighHalves = static_cast<_MM_PERM_ENUM>(0xF5);
-    const I even = _mm512_mul_epu32(a, b);
-    const I odd = _mm512_mul_epu32(_mm512_shuffle_epi32(a, kHighHalves),
-                                   _mm512_shuffle_epi32(b, kHighHalves));
-    return _mm512_mask_shuffle_epi32(odd, 0x5555, even, kHighHalves);
-  }
   HVDC_HD static I MinI(I a, I b) { return _mm512_min_epi32(a, b); }
   HVDC_HD static I MaxI(I a, I b) { return _mm512_max_epi32(a, b); }
   HVDC_HD static I SelectI(M m, I a, I b) { return _mm512_mask_blend_epi32(m, b, a); }

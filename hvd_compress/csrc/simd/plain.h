@@ -247,17 +247,9 @@ struct Plain {
     HVDC_EACH_LANE a.v[l] <<= bits;
     return a;
   }
-  HVDC_HD static I ShiftRightEach(I a, I bits) {
-    HVDC_EACH_LANE a.v[l] >>= bits.v[l];
-    return a;
-  }
-  // The lower and the upper half of the products of unsigned numbers.
+  // The lower half of a product.
   HVDC_HD static I MulLow(I a, I b) {
     HVDC_EACH_LANE a.v[l] *= b.v[l];
-    return a;
-  }
-  HVDC_HD static I MulHigh(I a, I b) {
-    HVDC_EACH_LANE a.v[l] = static_cast<uint32_t>(static_cast<uint64_t>(a.v[l]) * b.v[l] >> 32);
     return a;
   }
   HVDC_HD static I MinI(I a, I b) {

@@ -80,9 +80,6 @@ struct Thread {
   __device__ static I AddI(I x, I y) { return x + y; }
   __device__ static I SubI(I x, I y) { return x - y; }
   __device__ static I MulLow(I x, I y) { return x * y; }
-  __device__ static I MulHigh(I x, I y) {
-    return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32);
-  }
   __device__ static I And(I x, I y) { return x & y; }
   __device__ static I Or(I x, I y) { return x | y; }
   template <int bits>
@@ -93,7 +90,6 @@ struct Thread {
   __device__ static I ShiftLeft(I x) {
     return x << bits;
   }
-  __device__ static I ShiftRightEach(I x, I bits) { return x >> bits; }
   __device__ static I ShiftRightBy(I x, int bits) { return x >> bits; }
   __device__ static I ShiftLeftBy(I x, int bits) { return x << bits; }
   __device__ static I MinI(I x, I y) { return LessI(x, y) ? x : y; }
