@@ -2,8 +2,8 @@
 """Build Horovod against the installed frameworks, once, and print the wheel's path.
 
 Horovod's newest release predates today's compilers and frameworks, and is published as source
-only. This script downloads that source, makes the edits listed below, all but three of them to its
-build files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
+only. This script downloads that source, makes the edits listed below, most of them to its build
+files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
 
@@ -61,6 +61,18 @@ class Gpu:
     mode: str
     capabilities: str
 
+
+LOCKED = "  std::lock_guard<std::recursive_mutex> lock(horovod_global.process_set_table.mutex);\n"
+CHECKED = """\
+  if (!horovod_global.process_set_table.Contains(process_set_id)) {
+    return Status::InvalidArgument("""
+UNKNOWN_PROCESS_SET = (
+    '"Allreduce: Process',
+    '"Allgather: Process',
+    '"Broadcast: Process',
+    '\n        "Reducescatter: Process',
+    '"Alltoall: Process',
+)
 
 EDITS = (
     # torch's headers use C++20; what shares a library with them is compiled alike.
@@ -139,6 +151,20 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
         id_to_be_removed_ = SUCCESSFUL_REMOVAL;
       }
       if (""",
+    ),
+    # A tensor that a thread handed over while Horovod ended could come into a queue that had been emptied:
+    # nobody finished it, and the script waited without end. Queues are emptied under this lock.
+    *(
+        Edit("horovod/common/operations.cc", f"{before}{after}", f"{before}{LOCKED}{after}")
+        for before, after in [
+            *(("", CHECKED + text) for text in UNKNOWN_PROCESS_SET),
+            (
+                "                   const int device, StatusCallback callback,\n"
+                "                   int32_t process_set_id) {\n",
+                "  if (horovod_global.shut_down) {\n",
+            ),
+            ("Status EnqueueBarrier(StatusCallback callback, int32_t process_set_id) {\n", ""),
+        ]
     ),
     # TensorFlow's wheel lacks a header that this file includes. Only HOROVOD_ENABLE_XLA_OPS=1
     # would use what is in it.
