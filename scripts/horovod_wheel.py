@@ -152,8 +152,8 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
       }
       if (""",
     ),
-    # A tensor that a thread handed over while Horovod ended could come into a queue that had been emptied:
-    # nobody finished it, and the script waited without end. Queues are emptied under this lock.
+    # While Horovod ended, it could queue a tensor after it had emptied the queue for the last time. The
+    # tensor's operation never ended, and the script waited for it. Queues are emptied under this lock.
     *(
         Edit("horovod/common/operations.cc", f"{before}{after}", f"{before}{LOCKED}{after}")
         for before, after in [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.leaving import close, expect, hold
+from hvd_compress.distributed.leaving import close, hold, note_collectives
 from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.torch_common.comm import Collective
 
@@ -59,7 +59,7 @@ class Collectives:
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise ExchangeError("expected a process group with this rank in it, got one without")
-        expect()
+        note_collectives()
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
         """Starts what an exchange asks for, among these ranks.

@@ -75,7 +75,7 @@ _starting: int | None = None
 """The process that starts collectives: a forked one has its parent's without their threads."""
 
 
-def expect() -> None:
+def note_collectives() -> None:
     """Tells that this process is about to start collectives, whether or not they are held."""
     global _starting
     _starting = os.getpid()

@@ -40,16 +40,23 @@ if sys.argv[2] == "checkpoint":
 """
 
 
+def _run(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
+
+
+def _check_end(printed: str, said: str, times: int) -> None:
+    assert printed.count(said) == times, printed
+    assert "terminate" not in printed, printed
+    assert "FAILED" not in printed, printed
+
+
 @pytest.mark.parametrize(
     "exchange, last", [("allgather", "step"), ("two_shot", "step"), ("allgather", "checkpoint")]
 )
 def test_the_process_ends_well_right_after(exchange: str, last: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, exchange, last]
     for _ in range(2):  # Without care for it, one start in five ends badly.
-        printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
-        assert printed.count("started") == 2, printed
-        assert "terminate" not in printed, printed
-        assert "FAILED" not in printed, printed
+        _check_end(_run(SCRIPT, exchange, last), "started", 2)
 
 
 LEFT = """
@@ -86,11 +93,7 @@ else:
 
 
 def test_the_process_ends_well_while_its_peers_leave_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LEFT, str(tmp_path / "ends")]
-    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
-    assert printed.count("told True") == 3, printed
-    assert "terminate" not in printed, printed
-    assert "FAILED" not in printed, printed
+    _check_end(_run(LEFT, str(tmp_path / "ends")), "told True", 3)
 
 
 LATE = """
@@ -126,11 +129,7 @@ del work
 
 
 def test_the_process_ends_well_before_what_it_has_started() -> None:
-    command = [sys.executable, "-c", LATE]
-    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
-    assert printed.count("told") == 2, printed
-    assert "terminate" not in printed, printed
-    assert "FAILED" not in printed, printed
+    _check_end(_run(LATE), "told", 2)
 
 
 FORK = """
@@ -162,8 +161,7 @@ print("fine", flush=True)
 
 
 def test_a_forked_process_ends_without_its_parents_collectives() -> None:
-    command = [sys.executable, "-c", FORK]
-    printed = jobs.run("torchrun", 2, command, {"PYTHONPATH": str(jobs.ROOT)})
+    printed = _run(FORK)
     assert "child 7" in printed and printed.count("fine") == 2, printed
 
 

@@ -32,19 +32,17 @@ uint64_t Expected(const Code& code, uint64_t x) {
 
 // The states of the lanes take the code in.
 Plain::I Push(const Code& code, Plain::I states) {
-  const Plain::I slots = Plain::SetI(code.table.slots[0]);
   const Plain::F inverse = Plain::FromBits(Plain::SetI(code.table.inverse[0]));
-  const Plain::I others = Plain::And(slots, Plain::SetI(kRansTotal - 1));
-  return Step::Push(states, inverse, others, Plain::ShiftRight<kRansPrecision>(slots));
+  return Step::Push(states, inverse, Plain::SetI(code.table.slots[0]));
 }
 
 // States that have no room for the code are told from those that have.
 bool RightRoom(const Code& code) {
   const uint64_t limit = uint64_t{code.frequency} * kQuotients;
-  const Plain::I others = Plain::SetI(kRansTotal - code.frequency);
-  if (Plain::Count(Step::Full(Plain::SetI(static_cast<uint32_t>(limit - 1)), others))) return false;
+  const Plain::I slots = Plain::SetI(code.table.slots[0]);
+  if (Plain::Count(Step::Full(Plain::SetI(static_cast<uint32_t>(limit - 1)), slots))) return false;
   if (limit >> 32) return true;
-  return Plain::Count(Step::Full(Plain::SetI(static_cast<uint32_t>(limit)), others)) == kLanes;
+  return Plain::Count(Step::Full(Plain::SetI(static_cast<uint32_t>(limit)), slots)) == kLanes;
 }
 
 bool RightStates(const Code& code, uint32_t step) {

@@ -161,7 +161,7 @@ def test_the_helper_sleeps() -> None:
 
     limit = time.monotonic() + 60
     before = -1.0
-    while used() > before:  # It still goes to sleep.
+    while used() > before:  # It does not wait yet.
         assert time.monotonic() < limit
         before = used()
         time.sleep(0.2)

@@ -150,8 +150,8 @@ inline void RansFrequencies(const uint64_t* counts, int alphabet, uint16_t* freq
 // The table's entry of a code with that frequency, whose slots begin at start.
 HVDC_HD void SetRansCode(RansEncodeTable* table, int code, uint32_t frequency, uint32_t start) {
   // Three roundings to 24 bits never make a quotient too large, since it is made smaller by more
-  // than they can add. Being below 2^18, it falls short by less than one. With 2, nothing is
-  // rounded.
+  // than they can add. Being below 2^18, it falls short by less than one. A frequency of 1 needs
+  // no rounding.
   constexpr float kBelow = 1.0f - 1.0f / (1 << 22);
   float inverse = 0.0f;
   if (frequency == 1) inverse = 2.0f;
@@ -223,14 +223,16 @@ struct RansStep {
   using I = typename V::I;
   using M = typename V::M;
 
-  // Encoding: whether a state has to give away a word before it takes a code in; others: how many
-  // slots all other codes have.
-  HVDC_HD static M Full(I x, I others) {
+  // How many slots all other codes have.
+  HVDC_HD static I Others(I slots) { return V::And(slots, V::SetI(kRansTotal - 1)); }
+  // Encoding: whether a state has to give away a word before it takes a code in.
+  HVDC_HD static M Full(I x, I slots) {
     const I most = V::SetI(kRansTotal - 1);
-    return V::LessI(most, V::AddI(V::template ShiftRight<32 - kRansPrecision>(x), others));
+    return V::LessI(most, V::AddI(V::template ShiftRight<32 - kRansPrecision>(x), Others(slots)));
   }
-  // A state that takes a code in; the others are the code's numbers in RansEncodeTable.
-  HVDC_HD static I Push(I x, F inverse, I others, I start) {
+  // A state that takes a code in; inverse and slots are the code's in RansEncodeTable.
+  HVDC_HD static I Push(I x, F inverse, I slots) {
+    const I others = Others(slots), start = V::template ShiftRight<kRansPrecision>(slots);
     const I quotient = V::Truncate(V::Mul(V::ToFloat(V::template ShiftRight<1>(x)), inverse));
     const I sum = V::AddI(x, V::MulLow(quotient, others));
     const I rest = V::SubI(sum, V::template ShiftLeft<kRansPrecision>(quotient));
@@ -318,20 +320,18 @@ class RansEncoder {
       from[k] = codes[k];
     }
     const M used = V::FromMaskBits(active);
-    const I mask = V::SetI(kRansTotal - 1), none = V::SetI(0);
+    const I none = V::SetI(0);
     for (int64_t i = first + (last - first + step - 1) / step * step; (i -= step) >= first;) {
       for (int k = 0; k < kChunks; ++k) {
         const I x = states[k];
         I code = V::LoadBytes(from[k] + i), inverse, slots;
         if constexpr (!kFull) code = V::SelectI(used, code, none);
         look(code, &inverse, &slots);
-        const I others = V::And(slots, mask);
-        const M full = Step::Full(x, kFull ? others : V::SelectI(used, others, none));
+        const M full = Step::Full(x, kFull ? slots : V::SelectI(used, slots, none));
         V::CompressShorts(words[k], x, full);
         words[k] -= V::Count(full);
         const I y = V::SelectI(full, V::template ShiftRight<kRansWord>(x), x);
-        const I start = V::template ShiftRight<kRansPrecision>(slots);
-        const I next = Step::Push(y, V::FromBits(inverse), others, start);
+        const I next = Step::Push(y, V::FromBits(inverse), slots);
         states[k] = kFull ? next : V::SelectI(used, next, x);
       }
     }

@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kThreads) EncodeChunks(const EncodeJob job) {
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        const uint32_t slots = table.slots[codes[i]], others = slots & (kRansTotal - 1);
-        const bool full = here[i] && Step::Full(x, others);
+        const uint32_t slots = table.slots[codes[i]];
+        const bool full = here[i] && Step::Full(x, slots);
         const uint32_t ballot = HalfBallot(full);
         used += static_cast<uint32_t>(__popc(ballot));
         if (full) {
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) EncodeChunks(const EncodeJob job) {
         }
         if (here[i]) {
           const float inverse = Thread::FromBits(table.inverse[codes[i]]);
-          x = Step::Push(x, inverse, others, slots >> kRansPrecision);
+          x = Step::Push(x, inverse, slots);
         }
       }
     }
