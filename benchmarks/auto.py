@@ -33,7 +33,7 @@ from benchmarks.models import MODELS
 from benchmarks.settings import Settings
 from benchmarks.tables import Table
 from benchmarks.trainers.torch import TorchSession, TorchTrainer, start
-from hvd_compress.torch_common.auto import Planning
+from hvd_compress.engine.auto import Planning
 
 SCHEMA = "hvd_compress/auto/2"
 FRAMEWORKS = ("torch", "ddp")

@@ -25,7 +25,7 @@ from benchmarks.exchanges import EXCHANGES, exchange
 from benchmarks.exchanges.base import Clock, Exchange, Work
 from benchmarks.results import Seconds
 from benchmarks.tables import Table, si_bytes
-from hvd_compress.exchange.steps import FLOAT_BYTES
+from hvd_compress.exchanges.steps import FLOAT_BYTES
 from hvd_compress.torch.collectives import Collectives
 
 SCHEMA = "hvd_compress/exchange/1"

@@ -27,17 +27,17 @@ from benchmarks.models import MODELS
 from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES
-from hvd_compress.exchange.registry import Group
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route
+from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
-from hvd_compress.torch_common.batches import Batches
-from hvd_compress.torch_common.drivers import Pending
-from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import Executors
-from hvd_compress.torch_common.slots import Slot
 
 SCHEMA = "hvd_compress/frontends/1"
 
@@ -47,7 +47,7 @@ class TorchSide:
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
         group = Group(0, 1)
-        self._batches = Batches(Encoder(Executors(threads), 0, 0, None), group)
+        self._batches = BatchCache(EncodeContext(Executors(threads), 0, 0, None), group)
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
         self._slots = [
             Slot(name=f"gradient.{i}", index=i, parameter=gradient, route=route)

@@ -26,7 +26,7 @@ from benchmarks import group_job, turns
 from benchmarks.papers import models
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, Int8, NoCompression
-from hvd_compress.parallel import ColumnParallelLinear, ParallelGroup, RowParallelLinear
+from hvd_compress.model_parallel import ColumnParallelLinear, ParallelGroup, RowParallelLinear
 
 SCHEMA = "hvd_compress/grid/1"
 ALONE = (1, 1)

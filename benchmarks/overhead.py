@@ -29,7 +29,7 @@ from benchmarks.models import MODELS
 from benchmarks.models.torch import build
 from benchmarks.models.torch.transformer import Transformer
 from benchmarks.turns import measure, row, table
-from hvd_compress.exchange import buckets
+from hvd_compress.exchanges import buckets
 
 SCHEMA = "hvd_compress/overhead/2"
 DEFAULT = ["onebit", "int8", "onebit:exchange=two_shot"]

@@ -25,8 +25,8 @@ from benchmarks.models.torch import build
 from benchmarks.results import Results
 from benchmarks.tables import Table
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route, Router
-from hvd_compress.exchange.steps import Work
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
+from hvd_compress.exchanges.steps import Computation
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
 from hvd_compress.perfmodel.collectives import Collective
 from hvd_compress.perfmodel.cost import collective_seconds, seconds, stages_of, wire_bytes
@@ -67,7 +67,7 @@ def router_of(compression: Compression) -> Router:
     feedback = ErrorFeedback(
         *(options.pop(field, getattr(scheme.feedback, field)) for field in ("alpha", "beta"))
     )
-    route = Route(codec, feedback, options.pop("exchange", EXCHANGES[0]))
+    route = Route(codec, feedback, options.pop("exchange", EXCHANGE_NAMES[0]))
     kept = {key: options.pop(key) for key in _ROUTER if key in options}
     if options:
         raise ValueError(
@@ -101,7 +101,7 @@ def measured_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[Coding,
         if "encode" not in parts:
             continue
         stages = stages_of((row["elements"],), route, cluster)
-        works = [stage for stage in stages if isinstance(stage, Work)]
+        works = [stage for stage in stages if isinstance(stage, Computation)]
         rings = [stage for stage in stages if isinstance(stage, Collective)]
         wire = sum(collective_seconds([(ring, CodecSpeed())], cluster) for ring in rings)
         rest = parts["transfer"] - wire

@@ -20,9 +20,9 @@ _HOROVOD = "Horovod 0.28.1; scripts/horovod_wheel.py in the sources of hvd_compr
 _NEEDS = {
     "hvd_compress.distributed": (_TORCH,),
     "hvd_compress.ddp": (_TORCH,),
-    "hvd_compress.local": (_TORCH,),
+    "hvd_compress.diloco": (_TORCH,),
     "hvd_compress.optim": (_TORCH,),
-    "hvd_compress.parallel": (_TORCH,),
+    "hvd_compress.model_parallel": (_TORCH,),
     "hvd_compress.fsdp": (_TORCH,),
     "hvd_compress.lightning": (_TORCH, ("lightning", "Lightning: pip install lightning")),
     "hvd_compress.torch": (

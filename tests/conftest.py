@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("shared machine")
 
 MARKERS = {
     "codecs": ("quick",),
-    "exchange": ("quick",),
+    "exchanges": ("quick",),
     "golden": ("quick",),
     "kernels": ("quick",),
     "perfmodel": ("quick",),
@@ -44,9 +44,9 @@ MARKERS = {
     "torch/test_parity.py": ("ddp",),
     "distributed": ("ddp",),
     "ddp": ("ddp",),
-    "local": ("ddp",),
+    "diloco": ("ddp",),
     "fsdp": ("ddp",),
-    "parallel": ("ddp", "torch"),
+    "model_parallel": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "lab": ("lab",),

@@ -15,29 +15,33 @@ PACKAGE = Path(__file__).parent.parent / "hvd_compress"
 ALLOWED = {
     "codecs": {"numpy", "hvd_compress.codecs"},
     "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
-    "exchange": {"numpy", "hvd_compress.codecs", "hvd_compress.exchange"},
+    "exchanges": {"numpy", "hvd_compress.codecs", "hvd_compress.ranks", "hvd_compress.exchanges"},
+    "ranks": {"hvd_compress.ranks"},
     "elastic": {"numpy", "horovod", "hvd_compress.elastic"},
     "perfmodel": {
         "numpy",
         "matplotlib",
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.perfmodel",
     },
     "planner": {
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.perfmodel",
         "hvd_compress.planner",
     },
-    "torch_common": {
+    "engine": {
         "torch",
         "numpy",
         "hvd_compress.codecs",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.planner",
-        "hvd_compress.torch_common",
+        "hvd_compress.engine",
     },
     "torch": {
         "torch",
@@ -47,10 +51,11 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.elastic",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.perfmodel",
         "hvd_compress.planner",
-        "hvd_compress.torch_common",
+        "hvd_compress.engine",
         "hvd_compress.torch",
     },
     "tensorflow": {
@@ -61,7 +66,8 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.elastic",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.perfmodel",
         "hvd_compress.planner",
         "hvd_compress.tensorflow",
@@ -73,7 +79,8 @@ ALLOWED = {
         "horovod",
         "hvd_compress.needs",
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.tensorflow",
         "hvd_compress.keras",
     },
@@ -82,56 +89,77 @@ ALLOWED = {
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
-        "hvd_compress.torch_common",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
+        "hvd_compress.engine",
         "hvd_compress.distributed",
+        "hvd_compress.process_group",
+    },
+    "process_group": {
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.kernels",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
+        "hvd_compress.engine",
+        "hvd_compress.process_group",
     },
     "ddp": {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.perfmodel",
         "hvd_compress.planner",
-        "hvd_compress.torch_common",
+        "hvd_compress.engine",
         "hvd_compress.distributed",
+        "hvd_compress.process_group",
         "hvd_compress.ddp",
     },
-    "local": {
+    "diloco": {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.distributed",
-        "hvd_compress.local",
+        "hvd_compress.process_group",
+        "hvd_compress.diloco",
     },
     "optim": {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.distributed",
+        "hvd_compress.process_group",
         "hvd_compress.optim",
     },
-    "parallel": {
+    "model_parallel": {
         "torch",
         "horovod",
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.kernels",
-        "hvd_compress.exchange",
-        "hvd_compress.torch_common",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
+        "hvd_compress.engine",
         "hvd_compress.distributed",
+        "hvd_compress.process_group",
         "hvd_compress.torch",
-        "hvd_compress.parallel",
+        "hvd_compress.model_parallel",
     },
     "fsdp": {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
-        "hvd_compress.exchange",
-        "hvd_compress.torch_common",
+        "hvd_compress.exchanges",
+        "hvd_compress.ranks",
+        "hvd_compress.engine",
         "hvd_compress.distributed",
+        "hvd_compress.process_group",
         "hvd_compress.fsdp",
     },
     "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
@@ -169,9 +197,9 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
         assert not bad, f"{path.relative_to(PACKAGE)} imports {bad}"
 
 
-def test_exchange_knows_no_codec_by_name() -> None:
+def test_exchanges_know_no_codec_by_name() -> None:
     """Only the one that stands for "as it is", and the registry's names."""
-    for path in (PACKAGE / "exchange").rglob("*.py"):
+    for path in (PACKAGE / "exchanges").rglob("*.py"):
         text = path.read_text()
         for codec in ("OneBit", "Int8", "Ternary", "ECQ", "BF16"):
             assert codec not in text, f"{path.name} knows {codec}"
@@ -184,11 +212,11 @@ def test_exchange_knows_no_codec_by_name() -> None:
         "hvd_compress.codecs",
         "hvd_compress.needs",
         "hvd_compress.kernels.cpu",
-        "hvd_compress.exchange.agreement",
-        "hvd_compress.exchange.resize",
-        "hvd_compress.exchange.routing",
-        "hvd_compress.exchange.token",
-        "hvd_compress.exchange.two_shot",
+        "hvd_compress.ranks.agreement",
+        "hvd_compress.ranks.resize",
+        "hvd_compress.exchanges.routing",
+        "hvd_compress.ranks.token",
+        "hvd_compress.exchanges.two_shot",
         "hvd_compress.command_line",
         "hvd_compress.planner.explain",
     ),
@@ -202,7 +230,7 @@ def test_importing_brings_no_framework(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp", "parallel"))
+@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp", "model_parallel"))
 def test_frontends_that_need_no_horovod(frontend: str) -> None:
     code = f"import sys, hvd_compress.{frontend}; print('horovod' in sys.modules)"
     printed = subprocess.run(

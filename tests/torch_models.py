@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from hvd_compress.exchange import reference
+from hvd_compress.exchanges import reference
 
 Shapes = Mapping[str, tuple[int, ...]]
 

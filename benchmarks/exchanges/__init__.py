@@ -6,7 +6,7 @@ from benchmarks.compressions import Compression, option
 from benchmarks.exchanges.allreduce import AllReduce
 from benchmarks.exchanges.base import Exchange
 from benchmarks.exchanges.coded import Coded
-from hvd_compress.exchange import registry
+from hvd_compress.exchanges import registry
 
 ALLREDUCE = "allreduce"
 EXCHANGES = (ALLREDUCE, *registry.EXCHANGES)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
-from hvd_compress.exchange.steps import all_reduce
+from hvd_compress.exchanges.steps import all_reduce
 from hvd_compress.torch.collectives import Collectives
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hvd_compress.exchange.steps import FLOAT_BYTES
+from hvd_compress.exchanges.steps import FLOAT_BYTES
 from hvd_compress.torch.collectives import Collectives
 
 Answer = tuple[np.ndarray, np.ndarray | float]

@@ -10,17 +10,17 @@ from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.registry import SCHEMES
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.reference import Simulation
-from hvd_compress.exchange.registry import EXCHANGES, Group
-from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.steps import FLOAT_BYTES, Gradient
+from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.reference import Simulation
+from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.steps import FLOAT_BYTES, Gradient
 from hvd_compress.torch.collectives import Collectives, Scopes
-from hvd_compress.torch_common.batches import Batches
-from hvd_compress.torch_common.drivers import Pending
-from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import Executors
-from hvd_compress.torch_common.slots import Slot
 
 
 class Coded(Exchange):
@@ -31,7 +31,7 @@ class Coded(Exchange):
     counted where the exchange knows hosts; it needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` then.
 
     Args:
-        name: the exchange's, among :data:`hvd_compress.exchange.registry.EXCHANGES`.
+        name: the exchange's, among :data:`hvd_compress.exchanges.registry.EXCHANGES`.
         codec: what gradients are encoded with.
         feedback: its error feedback.
     """
@@ -83,8 +83,8 @@ class Coded(Exchange):
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
-        encoder = Encoder(Executors(threads), 0, collectives.rank, None)
-        batches = Batches(encoder, group)
+        encoder = EncodeContext(Executors(threads), 0, collectives.rank, None)
+        batches = BatchCache(encoder, group)
         transport = Scopes(collectives)
         exchange = EXCHANGES[self.name]
         if "local" in exchange.stages:

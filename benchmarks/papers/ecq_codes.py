@@ -13,7 +13,7 @@ from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, percen
 from benchmarks.papers.native import Native
 from benchmarks.papers.training import NONE, Compression, Gradients, Recipe, Run
 from benchmarks.tables import Table
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchanges.reference import Simulation
 
 ECQ_SGD = "ecq:levels=4,norm=l2,bucket=4096,alpha=0.01,beta=1.0"
 CODED = ECQ_SGD + ",coding=entropy"

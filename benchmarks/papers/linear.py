@@ -12,7 +12,7 @@ from benchmarks.papers.entropy import Histogram
 from benchmarks.papers.native import Native
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchanges.reference import Simulation
 
 _NAME = "w"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.exchange.reference import Arithmetic
+from hvd_compress.exchanges.reference import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_levels import CpuLevels
 
@@ -22,7 +22,7 @@ _LANE = 16
 class Native(Arithmetic):
     """What a real exchange runs: payloads are written, checked and read.
 
-    Error feedback is left to :class:`hvd_compress.exchange.reference.Simulation`, which calls this.
+    Error feedback is left to :class:`hvd_compress.exchanges.reference.Simulation`, which calls this.
 
     Args:
         watch: called with every payload that is written, or None.

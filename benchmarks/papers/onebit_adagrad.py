@@ -22,7 +22,7 @@ from benchmarks.papers.experiment import (
 )
 from benchmarks.papers.training import NONE, Gradients, Recipe, outcome
 from benchmarks.tables import Table
-from hvd_compress.torch_common.owner_steps import AdaGrad
+from hvd_compress.engine.owner_steps import AdaGrad
 
 SMOOTHED, RAW, PARTIAL, AGGREGATE = (
     "momentum-smoothed gradient",

@@ -28,7 +28,7 @@ from benchmarks.papers.native import Native
 from benchmarks.papers.training import NONE, Compression, Gradients, Recipe, Run, outcome
 from benchmarks.tables import Table
 from hvd_compress.codecs import Ternary
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchanges.reference import Simulation
 
 LAYERS = "ternary:bucket=tensor"
 OWN, SHARED, PUBLISHED = "own scales", "shared, cut at it", "shared, cut at own"

@@ -20,7 +20,7 @@ from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
 from benchmarks.papers.native import Native
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
-from hvd_compress.exchange.reference import OwnerStep, Simulation
+from hvd_compress.exchanges.reference import OwnerStep, Simulation
 
 Gradients = dict[str, torch.Tensor]
 """By parameter, shape=(workers, ...)."""

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.perfmodel.published import AppendixB, pulled_bits
 from hvd_compress import command_line
 from hvd_compress.codecs import SCHEMES
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.profiles import Profile, load
 from hvd_compress.perfmodel.sweep import Job, Row, sweep

@@ -16,7 +16,7 @@ from benchmarks.compressions import LOCAL, POWERSGD, STOCK, Compression
 from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
 from benchmarks.trainers.torch import TorchTrainer
-from hvd_compress.exchange.counters import Counters
+from hvd_compress.ranks.counters import Counters
 
 _ONE_BUCKET = 2**20
 """MB. PowerSGD's hook waits for a collective in the thread that has ended another one. Gloo has two

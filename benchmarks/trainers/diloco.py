@@ -1,4 +1,4 @@
-"""Training with few exchanges (:class:`hvd_compress.local.DiLoCo`), beside DDP with one in every step."""
+"""Training with few exchanges (:class:`hvd_compress.diloco.DiLoCo`), beside DDP with one in every step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
 from benchmarks.trainers.ddp import DDPSession
 from benchmarks.trainers.torch import TorchSession, TorchTrainer
-from hvd_compress.local import DiLoCo
+from hvd_compress.diloco import DiLoCo
 
 _SYNC_EVERY = 100
 _OWN = ("sync_every", "fragments", "delay", "mixing")

@@ -22,7 +22,7 @@ from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.tensorflow import build, parameter_name
 from benchmarks.settings import Settings
-from hvd_compress.exchange.counters import Counters
+from hvd_compress.ranks.counters import Counters
 
 
 class TensorFlowSession:

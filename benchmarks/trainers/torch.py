@@ -24,8 +24,8 @@ from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
 from benchmarks.trainers import process_group
 from benchmarks.trainers.muon import MuonAndAdamW
 from hvd_compress import distributed
-from hvd_compress.exchange.counters import Counters
 from hvd_compress.optim import OneBitAdam
+from hvd_compress.ranks.counters import Counters
 
 
 class TorchSession:

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hvd_compress.diloco import DiLoCo
 from hvd_compress.distributed import Int8
-from hvd_compress.local import DiLoCo
 
 STEPS = 400
 BATCH = 32

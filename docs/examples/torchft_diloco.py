@@ -20,8 +20,8 @@ import torch.distributed as dist
 import torchft
 from torch import nn
 
+from hvd_compress.diloco import DiLoCo
 from hvd_compress.distributed import OneBit
-from hvd_compress.local import DiLoCo
 
 FEATURES, CLASSES, BATCH = 64, 10, 32
 

@@ -3,7 +3,7 @@
 Nothing here knows a framework, a network or a thread.
 """
 
-from hvd_compress.codecs.base import Codec, Layout
+from hvd_compress.codecs.base import Codec, PayloadLayout
 from hvd_compress.codecs.cast import BF16, FP16, NoCompression
 from hvd_compress.codecs.ecq import ECQ
 from hvd_compress.codecs.feedback import ErrorFeedback
@@ -32,12 +32,12 @@ __all__ = [
     "ErrorFeedback",
     "Header",
     "Int8",
-    "Layout",
     "LevelCodec",
     "NoCompression",
     "NoiseKey",
     "OneBit",
     "PayloadError",
+    "PayloadLayout",
     "Scheme",
     "Ternary",
     "codec_from_config",

@@ -36,7 +36,7 @@ Group = int | Literal["tensor"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class PayloadLayout:
     """Where the parts of a payload's body stand.
 
     Attributes:
@@ -107,7 +107,7 @@ class Codec:
         """
         raise NotImplementedError
 
-    def layout(self, shape: Shape) -> Layout:
+    def layout(self, shape: Shape) -> PayloadLayout:
         """The byte layout for a tensor of that shape."""
         raise NotImplementedError
 
@@ -239,13 +239,13 @@ def store(instance: Any, field: str, value: float) -> None:
     object.__setattr__(instance, field, value)
 
 
-def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int]) -> Layout:
+def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int]) -> PayloadLayout:
     """The layout of a codec with one scale a group, whose ``n`` codes take ``code_bytes(n)`` bytes."""
     count = math.prod(shape)
     block = PACK_BLOCK if group == "tensor" else group
     last = count % block or block
     scales = group_count(count, group)
-    return Layout(count, scales, block, code_bytes(block), code_bytes(last))
+    return PayloadLayout(count, scales, block, code_bytes(block), code_bytes(last))
 
 
 def native_grouping(group: Group) -> dict[str, int | float]:

@@ -17,7 +17,7 @@ class _Cast(base.Codec):
     error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
     _bytes: ClassVar[int]
 
-    def layout(self, shape: base.Shape) -> base.Layout:
+    def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """No scales, the numbers one after the other."""
         whole = base.grouped_layout(shape, "tensor", lambda n: n * self._bytes)
         return dataclasses.replace(whole, scales=0)

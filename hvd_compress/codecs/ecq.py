@@ -53,7 +53,7 @@ class ECQ(LevelCodec):
         """Bits of a code: the ceiling of log2(2 s + 1)."""
         return (2 * self.levels).bit_length()
 
-    def layout(self, shape: base.Shape) -> base.Layout:
+    def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """One scale a bucket, ``bits`` bit planes."""
         return base.grouped_layout(shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits))
 

@@ -51,7 +51,7 @@ class Int8(base.Codec):
         """Without normalisation there is a largest magnitude, about ``10**offset``."""
         return self.kind not in _NORMALISED
 
-    def layout(self, shape: base.Shape) -> base.Layout:
+    def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """One scale a group, one byte an element."""
         return base.grouped_layout(shape, self.group, lambda n: n)
 

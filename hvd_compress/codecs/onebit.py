@@ -46,7 +46,7 @@ class OneBit(base.Codec):
         """Columns are the rows of the transposed matrix."""
         return OneBit("row"), self.group == "column"
 
-    def layout(self, shape: base.Shape) -> base.Layout:
+    def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """Lower values of all groups, upper values of all groups, one bit plane."""
         rows, columns = base.as_matrix(shape)
         count = rows * columns
@@ -55,7 +55,7 @@ class OneBit(base.Codec):
             str(self.group), -(-count // block)
         )
         last = count % block or block
-        return base.Layout(
+        return base.PayloadLayout(
             count=count,
             scales=2 * groups if count else 0,
             block=block,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.codecs import rans
-from hvd_compress.codecs.base import Codec, Layout, Shape, round_up
+from hvd_compress.codecs.base import Codec, PayloadLayout, Shape, round_up
 from hvd_compress.codecs.levels import LevelCodec
 
 HEADER_BYTES = 32
@@ -115,7 +115,7 @@ def _seal(payload: np.ndarray) -> None:
     payload[_CHECKSUM_OFFSET:HEADER_BYTES] = np.frombuffer(struct.pack("<Q", total), np.uint8)
 
 
-def _nonfinite(codec: Codec, layout: Layout, scales: np.ndarray, codes: np.ndarray) -> bool:
+def _nonfinite(codec: Codec, layout: PayloadLayout, scales: np.ndarray, codes: np.ndarray) -> bool:
     if layout.scales or not layout.count:
         return bool(np.isnan(scales).any())
     return not bool(np.isfinite(codec.dequantize(scales, codes, (layout.count,))).all())
@@ -207,7 +207,7 @@ def open_payload(
     return header, scales, codes[:used]
 
 
-def _decode(codec: LevelCodec, layout: Layout, coded: np.ndarray) -> np.ndarray:
+def _decode(codec: LevelCodec, layout: PayloadLayout, coded: np.ndarray) -> np.ndarray:
     if not layout.count:
         raise PayloadError("payload: expected no entropy-coded codes of an empty tensor, got some")
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_compress.codecs.base import Layout, round_up
+from hvd_compress.codecs.base import PayloadLayout, round_up
 
 PRECISION = 14
 """Frequencies are in units of ``2**-PRECISION``."""
@@ -57,20 +57,20 @@ def lanes_of(count: int) -> int:
     return lanes
 
 
-def chunk_lengths(layout: Layout) -> list[int]:
+def chunk_lengths(layout: PayloadLayout) -> list[int]:
     """Elements of each chunk."""
     size = max(1, CHUNK // layout.block) * layout.block
     return [min(size, layout.count - start) for start in range(0, layout.count, size)]
 
 
-def fixed_bytes(layout: Layout, alphabet: int) -> int:
+def fixed_bytes(layout: PayloadLayout, alphabet: int) -> int:
     """Bytes of table, index and states beside the words, less what the states hold of the codes."""
     lengths = chunk_lengths(layout)
     states = 4 * sum(map(lanes_of, lengths))
     return _head_bytes(alphabet) + 4 * (len(lengths) - 1) + states // 2
 
 
-def encode(symbols: np.ndarray, layout: Layout, alphabet: int) -> np.ndarray:
+def encode(symbols: np.ndarray, layout: PayloadLayout, alphabet: int) -> np.ndarray:
     """Table, index and chunks.
 
     Args:
@@ -92,7 +92,7 @@ def encode(symbols: np.ndarray, layout: Layout, alphabet: int) -> np.ndarray:
     return np.frombuffer(head + b"".join(chunks), np.uint8)
 
 
-def decode(coded: np.ndarray, layout: Layout, alphabet: int) -> np.ndarray:
+def decode(coded: np.ndarray, layout: PayloadLayout, alphabet: int) -> np.ndarray:
     """The inverse of :func:`encode`; bytes behind the last chunk do not matter.
 
     Args:

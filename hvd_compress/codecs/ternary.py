@@ -49,7 +49,7 @@ class Ternary(LevelCodec):
             base.store(self, "clip", float(self.clip))
         base.check_choice("Ternary", "coding", self.coding, tuple(base.CODINGS))
 
-    def layout(self, shape: base.Shape) -> base.Layout:
+    def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """One scale a bucket, five trits a byte."""
         return base.grouped_layout(shape, self.bucket, packing.trit_bytes)
 

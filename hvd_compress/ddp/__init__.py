@@ -13,8 +13,8 @@ from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.ranks.errors import ExchangeError
 
 # OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
 _made = compressors(__name__, Compressor, Auto)

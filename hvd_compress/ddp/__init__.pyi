@@ -16,9 +16,9 @@ from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
-from hvd_compress.torch_common.slots import NamedParameters
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.ranks.errors import ExchangeError
 
 __all__ = [
     "BF16",

@@ -10,11 +10,11 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.registry import OFF
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.distributed.step import Step
+from hvd_compress.engine.auto import Planning
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.slots import NamedParameters
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
-from hvd_compress.torch_common.auto import Planning
-from hvd_compress.torch_common.comm import Collective
-from hvd_compress.torch_common.slots import NamedParameters
+from hvd_compress.process_group.step import Step
 
 DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
 """``"hierarchical"`` has to be asked for: the environment says where ranks are, not whether that is equal

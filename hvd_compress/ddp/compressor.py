@@ -11,20 +11,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.distributed.bucket import Bucket
-from hvd_compress.distributed.coder import GroupCoder
-from hvd_compress.distributed.step import Step
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
-from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
-from hvd_compress.torch_common.owner_steps import OwnerStep
-from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
+from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
+from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.compressor import ProcessGroupCompressor
+from hvd_compress.process_group.step import Step
+from hvd_compress.ranks.errors import ExchangeError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 
-class Compressor(GroupCoder):
+class Compressor(ProcessGroupCompressor):
     """Sends gradients encoded: the state of :func:`hvd_compress.ddp.hook`.
 
     Make one for each model: it holds the residuals, by parameter, so that DDP may rebuild its buckets.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.agreement import Agreement
 from hvd_compress.distributed.compressor import Compressor
-from hvd_compress.distributed.device_collectives import collectives_of
-from hvd_compress.exchange import agreement
+from hvd_compress.process_group.agreement import Agreement
+from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.ranks import agreement
 
 
 def begin_alike(

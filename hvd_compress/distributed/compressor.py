@@ -15,26 +15,25 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.registry import scheme_of
-from hvd_compress.distributed.agreement import Comparison
-from hvd_compress.distributed.bucket import Bucket
-from hvd_compress.distributed.coder import GroupCoder
-from hvd_compress.distributed.collectives import Over
-from hvd_compress.distributed.device_collectives import collectives_of, meeting_place
 from hvd_compress.distributed.keys import Keys, kind_of, like, pairs
-from hvd_compress.distributed.launcher import Launcher, Line
 from hvd_compress.distributed.norms import Norms
 from hvd_compress.distributed.places import Place, check_lost, together
-from hvd_compress.distributed.step import Step
 from hvd_compress.distributed.work import Work
-from hvd_compress.exchange import agreement
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.packing import packs
-from hvd_compress.exchange.registry import EXCHANGES
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
-from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
-from hvd_compress.torch_common.owner_steps import OwnerStep
-from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.exchanges.packing import packs
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
+from hvd_compress.process_group.agreement import Comparison
+from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.collectives import Over
+from hvd_compress.process_group.compressor import ProcessGroupCompressor
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.launcher import Launcher, Line
+from hvd_compress.process_group.step import Step
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ Accept = Callable[[], None]
 """Called when results are there; raises where they must not count."""
 
 
-class Compressor(GroupCoder):
+class Compressor(ProcessGroupCompressor):
     """Has tensors added up or averaged encoded: the state of :func:`hvd_compress.distributed.all_reduce`.
 
     Holds a residual for each key that ``all_reduce`` is called with. The tensors of a key have one shape

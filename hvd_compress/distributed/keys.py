@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import Route
-from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import expect_state
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state import expect_state
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.ranks.errors import ExchangeError
 
 Kind = dict[str, Any]
 """Of a key's tensors: dtype and shape, fit for JSON."""

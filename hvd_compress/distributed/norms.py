@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives
 
 
 class Norms:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 
 Positions = Mapping[str, tuple[dict[str, Any], int, int]]
 """By key: dtype and shape; how often its tensors were encoded; how often they were exchanged."""

@@ -10,11 +10,11 @@ need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import compressors
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
 from hvd_compress.fsdp.stateful import RankStates
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.ranks.errors import ExchangeError
 
 # OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
 _made = compressors(__name__, Compressor)

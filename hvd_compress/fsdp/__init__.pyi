@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from hvd_compress.codecs import Codec, ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import ByName
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
 from hvd_compress.fsdp.stateful import RankStates
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.ranks.errors import ExchangeError
 
 __all__ = [
     "BF16",

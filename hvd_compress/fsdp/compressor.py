@@ -13,27 +13,26 @@ from torch.distributed.tensor import DTensor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
-from hvd_compress.distributed.agreement import Agreement
-from hvd_compress.distributed.bucket import Bucket
-from hvd_compress.distributed.coder import GroupCoder, device_of
-from hvd_compress.distributed.device_collectives import collectives_of
-from hvd_compress.exchange import agreement
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.registry import EXCHANGES
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD
-from hvd_compress.exchange.routing import EXCHANGES as EXCHANGE_NAMES
+from hvd_compress.engine import owner_steps
+from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.slots import slots_of
+from hvd_compress.engine.state import expect_state
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
 from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.sharding import Unit, sharded
-from hvd_compress.torch_common import owner_steps
-from hvd_compress.torch_common.owner_steps import OwnerStep
-from hvd_compress.torch_common.slots import slots_of
-from hvd_compress.torch_common.state import expect_state
+from hvd_compress.process_group.agreement import Agreement
+from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
+from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
 
 _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
 """Exchanges that do not ask for hosts: here, the ranks of a host hold different shards."""
 
 
-class Compressor(GroupCoder):
+class Compressor(ProcessGroupCompressor):
     """Averages the shards of an FSDP2 model's gradients over its replicas, encoded.
 
     FSDP2 adds gradients up uncompressed among the ranks that share the parameters out, as those of a host.
@@ -161,7 +160,7 @@ class Compressor(GroupCoder):
         """Continues where a job with another number of replicas left off.
 
         What was not sent keeps its part in the replicas' average, on other ranks
-        (:mod:`hvd_compress.exchange.resize`).
+        (:mod:`hvd_compress.ranks.resize`).
 
         Args:
             states: the :meth:`state_dict` of every rank of that job, in any order.

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 
 
 def replicas(mesh: Any, group: Any, shard_mesh: DeviceMesh) -> dist.ProcessGroup:

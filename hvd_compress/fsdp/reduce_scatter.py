@@ -14,13 +14,13 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.base import check_threads
 from hvd_compress.codecs.registry import scheme_of
-from hvd_compress.distributed.encoded import EncodedCollectives
-from hvd_compress.distributed.transport import ProcessGroupTransport
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import ENCODABLE
+from hvd_compress.engine.state import expect_state
+from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.sharding import Reduced, reduced
-from hvd_compress.torch_common.state import expect_state
+from hvd_compress.process_group.encoded import EncodedCollectives
+from hvd_compress.process_group.transport import ProcessGroupTransport
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
 
 _VERSION = 1
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.codecs.base import check_number
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.variables import broadcast_variables
 
 

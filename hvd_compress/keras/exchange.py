@@ -14,7 +14,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvd_compress.codecs.base import check_number
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called
 from hvd_compress.tensorflow.variables import known_to_horovod

@@ -7,7 +7,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 
 
 class MetricAverage(keras.callbacks.Callback):

@@ -18,8 +18,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvd_compress.exchange.errors import ExchangeError
 from hvd_compress.keras.exchange import Exchange
+from hvd_compress.ranks.errors import ExchangeError
 
 _saved_as = keras.saving.register_keras_serializable("hvd_compress", "DistributedOptimizer")
 _loading = ContextVar("loading", default=False)

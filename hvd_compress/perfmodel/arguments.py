@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvd_compress.codecs import SCHEMES
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.machines import Link
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.exchange.counters import Kind, sent_bytes
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.registry import Scope
-from hvd_compress.exchange.steps import Message, Work
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import Scope
+from hvd_compress.exchanges.steps import Computation, Message
+from hvd_compress.ranks.counters import Kind, sent_bytes
 
 ALLTOALL_LATENCIES = 2
 """Ranks first tell each other how much will come, then send it; each message goes to all at once."""
@@ -50,7 +50,7 @@ class Collective:
     added: float
 
 
-Stage = Work | Collective
+Stage = Computation | Collective
 """Of an exchange, in their order."""
 
 

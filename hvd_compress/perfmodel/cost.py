@@ -2,7 +2,7 @@
 
 A collective takes ``start + latencies * latency + bytes / bandwidth`` (Hockney's model), a codec a fixed
 time an element. Allreduce and allgather are rings, as Gloo's are and as
-:class:`~hvd_compress.exchange.counters.Counters` takes them; an alltoall sends to all others at once.
+:class:`~hvd_compress.ranks.counters.Counters` takes them; an alltoall sends to all others at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchange.counters import Kind
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.registry import EXCHANGES, UNCOMPRESSED, Group
-from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.steps import Gradient, Work
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED, Group
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.steps import Computation, Gradient
 from hvd_compress.perfmodel.collectives import Collective, Stage, collective
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.ranks.counters import Kind
 
 __all__ = [
     "Cluster",
@@ -77,12 +77,12 @@ def seconds(
         element_bytes: of the gradient's type.
         links: the same cluster as each kind of collective finds it, where that is known.
         started: the tensor's part of a message, whose start it pays; the rest is for others in its bucket.
-        bits: of an element's code, as for :class:`~hvd_compress.exchange.steps.Gradient`.
+        bits: of an element's code, as for :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
     stages = stages_of(shape, route, cluster, element_bytes=element_bytes, bits=bits)
     encode = wire = decode = sent = 0.0
     for stage in stages:
-        if isinstance(stage, Work):
+        if isinstance(stage, Computation):
             encode += stage.encoded * speed.encode
             decode += stage.decoded * speed.decode + stage.added * speed.add
         elif stage.latencies:
@@ -103,7 +103,7 @@ def wire_bytes(
     """Bytes that a rank sends, averaged over the ranks: those that ``Counters.wire_bytes`` counts.
 
     The token of 12 bytes beside an encoded tensor is not among them, nor is what a bucket adds
-    (:mod:`hvd_compress.exchange.steps`).
+    (:mod:`hvd_compress.exchanges.steps`).
     """
     cost = seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes, bits=bits)
     return cost.sent
@@ -129,7 +129,7 @@ def stages_of(
     exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
     scopes = iter(exchange.stages)
     return [
-        step if isinstance(step, Work) else collective(step, next(scopes), hosts)
+        step if isinstance(step, Computation) else collective(step, next(scopes), hosts)
         for step in exchange.steps(gradient)
     ]
 

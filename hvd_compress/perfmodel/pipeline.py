@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_compress.exchange.steps import Work
+from hvd_compress.exchanges.steps import Computation
 from hvd_compress.perfmodel.collectives import Collective, Stage
 from hvd_compress.perfmodel.cost import collective_seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
@@ -38,7 +38,7 @@ class Transfer:
     @property
     def works(self) -> bool:
         """Whether computation is due."""
-        return bool(self.due) and isinstance(self.due[0], Work)
+        return bool(self.due) and isinstance(self.due[0], Computation)
 
     @property
     def travels(self) -> bool:
@@ -68,7 +68,7 @@ class Totals:
         """Does the work that is due, and returns its seconds."""
         encode = decode = 0.0
         for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
-            assert isinstance(stage, Work)
+            assert isinstance(stage, Computation)
             encode += stage.encoded * speed.encode
             decode += stage.decoded * speed.decode + stage.added * speed.add
         transfer.done()

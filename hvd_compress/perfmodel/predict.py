@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.codecs import SCHEMES
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
 from hvd_compress.perfmodel import plots
 from hvd_compress.perfmodel.arguments import (
     add_machine,
@@ -173,7 +173,7 @@ def add_to(commands: Any) -> None:
         metavar="CODEC",
         help=f"{', '.join(SCHEMES)}, with settings as in onebit:group=512",
     )
-    add("--exchange", nargs="+", choices=EXCHANGES, default=["two_shot"])
+    add("--exchange", nargs="+", choices=EXCHANGE_NAMES, default=["two_shot"])
     add_machine(predict, default="terngrad_ethernet")
     add(
         "--scaling",

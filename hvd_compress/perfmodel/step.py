@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchange import buckets, token
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.routing import Route, Router
-from hvd_compress.exchange.steps import all_reduce
+from hvd_compress.exchanges import buckets
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.routing import Route, Router
+from hvd_compress.exchanges.steps import all_reduce
 from hvd_compress.perfmodel.collectives import collective
 from hvd_compress.perfmodel.cost import stages_of
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.pipeline import Totals, Transfer, carry
+from hvd_compress.ranks import token
 
 Speeds = Callable[[Route], CodecSpeed]
 """How fast each route's codec is, with feedback where the route has it."""
@@ -124,7 +125,7 @@ def predict(
         speeds: of the codecs.
         cluster: ranks and links.
         overlap: whether the exchange starts during the backward pass; otherwise after it.
-        bits: of an element's code, as for :class:`~hvd_compress.exchange.steps.Gradient`.
+        bits: of an element's code, as for :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
     totals = Totals()
     transfers, now = _backward(network, computation, router, speeds, cluster, totals, bits)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, Route, Router
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.perfmodel.cost import refusal
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.profiles import Profile

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.codecs.registry import scheme_of
-from hvd_compress.exchange.routing import EXCHANGES, UNCOMPRESSED_ROUTE, Route, Router
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, Route, Router
 from hvd_compress.planner.measured import Coding
 from hvd_compress.planner.plans import PlannedTensor
 
@@ -29,7 +29,7 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise TypeError(f"Auto.{field}: expected a sequence of {kind}, got {given!r}")
     for exchange in exchanges:
-        check_choice("Auto", "exchanges", exchange, EXCHANGES)
+        check_choice("Auto", "exchanges", exchange, EXCHANGE_NAMES)
     routes = []
     for one in (Route(*_coding(given)) for given in codecs):
         names = [one.exchange] if one.uncompressed else exchanges

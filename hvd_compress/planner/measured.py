@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 
 Coding = tuple[Codec, ErrorFeedback]

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Coding, Measured
 from hvd_compress.planner.plans import (
     Candidate,
-    Plan,
     PlannedTensor,
+    RoutePlan,
     predicted_best,
     price_of,
     propose,
@@ -87,7 +87,7 @@ class Planner:
         coded = [route for route in routes_of(tensors) if route != UNCOMPRESSED_ROUTE]
         self._codings = list(dict.fromkeys((route.codec, route.feedback) for route in coded))
         self.has_choice = bool(coded) and size > 1
-        self.plan: Plan = uniform(self.tensors, UNCOMPRESSED_ROUTE)
+        self.plan: RoutePlan = uniform(self.tensors, UNCOMPRESSED_ROUTE)
         if self.has_choice:
             self.plan = smallest(self.tensors, self._hosts, local)
         self.reason, self.settled = "nothing is measured yet", not self.has_choice
@@ -126,7 +126,7 @@ class Planner:
                 self._settle("its steps were the fastest, or as fast as any")
         return self.plan != before
 
-    def predict(self) -> Plan:
+    def predict(self) -> RoutePlan:
         """Decides at once, from probes and the performance model alone; all ranks call it together."""
         if not self.settled:
             bursts = [self._read(burst) for burst in self._probe(math.inf)]

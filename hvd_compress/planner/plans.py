@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hvd_compress.exchange.buckets import LIMIT
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
+from hvd_compress.exchanges.buckets import LIMIT
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel.cost import Cost, seconds
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 
-Plan = tuple[Route, ...]
+RoutePlan = tuple[Route, ...]
 """A route for every tensor, in their order."""
 
 _WORTH = 0.1
@@ -39,7 +39,7 @@ class Candidate:
     """A plan, and its predicted price."""
 
     label: str
-    plan: Plan
+    plan: RoutePlan
     price: Cost
 
     @property
@@ -73,7 +73,7 @@ def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
     )
 
 
-def price_of(tensors: Sequence[PlannedTensor], plan: Plan, measured: Measured) -> Cost:
+def price_of(tensors: Sequence[PlannedTensor], plan: RoutePlan, measured: Measured) -> Cost:
     """What the exchange of all tensors costs by a plan."""
     return _sum(price(*pair, measured) for pair in zip(tensors, plan, strict=True))
 
@@ -84,7 +84,7 @@ def label(route: Route, routes: Iterable[Route]) -> str:
     return _short(route) if len(alike | {route}) == 1 else str(route)
 
 
-def uniform(tensors: Sequence[PlannedTensor], route: Route) -> Plan:
+def uniform(tensors: Sequence[PlannedTensor], route: Route) -> RoutePlan:
     """The plan in which every tensor that may take a route takes it, and the others none."""
     return tuple(route if route in tensor.choices else UNCOMPRESSED_ROUTE for tensor in tensors)
 
@@ -94,7 +94,7 @@ def routes_of(tensors: Iterable[PlannedTensor]) -> list[Route]:
     return list(dict.fromkeys(route for tensor in tensors for route in tensor.choices))
 
 
-def smallest(tensors: Sequence[PlannedTensor], hosts: int, local: int) -> Plan:
+def smallest(tensors: Sequence[PlannedTensor], hosts: int, local: int) -> RoutePlan:
     """The plan that sends the fewest bytes, which risks least before anything is measured."""
     alike = Measured(hosts, local, 1.0, 0.0, dict.fromkeys(KINDS, 1.0))
     return min(propose(tensors, alike), key=lambda candidate: candidate.price.sent).plan
@@ -107,7 +107,7 @@ def propose(tensors: Sequence[PlannedTensor], measured: Measured) -> list[Candid
     cheapest. Of equals, the one that changes gradients less is first.
     """
     routes = sorted(routes_of(tensors), key=_loss)
-    plans: dict[Plan, str] = {}
+    plans: dict[RoutePlan, str] = {}
     for route in routes:
         plans.setdefault(uniform(tensors, route), label(route, routes))
     prices = {tensor: {r: price(tensor, r, measured) for r in tensor.choices} for tensor in tensors}
@@ -130,7 +130,7 @@ def predicted_best(
     """
     plain = uniform(tensors, UNCOMPRESSED_ROUTE)
 
-    def gains(plan: Plan) -> bool:
+    def gains(plan: RoutePlan) -> bool:
         return plan == plain or all(
             price_of(tensors, plan, one).total < (1 - _WORTH) * price_of(tensors, plain, one).total
             for one in (measured, *bursts)

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
-from hvd_compress.exchange.packing import packs
+from hvd_compress.exchanges.packing import packs
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"

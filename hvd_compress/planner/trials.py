@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from hvd_compress.planner.plans import Candidate, Plan
+from hvd_compress.planner.plans import Candidate, RoutePlan
 
 BUDGET, RESERVE = 6.0, 1.0
 """What probes and trials may cost, in steps of the best plan: below 1% of 1,000. And what each plan
@@ -74,7 +74,7 @@ class Trials:
         self.done = False
         self._budget, self._overhead = budget, overhead
         self._steps = self._run()
-        self.plan: Plan = next(self._steps)
+        self.plan: RoutePlan = next(self._steps)
 
     def record(self, seconds: float) -> None:
         """Takes the time of a step with :attr:`plan`, on which all ranks agree."""
@@ -113,7 +113,7 @@ class Trials:
         base = max(0.0, best.median - best.candidate.seconds) if best.seconds else 0.0
         return base + trial.candidate.seconds
 
-    def _run(self) -> Generator[Plan, float, None]:
+    def _run(self) -> Generator[RoutePlan, float, None]:
         """Yields the plan of each step, and is sent the step's seconds."""
         alive, last = self.trials, None
         for steps, tolerance in ROUNDS:

@@ -9,7 +9,7 @@ need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback
 from hvd_compress.codecs.frontends import compressors
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.joining import join

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.frontends import ByName
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.joining import join

@@ -14,16 +14,17 @@ from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange import agreement, hosts
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import EXCHANGES, UNCOMPRESSED_ROUTE, Route
+from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, Route
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed, tensor_of
 from hvd_compress.planner.explain import explain
 from hvd_compress.planner.planner import Planner
 from hvd_compress.planner.plans import PlannedTensor
 from hvd_compress.planner.probing import Prober
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
@@ -70,7 +71,7 @@ class Auto(Compressor):
         variables: Sequence[Any] | None = None,
         *,
         codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
-        exchanges: Sequence[str] = EXCHANGES,
+        exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
         routes = allowed(codecs, exchanges)

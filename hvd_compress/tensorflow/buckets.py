@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT = 2**19
 """Bytes of the payloads of a bucket with several gradients. Longer messages may be gathered in another way
-(:mod:`hvd_compress.exchange.pairs`), which has to be known while tracing."""
+(:mod:`hvd_compress.exchanges.sum_as_gather`), which has to be known while tracing."""
 
 FIRST = 2**16
 """The same for the first bucket of a step: it has the first layers' gradients, which are computed last, and
@@ -28,7 +28,7 @@ what encodes and decodes them is not hidden behind anything."""
 
 
 @dataclass(eq=False)
-class Message:
+class EncodedMessage:
     """What a bucket sends first.
 
     Attributes:

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchange.shards import Shared
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges.shards import Shared
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
@@ -130,7 +130,7 @@ class Coder:
         *,
         ranks: int,
         length: int | None = None,
-    ) -> Message:
+    ) -> EncodedMessage:
         """A bucket's first message, when all of its gradients are there; moves residuals on.
 
         Args:
@@ -151,7 +151,7 @@ class Coder:
             ranks=ranks,
             length=-1 if length is None else length,
         )
-        return Message(data, sizes, encoded)
+        return EncodedMessage(data, sizes, encoded)
 
     def average(
         self, bucket: Bucket, parts: tf.Tensor, *, ranks: int, numbers: bool = False

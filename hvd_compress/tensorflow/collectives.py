@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
-from hvd_compress.exchange import pairs, threads
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.exchanges import sum_as_gather
+from hvd_compress.ranks import threads
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
 
 
@@ -96,14 +97,14 @@ class Collectives:
     def all_gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
         """As :meth:`all_gather`, of messages whose length is the same on all ranks.
 
-        It may be a sum: see :mod:`hvd_compress.exchange.pairs`.
+        It may be a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
 
         Args:
             message: shape=(length,), uint8.
             length: None if it is not known when the graph is made.
             name: the collective's.
         """
-        if self._on_gpu or length is None or not pairs.as_sum(self.size, length):
+        if self._on_gpu or length is None or not sum_as_gather.as_sum(self.size, length):
             return self.all_gather(message, name)
         own = self.numbers(message, tf.int32)
         other = self.all_reduce(own, name) - own

@@ -16,17 +16,17 @@ from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import (
+from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
-    EXCHANGES,
+    EXCHANGE_NAMES,
     Route,
     Router,
     warn_of_growth,
 )
-from hvd_compress.exchange.shards import Shared
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges.shards import Shared
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
@@ -41,7 +41,7 @@ from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import asked_for
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import Heritage, Inheritance, Owner, inheritance
+from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inheritance
 from hvd_compress.tensorflow.step import Step
 
 _UNKNOWN_SIZE = 2**31 - 1
@@ -136,7 +136,7 @@ class Compressor(tf.Module, HorovodCompressor):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
-        exchange: str = EXCHANGES[0],
+        exchange: str = EXCHANGE_NAMES[0],
         owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
@@ -195,7 +195,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._labels: Mapping[int, str] = MappingProxyType({})
         self._offset = Counters()
         self.slots: list[Slot] = []
-        self.owner = Owner(
+        self.owner = StateOwner(
             self._collectives.rank,
             self._size,
             seed,
@@ -286,7 +286,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """Continues where a job with another number of ranks, or with another exchange, left off.
 
         What was not sent keeps its part in the ranks' average, on other ranks
-        (:mod:`hvd_compress.exchange.resize`).
+        (:mod:`hvd_compress.ranks.resize`).
 
         Args:
             checkpoints: the paths of every rank's checkpoint of that job, in any order.
@@ -472,7 +472,7 @@ class Compressor(tf.Module, HorovodCompressor):
             bucket.arrived.set_shape([None])
         return token, _Encoded(beginning, bucket, member, cut, gradient, token)
 
-    def _send_uncompressed(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def _send_uncompressed(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
         return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 
 
 def check_who_hashes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 
 
 class Model:

@@ -7,7 +7,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.slots import Slot
 
 

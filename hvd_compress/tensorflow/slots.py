@@ -9,8 +9,8 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
 
 

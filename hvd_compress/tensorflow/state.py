@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.exchange import resize
-from hvd_compress.exchange.shards import Shards, Shared, transpose, transpose_back
+from hvd_compress.exchanges.shards import Shards, Shared, transpose, transpose_back
+from hvd_compress.ranks import resize
 from hvd_compress.tensorflow.slots import Slot
 
 _VERSION = 4
@@ -19,7 +19,7 @@ _OWNER = "owner"
 _SLOTS = "slots"
 
 
-class Owner(tf.train.experimental.PythonState):
+class StateOwner(tf.train.experimental.PythonState):
     """Whose residuals a checkpoint holds; refuses those of another rank before anything is restored.
 
     Args:
@@ -30,7 +30,7 @@ class Owner(tf.train.experimental.PythonState):
         owners: how many ranks share a gradient out: ranks 0 to ``owners - 1``, the next as many, and so on.
         restored: called when the checkpoint is this rank's.
         orders: for each gradient, how elements are ordered and cut, as of
-            :class:`hvd_compress.exchange.shards.Shared`.
+            :class:`hvd_compress.exchanges.shards.Shared`.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Owner(tf.train.experimental.PythonState):
         self._restored()
 
 
-class PlanOwner(Owner):
+class PlanOwner(StateOwner):
     """The same of a compressor that plans, with its plan; gradients may travel in different ways.
 
     Args:
-        rank, size, seed: as of :class:`Owner`.
+        rank, size, seed: as of :class:`StateOwner`.
         owners: for each gradient, how many ranks share it out.
-        orders: as of :class:`Owner`.
+        orders: as of :class:`StateOwner`.
         plan: what is to be saved of the plan.
         restored: called with what was saved, when the checkpoint is this rank's.
     """
@@ -102,12 +102,12 @@ class PlanOwner(Owner):
         self._owners, self._plan, self._take = owners, plan, restored
 
     def serialize(self) -> str:
-        """As of :class:`Owner`."""
+        """As of :class:`StateOwner`."""
         more = {"owners": self._owners(), "orders": self._orders(), "plan": self._plan()}
         return json.dumps({**self._expected, **more})
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """As of :class:`Owner`; also refuses a plan that does not fit the graphs that have been traced."""
+        """As of :class:`StateOwner`; also refuses a plan that does not fit the traced graphs."""
         super().deserialize(string_value)
         self._take(json.loads(string_value)["plan"])
 
@@ -157,7 +157,7 @@ class Inheritance:
     """
 
     left: dict[int, list[_Left]] = field(default_factory=dict)
-    heir: Owner | None = None
+    heir: StateOwner | None = None
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """As of :class:`Heritage`."""
@@ -170,10 +170,10 @@ class Inheritance:
         slot.exchanges.assign(old[0].exchanges)
 
 
-def inheritance(checkpoints: Sequence[str], name: str, heir: Owner) -> Inheritance:
+def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inheritance:
     """One rank's part of what all ranks of a job of another size or exchange had not sent.
 
-    By the rule of :mod:`hvd_compress.exchange.resize`.
+    By the rule of :mod:`hvd_compress.ranks.resize`.
 
     Args:
         checkpoints: their paths, one of each rank, in any order.
@@ -210,7 +210,7 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: Owner) -> Inheritan
 def _inherited(
     index: int,
     old: Sequence[_Left],
-    heir: Owner,
+    heir: StateOwner,
     owners: int,
     shared: Shared | None,
     has_residuals: bool,

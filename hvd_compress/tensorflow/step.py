@@ -10,8 +10,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.exchange import agreement, token
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks import agreement, token
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.collectives import Collectives
 
 _FAILURE = "error in an earlier step"

@@ -9,10 +9,10 @@ need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import compressors
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.auto import Auto
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
 
 # OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
 _made = compressors(

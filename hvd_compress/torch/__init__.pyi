@@ -10,11 +10,11 @@ from typing import Any, Literal
 from hvd_compress.codecs import Codec, ErrorFeedback, PayloadError
 from hvd_compress.codecs.frontends import ByName
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.auto import Auto
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.owner_steps import AdaGrad, OwnerStep
-from hvd_compress.torch_common.slots import NamedParameters
 
 __all__ = [
     "BF16",

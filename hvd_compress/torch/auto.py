@@ -10,14 +10,14 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.routing import EXCHANGES
+from hvd_compress.engine.auto import Planning
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import equal_hosts
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.auto import Planning
-from hvd_compress.torch_common.comm import Collective
-from hvd_compress.torch_common.slots import NamedParameters
 
 _TIMEOUT = 60.0
 """Seconds for ranks that have ended the same step."""
@@ -52,7 +52,7 @@ class Auto(Planning, Compressor):
         named_parameters: NamedParameters,
         *,
         codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
-        exchanges: Sequence[str] = EXCHANGES,
+        exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
         self._candidates = allowed(codecs, exchanges)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hvd_compress.exchange import buckets
-from hvd_compress.torch_common.slots import Slot
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges import buckets
 
 
 @dataclass(eq=False)

@@ -15,10 +15,10 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics, global_process_set
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.exchange import pairs
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.torch_common.comm import Collective
+from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges import sum_as_gather
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.ranks.errors import ExchangeError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _PAUSE_SHARE = 1 / 16
@@ -76,7 +76,7 @@ def equal_hosts() -> bool:
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
 
-    Implements :class:`hvd_compress.torch_common.drivers.Transport` for collectives among all of its ranks.
+    Implements :class:`hvd_compress.engine.drivers.AsyncCollectives` for collectives among all of its ranks.
 
     Args:
         process_set: as the optimizer's; None is all ranks.
@@ -137,7 +137,7 @@ class Collectives:
     def start(self, collective: Collective, name: str) -> Handle:
         """Starts what an exchange asks for.
 
-        An all_gather on processors may be a sum: see :mod:`hvd_compress.exchange.pairs`.
+        An all_gather on processors may be a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
         """
         message = collective.message
         if collective.kind == "all_reduce":
@@ -147,7 +147,7 @@ class Collectives:
             full = f"{self._prefix}.{name}"
             number = self._enqueue(hvd.alltoall_async, message, splits, full)
             return Handle(number, name, self.size, collective.sizes[self.rank])
-        if message.device.type == "cpu" and pairs.as_sum(self.size, message.numel()):
+        if message.device.type == "cpu" and sum_as_gather.as_sum(self.size, message.numel()):
             own = message.view(torch.int32)
             return Handle(self.all_reduce(own, name).number, name, own=own, rank=self.rank)
         gather = self.all_gather(message, name)
@@ -222,7 +222,7 @@ class Collectives:
 class Scopes:
     """The collectives of an exchange: among all ranks, those of a host, and those between hosts.
 
-    Implements :class:`hvd_compress.torch_common.drivers.Transport`.
+    Implements :class:`hvd_compress.engine.drivers.AsyncCollectives`.
 
     Args:
         collectives: all ranks.

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from hvd_compress.elastic.commits import Commit, Commits
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.torch.compressor import Compressor
-from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.state import begin_with, restore, snapshot, unsent
 
 
 class TorchCommits(Commits):

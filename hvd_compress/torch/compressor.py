@@ -11,18 +11,19 @@ import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange import hosts, token
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.registry import Group
-from hvd_compress.exchange.routing import DEFAULT_THRESHOLD, EXCHANGES, Route
+from hvd_compress.engine.changes import Changes
+from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.slots import NamedParameters, Slot
+from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route
+from hvd_compress.ranks import token
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives, equal_hosts
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Step
-from hvd_compress.torch_common.changes import Changes
-from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.owner_steps import OwnerStep
-from hvd_compress.torch_common.slots import NamedParameters, Slot
 
 
 @dataclass(eq=False)
@@ -40,7 +41,7 @@ class Sent:
     encoded: bool
 
 
-class Compressor(GradientCoder, HorovodCompressor):
+class Compressor(CompressorBase, HorovodCompressor):
     """Sends gradients encoded; pass one to ``hvd.DistributedOptimizer(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
@@ -79,7 +80,7 @@ class Compressor(GradientCoder, HorovodCompressor):
         codec: Codec,
         feedback: ErrorFeedback,
         *,
-        exchange: str = EXCHANGES[0],
+        exchange: str = EXCHANGE_NAMES[0],
         owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),

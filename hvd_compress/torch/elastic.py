@@ -19,7 +19,7 @@ class TorchState(ResidualState, elastic.TorchState):
     settles what each rank begins with:
 
     * A rank that stays keeps its residual, with its part in the ranks' average: ``K' / K`` times as large
-      with ``K'`` ranks after ``K`` (:mod:`hvd_compress.exchange.resize`).
+      with ``K'`` ranks after ``K`` (:mod:`hvd_compress.ranks.resize`).
     * A new rank begins with zeros, and with the positions of the others.
     * What lost ranks had not sent, as of the last commit, is shared out evenly among all ranks if it is
       known. It is known where ranks were told to leave, and with ``share_residuals``. Else it is missing: a

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hvd_compress.exchange import agreement, token
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks import agreement, token
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives, Handle
 
 

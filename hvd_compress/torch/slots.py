@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_compress.torch_common.slots import NamedParameters, Slot, slots_of
+from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 
 
 class Slots:

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.exchange import token
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.registry import EXCHANGES
+from hvd_compress.engine.batch import Batch, judge
+from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.drivers import Pending, Poller
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.uncompressed import Uncompressed
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.ranks import token
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.buckets import Bucket, Buckets
 from hvd_compress.torch.collectives import Collectives, Scopes
 from hvd_compress.torch.participation import Participation
-from hvd_compress.torch_common.batch import Batch, judge
-from hvd_compress.torch_common.batches import Batches
-from hvd_compress.torch_common.drivers import Pending, Progress
-from hvd_compress.torch_common.slots import Slot
-from hvd_compress.torch_common.uncompressed import Uncompressed
 
 _TIMEOUT = 60.0
 """Seconds for collectives that every rank has started already, if all is well."""
@@ -55,7 +55,7 @@ class Step:
     def __init__(
         self,
         collectives: Collectives,
-        batches: Batches,
+        batches: BatchCache,
         configuration: Callable[[], dict[str, Any]],
         hosts: Callable[[], Hosts | None],
         settle: Callable[[bool | torch.Tensor], None],
@@ -69,7 +69,7 @@ class Step:
         self._settle = settle
         self.transport = Scopes(collectives)
         self._participation = Participation(collectives, configuration, self._prepare)
-        self._progress = Progress(self.transport)
+        self._progress = Poller(self.transport)
         self._buckets = Buckets()
         self._held: list[tuple[Batch, Pending]] = []
         self._contents: dict[Pending, Batch | Uncompressed] = {}

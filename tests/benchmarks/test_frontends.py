@@ -16,7 +16,7 @@ if importlib.util.find_spec("tensorflow") is None:
 
 from benchmarks import frontends
 from hvd_compress.codecs import SCHEMES
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 
 ROOT = Path(__file__).parent.parent.parent
 SCHEME = SCHEMES["onebit"]

@@ -36,8 +36,8 @@ from benchmarks.papers.native import Native
 from benchmarks.papers.registry import EXPERIMENTS
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import magnitudes
-from hvd_compress.exchange.reference import Simulation
-from hvd_compress.torch_common.owner_steps import AdaGrad
+from hvd_compress.engine.owner_steps import AdaGrad
+from hvd_compress.exchanges.reference import Simulation
 from tests.codecs.cases import normal
 
 RECORDS = Path(benchmarks.__file__).parent / "records"

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.models.torch import build
 from hvd_compress.codecs import Codec, ErrorFeedback, OneBit, Ternary
-from hvd_compress.exchange.routing import Route, Router
+from hvd_compress.exchanges.routing import Route, Router
 
 
 def _bits_per_encoded_element(codec: Codec) -> float:

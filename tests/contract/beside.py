@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchanges.reference import Simulation
 from tests.contract.cases import SHAPES, USUAL, Row, gradients
 from tests.contract.frontend import Arrays, Frontend, Job
 

@@ -9,9 +9,9 @@ import numpy as np
 from hvd_compress.codecs import (
     LevelCodec,
 )
-from hvd_compress.exchange import integer_sum
-from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.shards import Shards
 from hvd_compress.perfmodel.cost import wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.contract.beside import Beside

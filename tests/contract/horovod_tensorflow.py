@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.shards import transpose_back
+from hvd_compress.exchanges.shards import transpose_back
+from hvd_compress.ranks.counters import Counters
 from hvd_compress.tensorflow.slots import Slot
 from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kept
 from tests.tensorflow.probes import process_set

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError
 from tests.contract.pytorch import TorchFrontend
 
 

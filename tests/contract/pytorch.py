@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.reference import OwnerStep
-from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.owner_steps import AdaGrad
+from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.owner_steps import AdaGrad
+from hvd_compress.exchanges.reference import OwnerStep
+from hvd_compress.ranks.counters import Counters
 from tests.contract.frontend import Arrays, Frontend, Job, Kept
 from tests.torch_models import Probe
 
@@ -27,7 +27,7 @@ class TorchJob(Job):
         dtype: of its parameters.
     """
 
-    def __init__(self, model: Probe, compressor: GradientCoder, dtype: torch.dtype) -> None:
+    def __init__(self, model: Probe, compressor: CompressorBase, dtype: torch.dtype) -> None:
         self.model, self.compressor, self._dtype = model, compressor, dtype
 
     def step(self, gradients: Arrays, used: Sequence[str] | None = None) -> dict[str, np.ndarray]:

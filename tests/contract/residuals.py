@@ -18,7 +18,7 @@ from hvd_compress.codecs import (
     OneBit,
     Ternary,
 )
-from hvd_compress.exchange.shards import transpose_back
+from hvd_compress.exchanges.shards import transpose_back
 from tests.contract.beside import Beside
 from tests.contract.cases import FULL, NONE, PARTIAL, ROWS, SHAPES, USUAL, WEAK, Row
 from tests.contract.frontend import Arrays, Frontend

@@ -16,11 +16,11 @@ from unittest import mock
 import numpy as np
 import torch
 
+from hvd_compress.engine import plan
+from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import cuda
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.torch_device import TorchDevice
-from hvd_compress.torch_common import plan
-from hvd_compress.torch_common.executors import Executors
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,12 +21,12 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.distributed.bucket import Bucket
-from hvd_compress.distributed.collectives import Collectives
-from hvd_compress.distributed.device_collectives import InStream
-from hvd_compress.distributed.step import Step
-from hvd_compress.torch_common import batch, executors, slots
-from hvd_compress.torch_common.comm import Collective
+from hvd_compress.engine import batch, executors, slots
+from hvd_compress.engine.comm import Collective
+from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import InStream
+from hvd_compress.process_group.step import Step
 from tests.cuda.executors import Checked
 
 BACKWARD, SIDE, NETWORK = "backward", "side", "network"
@@ -56,7 +56,7 @@ class _Memory:
 
 
 class Streams(TorchDispatchMode):
-    """The streams of one device; implements :class:`hvd_compress.distributed.streams.Beside`.
+    """The streams of one device; implements :class:`hvd_compress.process_group.streams.Beside`.
 
     Args:
         kernels: the emulated ones, whose calls are noted, too.
@@ -262,7 +262,7 @@ class Streams(TorchDispatchMode):
 
 
 class Nowhere:
-    """No streams: implements :class:`hvd_compress.distributed.streams.Beside` by the host alone."""
+    """No streams: implements :class:`hvd_compress.process_group.streams.Beside` by the host alone."""
 
     def entered(self) -> AbstractContextManager[None]:
         return nullcontext()

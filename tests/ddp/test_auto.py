@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, exchange, gradients_of
 from tests.planner.budgets import MOST_STEPS, unlimited
 from tests.ranks import on_ranks

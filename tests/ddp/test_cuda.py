@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
-from hvd_compress.distributed import coder
-from hvd_compress.distributed.collectives import Collectives
-from hvd_compress.distributed.device_collectives import InStream, ThroughHost, collectives_of
-from hvd_compress.torch_common.batch import Batch
-from hvd_compress.torch_common.comm import Collective
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.comm import Collective
+from hvd_compress.process_group import compressor as process_group_compressor
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
 from tests.contract import residuals, results
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
@@ -52,7 +52,7 @@ def on_a_device() -> Iterator[Streams]:
         def traced(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
             return Traced(group, device, streams)
 
-        with mock.patch.object(coder, "collectives_of", traced):
+        with mock.patch.object(process_group_compressor, "collectives_of", traced):
             yield streams
 
 
@@ -63,7 +63,7 @@ def through_the_host() -> Iterator[None]:
     def staged(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
         return ThroughHost(group, device, Nowhere())
 
-    with deferred_kernels(), mock.patch.object(coder, "collectives_of", staged):
+    with deferred_kernels(), mock.patch.object(process_group_compressor, "collectives_of", staged):
         yield
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
-from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.engine.drivers import Pending
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
 from tests.torch_models import targets

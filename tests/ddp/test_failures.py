@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
-from hvd_compress.distributed.launcher import Ticket
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.drivers import Pending
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
-from hvd_compress.torch_common.batch import Batch
-from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.process_group.launcher import Ticket
 from tests.contract.cases import SHAPES, USUAL
 from tests.ddp.probes import distributed, exchange
 from tests.ranks import on_ranks

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
-from hvd_compress.distributed.collectives import Collectives
-from hvd_compress.distributed.launcher import Launcher
-from hvd_compress.torch_common.batch import Batch
-from hvd_compress.torch_common.comm import Collective
-from hvd_compress.torch_common.drivers import Pending
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.drivers import Pending
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.launcher import Launcher
 from tests.contract.cases import ROWS, SHAPES, USUAL
 from tests.ranks import on_ranks
 from tests.torch_models import Simulation, assert_same_bits, targets

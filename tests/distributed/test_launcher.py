@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives
-from hvd_compress.distributed.launcher import Line
-from hvd_compress.exchange.errors import ExchangeError
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.launcher import Line
+from hvd_compress.ranks.errors import ExchangeError
 from tests.ranks import on_ranks
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives
 from tests import jobs
 from tests.ranks import on_ranks
 
@@ -67,7 +67,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives
 
 dist.init_process_group("gloo")
 path = sys.argv[1]
@@ -103,7 +103,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives
 
 
 class Slow:
@@ -139,7 +139,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from hvd_compress.distributed.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives
 
 dist.init_process_group("gloo")
 collectives = Collectives(None)

@@ -67,15 +67,15 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
 
 
 def _batches(before: Callable[[], None]) -> Any:
-    from hvd_compress.torch_common.batches import Batches
+    from hvd_compress.engine.batch_cache import BatchCache
 
-    make = Batches.make
+    make = BatchCache.make
 
     def made(*arguments: Any, **options: Any) -> Any:
         before()
         return make(*arguments, **options)
 
-    return mock.patch.object(Batches, "make", made)
+    return mock.patch.object(BatchCache, "make", made)
 
 
 def _graphs(before: Callable[[], None]) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.local import DiLoCo
+from hvd_compress.diloco import DiLoCo
 from tests.contract.frontend import Arrays, Job
 from tests.contract.process_groups import ProcessGroupFrontend
 from tests.contract.pytorch import TorchJob
@@ -48,7 +48,7 @@ class _Job(TorchJob):
 
 
 class OfDiLoCo(ProcessGroupFrontend):
-    """How ranks make jobs of ``hvd_compress.local``."""
+    """How ranks make jobs of ``hvd_compress.diloco``."""
 
     name = "diloco"
     forms = ()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange.reference import Simulation
+from hvd_compress.exchanges.reference import Simulation
 from tests.contract.frontend import Arrays, Job
 from tests.contract.process_groups import ProcessGroupFrontend
 from tests.contract.pytorch import TorchJob

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
-from hvd_compress.torch_common.batch import Batch
+from hvd_compress.engine.batch import Batch
 from tests.contract.cases import FULL
 from tests.fsdp.probes import (
     SHAPES,

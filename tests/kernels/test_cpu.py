@@ -17,10 +17,10 @@ from hvd_compress.codecs import (
     Codec,
     ErrorFeedback,
     Int8,
-    Layout,
     NoiseKey,
     OneBit,
     PayloadError,
+    PayloadLayout,
     Ternary,
     payload_length,
 )
@@ -305,9 +305,9 @@ class Truncated(Codec):
     name: ClassVar[str] = "truncated"
     error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
 
-    def layout(self, shape: tuple[int, ...]) -> Layout:
+    def layout(self, shape: tuple[int, ...]) -> PayloadLayout:
         count = int(np.prod(shape))
-        return Layout(count, 0, 64, 128, 2 * (count % 64 or 64))
+        return PayloadLayout(count, 0, 64, 128, 2 * (count % 64 or 64))
 
     def quantize(
         self, x: np.ndarray, shape: tuple[int, ...], noise: NoiseKey

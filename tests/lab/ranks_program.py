@@ -69,7 +69,7 @@ def death() -> None:
 def plans() -> None:
     """What is planned at a low rate, and at a lower one with what was saved on a fast network."""
     import hvd_compress.torch as hvdc
-    from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
+    from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 
     hvd.init()
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import scheme_of
-from hvd_compress.exchange.routing import EXCHANGES, Route
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, Route
 from hvd_compress.perfmodel.cost import refusal
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 
@@ -27,7 +27,9 @@ def _possible(route: Route) -> bool:
     return refusal("gradient", (1000,), route, Cluster(2, 1, Link(1.0))) is None
 
 
-ROUTES = st.builds(route_of, st.sampled_from(CODECS), st.sampled_from(EXCHANGES)).filter(_possible)
+ROUTES = st.builds(route_of, st.sampled_from(CODECS), st.sampled_from(EXCHANGE_NAMES)).filter(
+    _possible
+)
 ENCODED = ROUTES.filter(lambda route: not route.uncompressed)
 SHORT = st.floats(0, 1e-2)
 LINKS = st.builds(Link, st.floats(1e5, 1e11), SHORT)

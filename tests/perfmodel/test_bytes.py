@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, LevelCodec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.integer_sum import bits_of
-from hvd_compress.exchange.registry import EXCHANGES
-from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards
-from hvd_compress.exchange.steps import Gradient
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.integer_sum import bits_of
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.shards import Shards
+from hvd_compress.exchanges.steps import Gradient
 from hvd_compress.perfmodel.collectives import Collective
 from hvd_compress.perfmodel.cost import refusal, stages_of, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, Link
+from hvd_compress.ranks.counters import Counters
 from tests.perfmodel.strategies import CODECS, COUNTS, TRIES, route_of
 
 LINK = Link(1e8)

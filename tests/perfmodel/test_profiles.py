@@ -10,7 +10,7 @@ import pytest
 
 from hvd_compress.codecs import ECQ, OneBit
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.networks import NETWORKS
 from tests.perfmodel.strategies import route_of

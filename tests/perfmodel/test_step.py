@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import Codec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.registry import OFF
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.routing import Route, Router
+from hvd_compress.exchanges.routing import Route, Router
 from hvd_compress.perfmodel.cost import seconds, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
 from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
+from hvd_compress.ranks.counters import Counters
 from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, TRIES, route_of
 
 FREE = Link(math.inf)

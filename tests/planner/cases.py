@@ -7,7 +7,7 @@ import math
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import FP16, ErrorFeedback, Int8, OneBit
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Measured
 from hvd_compress.planner.plans import PlannedTensor

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.explain import explain
 from hvd_compress.planner.measured import KINDS, Coding, Measured

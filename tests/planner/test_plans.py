@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from hvd_compress.codecs import Int8
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE, Route
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel import cost
 from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.measured import HALF, KINDS, Measured

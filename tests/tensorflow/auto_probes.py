@@ -14,10 +14,10 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.planner import planner
 from hvd_compress.planner.measured import Measured
-from hvd_compress.planner.plans import Candidate, Plan, PlannedTensor, propose
+from hvd_compress.planner.plans import Candidate, PlannedTensor, RoutePlan, propose
 from tests.tensorflow.probes import SHAPES, THRESHOLD, exchange_with, targets
 
 EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
@@ -41,7 +41,7 @@ def deciding(plan: Callable[[list[Route]], Sequence[Route]]) -> Iterator[None]:
     def decide(tensors: Sequence[PlannedTensor], measured: Measured, bursts: Any) -> Candidate:
         candidates = propose(tensors, measured)
         routes = dict.fromkeys(route for one in candidates for route in one.plan)
-        chosen: Plan = tuple(plan(sorted(routes, key=str)))
+        chosen: RoutePlan = tuple(plan(sorted(routes, key=str)))
         return dataclasses.replace(candidates[0], label="decided by the test", plan=chosen)
 
     with mock.patch.object(planner, "predicted_best", decide):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange import reference
+from hvd_compress.exchanges import reference
 from hvd_compress.tensorflow import Compressor
 
 SHAPES = ((40, 70), (10,), (3000,), (8, 3, 5, 5))

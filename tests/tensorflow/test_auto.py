@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import OneBit
-from hvd_compress.exchange.routing import UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.tensorflow import auto
 from tests.ranks import on_ranks
 from tests.tensorflow.auto_probes import EXACT, Course, by, deciding, everywhere, start, variables

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.exchange import pairs
+from hvd_compress.exchanges import sum_as_gather
 from tests.again import initialize_again
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
@@ -129,7 +129,7 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
 @on_ranks(2, launcher="tensorflow")
 def test_a_long_gradient_that_cannot_be_encoded() -> None:
     """Two ranks add long messages up, whose length may not depend on what a rank has to encode."""
-    count = pairs.LONG
+    count = sum_as_gather.LONG
     compressor = hvdc.Int8(threshold=0)
 
     def exchange(value: tf.Tensor) -> tf.Tensor:

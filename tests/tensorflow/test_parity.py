@@ -11,12 +11,16 @@ import tensorflow as tf
 import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey
-from hvd_compress.exchange import integer_sum
-from hvd_compress.exchange.registry import Group
-from hvd_compress.exchange.routing import Route
-from hvd_compress.exchange.shards import Shards
+from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.shards import Shards
 from hvd_compress.kernels.cpu_levels import CpuLevels
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
@@ -25,10 +29,6 @@ from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
-from hvd_compress.torch_common.batches import Batches
-from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import Executors
-from hvd_compress.torch_common.slots import Slot
 from tests.codecs.rows import ROWS, Row
 
 SHAPE = (37, 5, 29)
@@ -53,8 +53,8 @@ def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
     return Slot(name="parameter", index=INDEX, parameter=torch.zeros(SHAPE), route=route), ours
 
 
-def _batches() -> Batches:
-    return Batches(Encoder(Executors(1), SEED, RANK, None), Group(RANK, RANKS))
+def _batches() -> BatchCache:
+    return BatchCache(EncodeContext(Executors(1), SEED, RANK, None), Group(RANK, RANKS))
 
 
 class _Steps:
@@ -69,7 +69,7 @@ class _Steps:
         self.bucket.add(slot)
         self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
 
-    def encode(self, gradient: tf.Tensor) -> Message:
+    def encode(self, gradient: tf.Tensor) -> EncodedMessage:
         """Begins a step, and encodes its gradient."""
         begun, _ = self._ops.hvdc_begin(self._ledger, graph=0)
         cut = self.exchange.cut(self.bucket.slots[0])

@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ECQ
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import Owner
+from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import SHAPES, THRESHOLD, assert_same, exchange_with, targets
 
@@ -95,7 +95,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
     paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
     for path, residual, rank in zip(paths, residuals, range(3), strict=True):
         old = hvdc.OneBit(threshold=0, name=f"old.{rank}")
-        old.owner = Owner(rank, 3, 0, "allgather", 0, lambda: None)
+        old.owner = StateOwner(rank, 3, 0, "allgather", 0, lambda: None)
         slot = Slot(
             0,
             tf.float32,

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import OneBit
-from hvd_compress.exchange.shards import shared, transpose, transpose_back
+from hvd_compress.exchanges.shards import shared, transpose, transpose_back
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import Owner
+from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
     SHAPES,
@@ -57,7 +57,7 @@ def _on_two_ranks(group: int | str) -> None:
     paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
     for rank, path in enumerate(paths):
         old = _compressor(codec, f"old.{group}.{rank}", "two_shot")
-        old.owner = Owner(rank, 3, 0, "two_shot", 3, lambda: None, lambda: [order])
+        old.owner = StateOwner(rank, 3, 0, "two_shot", 3, lambda: None, lambda: [order])
         route = old._router.choose("g", (count,), "float32")
         slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
         slot.residual.assign(transpose(residuals[rank], cut.transposed))
@@ -66,7 +66,7 @@ def _on_two_ranks(group: int | str) -> None:
         slot.exchanges.assign(7)
         old.slots.append(slot)
         tf.train.Checkpoint(compressor=old).write(path)
-    old.owner = Owner(0, 3, 0, "allgather", 0, lambda: None)
+    old.owner = StateOwner(0, 3, 0, "allgather", 0, lambda: None)
     tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
     with pytest.raises(ValueError, match="checkpoints of one exchange"):
         hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.registry import Group
-from hvd_compress.exchange.routing import Route
-from hvd_compress.torch_common.batch import Batch, judge
-from hvd_compress.torch_common.batches import Batches
-from hvd_compress.torch_common.comm import Collective
-from hvd_compress.torch_common.drivers import Pending
-from hvd_compress.torch_common.encoder import Encoder
-from hvd_compress.torch_common.executors import Executors
-from hvd_compress.torch_common.slots import Slot
+from hvd_compress.engine.batch import Batch, judge
+from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.ranks.counters import Counters
 
 Gradients = Mapping[str, torch.Tensor]
 
@@ -60,7 +60,7 @@ class Lockstep:
             for _ in range(size)
         ]
         self.batches = [
-            Batches(Encoder(Executors(1), 0, group.rank, None), group, owner_step)
+            BatchCache(EncodeContext(Executors(1), 0, group.rank, None), group, owner_step)
             for group in self._groups
         ]
         self.started: list[list[tuple[str, int]]] = []

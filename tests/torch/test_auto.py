@@ -13,7 +13,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
-from hvd_compress.exchange.routing import EXCHANGES, UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE
 from tests.again import initialize_again
 from tests.planner.budgets import MOST_STEPS, unlimited
 from tests.ranks import on_ranks
@@ -291,7 +291,9 @@ def test_arguments() -> None:
     for error, message, options in wrong:
         with pytest.raises(error, match=message):
             hvdc.Auto(model, **options)
-    compressor = hvdc.Compression.by_name("auto", model, codecs=("onebit",), exchanges=EXCHANGES)
+    compressor = hvdc.Compression.by_name(
+        "auto", model, codecs=("onebit",), exchanges=EXCHANGE_NAMES
+    )
     assert isinstance(compressor, hvdc.Auto)
     with pytest.raises(ValueError, match="which chooses among"):
         compressor.set_codec(OneBit())

@@ -14,7 +14,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ErrorFeedback, OneBit
-from hvd_compress.torch_common.executors import Executors
+from hvd_compress.engine.executors import Executors
 from tests.contract import results
 from tests.contract.horovod_torch import HorovodTorch
 from tests.cuda.executors import deferred_kernels, emulated_library

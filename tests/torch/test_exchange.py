@@ -12,9 +12,9 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
-from hvd_compress.exchange.registry import Group
+from hvd_compress.engine.comm import Comm
+from hvd_compress.exchanges.registry import Group
 from hvd_compress.torch.collectives import Collectives
-from hvd_compress.torch_common.comm import Comm
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets, two_valued

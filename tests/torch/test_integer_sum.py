@@ -14,7 +14,7 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
-from hvd_compress.torch_common.levels import LevelBatch
+from hvd_compress.engine.levels import LevelBatch
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange
 from tests.torch_models import Probe, targets

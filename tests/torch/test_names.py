@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hvd_compress.torch_common.slots import slots_of
+from hvd_compress.engine.slots import slots_of
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -15,9 +15,9 @@ import hvd_compress.torch as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, Ternary
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import payload_length
-from hvd_compress.exchange import buckets
-from hvd_compress.exchange.reference import Simulation
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges import buckets
+from hvd_compress.exchanges.reference import Simulation
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.perfmodel.cost import wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, Link

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 import hvd_compress.torch
 from hvd_compress.codecs import BF16, ECQ, ErrorFeedback, Int8, OneBit, Ternary
-from hvd_compress.torch_common.coder import GradientCoder
-from hvd_compress.torch_common.plan import Table
+from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.plan import Table
 from tests.ddp import probes as ddp_probes
 from tests.ranks import on_ranks
 from tests.torch import probes as horovod_probes
@@ -31,7 +31,7 @@ ROWS = [
 Payloads = dict[tuple[int, int], np.ndarray]
 
 
-def _record(compressor: GradientCoder) -> Payloads:
+def _record(compressor: CompressorBase) -> Payloads:
     """Fills, as gradients are encoded, with their payloads by tensor and step in the noise."""
     payloads: Payloads = {}
     make = compressor._batches.make

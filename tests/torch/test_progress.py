@@ -8,10 +8,10 @@ import sys
 _ENDS = """
 import sys, threading
 import torch
-from hvd_compress.torch_common.comm import Collective
-from hvd_compress.torch_common.drivers import Pending, Progress
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.drivers import Pending, Poller
 
-class Transport:
+class AsyncCollectives:
     def start(self, collective, name): return collective.message
     def done(self, handle): return True
     def wait(self, handle): return handle
@@ -26,7 +26,7 @@ def exchange(values):
 
 torch.set_num_threads(1)
 resumed = threading.Event()
-progress = Progress(Transport())
+progress = Poller(AsyncCollectives())
 progress.submit(Pending("values", 0, exchange(torch.ones(300, 300)), lambda request: None), stages=2)
 resumed.wait()
 sys.exit(3)

@@ -16,7 +16,7 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
-from hvd_compress.exchange import buckets
+from hvd_compress.exchanges import buckets
 from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
 from tests.torch.probes import (

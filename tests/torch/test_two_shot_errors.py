@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
-from hvd_compress.exchange import buckets
+from hvd_compress.exchanges import buckets
 from tests import jobs
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange, watch

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.codecs import Codec, codec_from_config
-from hvd_compress.exchange.routing import Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.step import Computation, LayerTime

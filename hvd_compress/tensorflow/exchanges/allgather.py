@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_compress.exchange.limits import check_gather
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges.limits import check_gather
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
@@ -24,11 +24,11 @@ class Allgather(Exchange):
     def cut(self, slot: Slot) -> Cut:
         return Cut(self.shared(slot), streams=[max(0, self.collectives.rank)])
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         ranks, length = self.collectives.size, bucket.length
         return self.coder.encode(bucket, token, everybody, "payloads", ranks=ranks, length=length)
 
-    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         return self.collectives.all_gather_alike(message.data, bucket.length, bucket.label)
 
     def decode(self, bucket: Bucket) -> tf.Operation:

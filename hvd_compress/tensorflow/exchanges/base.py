@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.shards import Shared, shared
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges.shards import Shared, shared
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.slots import Slot
@@ -65,7 +65,7 @@ class Exchange(ABC):
         """How a gradient is encoded."""
 
     @abstractmethod
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         """Encodes the gradients, once all are there.
 
         Args:
@@ -75,7 +75,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         """Sends an encoded message, in a step in which all ranks take part.
 
         Returns:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_compress.exchange import agreement, hosts
-from hvd_compress.exchange.counters import Counters
-from hvd_compress.exchange.errors import ExchangeError
-from hvd_compress.exchange.hosts import Hosts
-from hvd_compress.exchange.shards import Shards, Shared
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.shards import Shards, Shared
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -85,10 +86,10 @@ class Hierarchical(Exchange):
             self._shared(slot), streams=[], parts=parts, own=self._local_rank, own_stream=rank
         )
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         return self.coder.encode(bucket, token, everybody, "numbers", ranks=1)
 
-    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         """As of :class:`Exchange`: for each local rank, the payloads of all hosts come back."""
         data, label = message.data, bucket.label
         if self._within is not None:

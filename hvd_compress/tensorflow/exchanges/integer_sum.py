@@ -7,8 +7,8 @@ import math
 import tensorflow as tf
 
 from hvd_compress.codecs import LevelCodec
-from hvd_compress.exchange import integer_sum
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges import integer_sum
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
@@ -35,10 +35,10 @@ class IntegerSum(Exchange):
             norms=codec.layout(slot.shape).scales,
         )
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         return self.coder.encode(bucket, token, everybody, "norms", ranks=1)
 
-    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self.collectives
         norms = ranks.all_reduce_max(ranks.numbers(message.data), f"{bucket.label}.norms")
         words = ranks.all_reduce(self.coder.levels(bucket, norms), f"{bucket.label}.levels")

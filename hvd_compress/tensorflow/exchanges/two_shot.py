@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_compress.exchange import two_shot
-from hvd_compress.exchange.shards import Shards, Shared
-from hvd_compress.tensorflow.buckets import Bucket, Message
+from hvd_compress.exchanges import two_shot
+from hvd_compress.exchanges.shards import Shards, Shared
+from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
@@ -38,10 +38,10 @@ class TwoShot(Exchange):
             own_stream=two_shot.second_stream(rank, size),
         )
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Message:
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         return self.coder.encode(bucket, token, everybody, "payloads", ranks=1)
 
-    def send(self, bucket: Bucket, message: Message) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self.collectives
         parts = ranks.all_to_all(message.data, message.sizes, f"{bucket.label}.to_owners")
         averages = self.coder.average(bucket, parts, ranks=ranks.size)

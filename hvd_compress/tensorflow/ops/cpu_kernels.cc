@@ -13,7 +13,7 @@ using tensorflow::errors::Internal;
 
 namespace {
 
-// Whether zeros came in a payload's place, as in hvd_compress/exchange/shards.py.
+// Whether zeros came in a payload's place, as in hvd_compress/exchanges/shards.py.
 bool IsFailure(const uint8_t* payload) {
   const hvdc::Header none{};
   return std::memcmp(payload, &none, sizeof(none)) == 0;

@@ -1,0 +1,514 @@
+"""Local steps, and a compressed exchange of their result from time to time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import base
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.diloco.common import CommonParameters
+from hvd_compress.diloco.fragments import split
+from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
+from hvd_compress.diloco.quorums import Quorums, RolledBackError
+from hvd_compress.distributed.compressor import Accept
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.ranks import agreement
+
+_log = logging.getLogger(__name__)
+
+NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+"""The outer optimizer of the paper."""
+
+
+class DiLoCo:
+    """Averages what ranks have learnt in ``sync_every`` steps of their own, encoded.
+
+    Distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin with the
+    parameters of the group's first rank. Each makes ``sync_every`` steps with an optimizer of its own, the
+    inner one. Then the differences between the last common parameters and each rank's are averaged by
+    :func:`hvd_compress.distributed.all_reduce`, with a codec and error feedback. The outer optimizer takes
+    the average for a gradient of the common parameters, and each rank goes on from the new ones.
+
+    With several ``fragments``, a part of the model is exchanged at a time, at equal distances within
+    ``sync_every`` steps; with a ``delay``, while the ranks make so many further steps (Streaming DiLoCo,
+    Douillard et al., 2025).
+
+    An outer SGD with ``lr=1`` and no momentum is local SGD: the parameters themselves are averaged.
+
+    A round in which a difference of some rank holds an Inf or a NaN is dropped on all ranks: the common
+    parameters stay, each rank takes them, and residuals are what they were.
+
+    Args:
+        model: whose trainable parameters are exchanged. Buffers, such as running means of batch
+            normalisation, stay each rank's own.
+        compressor: of :mod:`hvd_compress.distributed`, such as ``Int8()``, for the differences; it is this
+            object's alone. Its keys are the parameters' names.
+        sync_every: steps between two exchanges of the same parameter; 500 in most of the paper.
+        outer_optimizer: called once with the common parameters; returns a ``torch.optim.Optimizer``. The
+            default is SGD with Nesterov momentum 0.9 and a learning rate of 0.7.
+        fragments: how many parts the model is exchanged in; or lists of patterns (``fnmatch``) of their
+            parameters' names.
+        delay: steps after which the average is needed and used, below ``sync_every``. 0 waits for it.
+        mixing: the share of its own parameters that a rank keeps when the new ones come, from 0 to 1;
+            None is 0 without a delay and 0.5 with one.
+        manager: a ``torchft.Manager``, made with ``use_async_quorum=False`` and ``load_state_dict=None``:
+            each exchange is one among the ranks of its quorum, and counts where it says so. The
+            compressor's ``process_group`` is the manager's.
+
+    Attributes:
+        steps: calls of :meth:`step` so far.
+        rounds: exchanges of a fragment whose average was used.
+        dropped_rounds: exchanges that were dropped for an Inf or a NaN.
+        failed_rounds: of this rank's exchanges with a manager, those that it has rolled back.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        ExchangeError: there is no process group, or this rank is not in it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compressor: hvdc.Compressor,
+        *,
+        sync_every: int,
+        outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = NESTEROV,
+        fragments: int | Sequence[Sequence[str]] = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        manager: Any | None = None,
+    ) -> None:
+        expect_instance("DiLoCo", compressor, hvdc.Compressor, "DiLoCo(model, {}, ...)", "Int8()")
+        base.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
+        base.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
+        self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
+        base.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
+        self._common = CommonParameters(model, outer_optimizer)
+        self._fragments = split(self._common.own, fragments)
+        self._sync_every = sync_every
+        self._delay = delay
+        self._compressor = compressor
+        self._under_way: dict[int, _Round] = {}
+        self._failed: dict[int, hvdc.Work] = {}
+        self._group: str | None = None
+        self._history: dict[str, list[Counts]] = {}
+        self._quorums: Quorums | None = None
+        self._unproven = True  # As long as no exchange with these settings has ended well.
+        self.steps = 0
+        self.rounds = 0
+        self.dropped_rounds = 0
+        self.failed_rounds = 0
+        if manager is None:
+            self.rebind(compressor.process_group)
+        else:
+            if delay or sync_every % len(self._fragments):
+                raise ValueError(
+                    f"DiLoCo: expected delay 0, and sync_every a multiple of the number of fragments, with "
+                    f"a manager, got delay {delay}, sync_every {sync_every} and {len(self._fragments)} "
+                    f"fragments"
+                )
+            self._quorums = Quorums(manager, compressor.process_group, self._heal, self._health)
+
+    @property
+    def common_parameters(self) -> Mapping[str, torch.Tensor]:
+        """The parameters of the last exchanges, by name: the same on every rank, unlike the model's.
+
+        float32 where the model's are of half precision.
+        """
+        return self._common.values
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Counts a step of training, and exchanges what is due; call it after the inner optimizer's.
+
+        Every rank has to call it in every step, also where a ``GradScaler`` leaves out the optimizer's.
+
+        Raises:
+            ExchangeError: ranks differ, or another rank has failed.
+            PayloadError: a payload was altered on its way.
+        """
+        self.steps += 1
+        if self._quorums is not None:
+            if self.steps % (self._sync_every // len(self._fragments)) == 0:
+                self._round(self._quorums)
+            return
+        for fragment in list(self._under_way):
+            if self._under_way[fragment].due == self.steps:
+                self._receive(fragment)
+        for fragment in range(len(self._fragments)):
+            if self._sends(fragment):
+                self._send(fragment)
+                if not self._delay:
+                    self._receive(fragment)
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Exchanges everything at once, so that all ranks have the same parameters; waits for it.
+
+        Call it after the last step. The parameters are the common ones then, whatever ``mixing`` is.
+        With a manager, a fragment whose exchange is rolled back keeps the rank's own parameters.
+
+        Raises:
+            ExchangeError, PayloadError: as :meth:`step`.
+        """
+        if self._quorums is not None:
+            for _ in self._fragments:
+                fragment = self._round(self._quorums)
+                if fragment is not None:
+                    self._common.take(self._fragments[fragment])
+            return
+        for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
+            self._receive(fragment)
+        for fragment in range(len(self._fragments)):
+            self._send(fragment)
+        for fragment in range(len(self._fragments)):
+            self._receive(fragment)
+        self._common.take(self._common.own)
+
+    @torch.no_grad()
+    def rebind(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        lost: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        """Goes on among the ranks of another process group, where ranks have left or joined.
+
+        All ranks that stay call it; each new rank makes a ``DiLoCo``, whose beginning is the same exchange.
+        Ranks that are behind, as all new ones are, take the common parameters, the outer optimizer's state
+        and the number of steps from the rank that has come furthest, and begin with these parameters. The
+        others keep their own parameters. An exchange that has failed counts on all ranks if one of them
+        got its average; otherwise it is as if it had not begun, and what it would have sent is part of the
+        next one.
+
+        What the compressor has not sent keeps its part in the average
+        (:meth:`hvd_compress.distributed.Compressor.rebind`).
+
+        Args:
+            process_group: the ranks; None is the default group, which may be another one than before.
+            lost: :meth:`state_dict` of ranks that are gone, the last that there is of each; the same on
+                every rank that stays. What these had not sent is shared out.
+
+        Raises:
+            ExchangeError: an exchange is under way, or ranks differ; or what is wrong on another rank. On
+                every rank, and training can go on as before.
+            TypeError, ValueError: a state in ``lost`` is not one of a rank that is gone.
+        """
+        ranks = Collectives(process_group)
+        lost, problem = list(lost), self._problem(lost)
+        told: list[Progress] = ranks.tell(self._progress(), problem)
+        agreement.check(b"".join(one.settings for one in told))
+        chosen = sources(told, len(self._fragments))
+        self._settle_failed([told[rank] for rank in chosen])
+        self._compressor.rebind(process_group, lost=[state["compressor"] for state in lost])
+        self._catch_up(told, chosen, ranks)
+        self._begin_group(told[0].offered)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
+
+        Waits for exchanges that are under way. Every rank saves its own, beside its model and its inner
+        optimizer, which differ between ranks, too; then training goes on bit for bit. Tensors are
+        references, as in ``torch.optim``.
+        """
+        for one in self._under_way.values():
+            one.wait()
+        return {
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "dropped_rounds": self.dropped_rounds,
+            "history": {name: list(counts) for name, counts in self._history.items()},
+            **self._common.state_dict(),
+            "compressor": self._compressor.state_dict(),
+            "due": {f: (one.due, one.differences) for f, one in self._under_way.items()},
+            "configuration": self._configuration(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where :meth:`state_dict` of the same rank left off.
+
+        Load the model's and the inner optimizer's state as well.
+
+        Raises:
+            ValueError: of another model, other settings, another rank or another number of ranks.
+            ExchangeError: exchanges are under way.
+        """
+        self._check_state("load_state_dict", state)
+        if self._quorums is None:
+            self._compressor.load_state_dict(state["compressor"])
+        else:
+            self._compressor.load_for_rebind(state["compressor"])
+        self._load(state)
+        self._under_way = {
+            fragment: _Round(due, [one.clone() for one in differences], None)
+            for fragment, (due, differences) in state["due"].items()
+        }
+
+    def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
+        """Continues with another number of ranks, from the states of all ranks that there were.
+
+        The compressor's residuals are shared out as by its own ``load_resized``: nothing of what was not
+        sent is lost. All ranks go on from the common parameters: the steps that each had made since are
+        not, and averages that were due are used first.
+
+        Args:
+            states: of every rank, in the order of their ranks.
+
+        Raises:
+            ValueError: not the states of all ranks of one run, or of another model or other settings.
+            ExchangeError: exchanges are under way.
+        """
+        if self._quorums is not None:
+            raise ValueError(
+                "DiLoCo.load_resized: expected no manager, got one: load_state_dict() takes the state of a "
+                "rank of any number of ranks then"
+            )
+        states = list(states)
+        for state in states:
+            self._check_state("load_resized", state)
+        self._compressor.load_resized(state["compressor"] for state in states)
+        first = states[0]
+        self._load(first)
+        for fragment, (due, differences) in first["due"].items():
+            self._under_way[fragment] = _Round(due, [one.clone() for one in differences], None)
+            self._receive(fragment)
+        self._common.take(self._common.own)
+
+    def _sends(self, fragment: int) -> bool:
+        offset = fragment * self._sync_every // len(self._fragments)
+        return self.steps > 0 and (self.steps - offset) % self._sync_every == 0
+
+    def _send(self, fragment: int, accept: Accept | None = None) -> None:
+        names = self._fragments[fragment]
+        differences = self._common.differences(names)
+        failed = self._failed.pop(fragment, None)
+        if failed is not None:
+            failed.settle(dropped=True)
+        with self._lost_ranks_noticed():
+            work = self._compressor.reduce(differences, names, dist.ReduceOp.AVG, accept=accept)
+        self._under_way[fragment] = _Round(self.steps + self._delay, differences, work)
+
+    def _receive(self, fragment: int) -> None:
+        one = self._under_way.pop(fragment)
+        work = one.work
+        try:
+            with self._lost_ranks_noticed():
+                one.wait()
+        except Exception:
+            assert work is not None
+            self._failed[fragment] = work
+            raise
+        self._use(fragment, one.differences)
+        if work is not None:
+            self._compressor.share_norms()
+
+    @contextlib.contextmanager
+    def _lost_ranks_noticed(self) -> Iterator[None]:
+        """Ends everything that is under way where an exchange fails for a rank that is lost."""
+        try:
+            yield
+        except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
+            raise
+        except Exception:
+            self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
+            for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
+                with contextlib.suppress(Exception):
+                    self._receive(fragment)
+            raise
+
+    def _use(self, fragment: int, differences: list[torch.Tensor]) -> None:
+        names = self._fragments[fragment]
+        # The same bits on every rank, so that all decide alike.
+        if all(bool(difference.isfinite().all()) for difference in differences):
+            self._common.step(names, differences)
+            self._count(fragment, (1, 0))
+            self._common.take(names, self._mixing)
+        else:
+            self._count(fragment, (0, 1))
+            _log.warning(
+                "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
+                "common parameters (fragment %d of %d)",
+                self.steps,
+                fragment + 1,
+                len(self._fragments),
+            )
+            self._common.take(names)
+
+    def _round(self, quorums: Quorums) -> int | None:
+        """An exchange among a quorum: the fragment's number; None if it is rolled back."""
+        quorums.begin()  # May call _heal.
+        fragment = quorums.number % len(self._fragments)
+        try:
+            quorums.check()
+            if quorums.group is not self._compressor.process_group:
+                self.rebind(quorums.group)
+            self._send(fragment, quorums.commit)
+            self._receive(fragment)
+        except Exception as error:
+            quorums.fail(error)
+            wrong = isinstance(error, hvdc.ExchangeError) and not isinstance(error, RolledBackError)
+            if isinstance(error, (TypeError, ValueError)) or (wrong and self._unproven):
+                raise
+            self.failed_rounds += 1
+            _log.warning(
+                "step %d: fragment %d of %d is not exchanged, and will be later, with what is learnt until "
+                "then: %s",
+                self.steps,
+                fragment + 1,
+                len(self._fragments),
+                error,
+            )
+            return None
+        self._unproven = False
+        return fragment
+
+    def _count(self, fragment: int, more: Counts) -> None:
+        assert self._group is not None
+        used, dropped = self._history[self._group][fragment]
+        self._history[self._group][fragment] = used + more[0], dropped + more[1]
+        self.rounds += more[0]
+        self.dropped_rounds += more[1]
+
+    def _begin_group(self, name: str) -> None:
+        self._group = name
+        self._history[name] = [(0, 0) for _ in self._fragments]
+
+    def _progress(self) -> Progress:
+        settings = {**self._configuration(), "parameters": self._common.kinds}
+        history = {name: list(counts) for name, counts in self._history.items()}
+        offered = uuid.uuid4().hex
+        return Progress(agreement.serialize(settings), self._group, offered, self.steps, history)
+
+    def _problem(self, lost: Sequence[Any]) -> Exception | None:
+        """What keeps this rank from going on elsewhere."""
+        if self._under_way:
+            return hvdc.ExchangeError(
+                "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
+                "some of them leave; where one is lost, go on until step() has raised"
+            )
+        for state in lost:
+            if not isinstance(state, dict) or "compressor" not in state:
+                return TypeError(
+                    f"DiLoCo.rebind.lost: expected what state_dict() returned on ranks that are gone, got "
+                    f"{type(state).__name__}"
+                )
+        return None
+
+    def _settle_failed(self, furthest: Sequence[Progress]) -> None:
+        """Settles residuals after exchanges that failed here, and perhaps not on other ranks.
+
+        Args:
+            furthest: of each fragment, how far the rank is that has come furthest.
+        """
+        own = self._progress()
+        for fragment, work in self._failed.items():
+            used, _ = own.ended(furthest[fragment], fragment)
+            work.settle(dropped=used == 0)
+        self._failed.clear()
+
+    def _catch_up(
+        self, told: Sequence[Progress], chosen: Sequence[int], ranks: Collectives
+    ) -> None:
+        """Gives ranks that are behind what the others have."""
+        missing = [behind(told, chosen, rank) for rank in range(ranks.size)]
+        wanted = sorted({fragment for fragments in missing for fragment in fragments})
+        if wanted:
+            # The outer optimizer's settings are those of the source that has come furthest.
+            totals = {source: sum(map(told[source].total, range(len(chosen)))) for source in chosen}
+            best = max(sorted(totals), key=totals.__getitem__)
+            self._common.receive(self._fragments, chosen, wanted, best, ranks)
+        for fragment in missing[ranks.rank]:
+            self._common.take(self._fragments[fragment])
+        self._history = merged(told, chosen)
+        counts = [one for counts in self._history.values() for one in counts]
+        self.rounds = sum(used for used, _ in counts)
+        self.dropped_rounds = sum(dropped for _, dropped in counts)
+        self.steps = max(one.steps for one in told)
+
+    def _health(self) -> dict[str, Any]:
+        """What a rank that is behind needs from this one."""
+        return {
+            "configuration": self._configuration(),
+            **self._common.state_dict(),
+            "progress": self._progress(),
+            "rounds": self.rounds,
+            "dropped_rounds": self.dropped_rounds,
+        }
+
+    @torch.no_grad()
+    def _heal(self, state: dict[str, Any]) -> None:
+        """Goes on from another rank's :meth:`_health`."""
+        self._check_fits("manager", state)
+        progress: Progress = state["progress"]
+        self._settle_failed([progress] * len(self._fragments))
+        alike = progress.history == self._history and self._common.are(state)
+        self._load({**state, "steps": progress.steps, "history": progress.history})
+        if not alike:
+            self._common.take(self._common.own)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "sync_every": self._sync_every,
+            "delay": self._delay,
+            "mixing": self._mixing,
+            "fragments": self._fragments,
+        }
+
+    def _check_state(self, who: str, state: dict[str, Any]) -> None:
+        if self._under_way:
+            raise hvdc.ExchangeError(
+                f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
+            )
+        if not isinstance(state, dict) or "configuration" not in state:
+            kind = "None" if state is None else f"an object of type {type(state).__name__} without"
+            raise TypeError(f"DiLoCo.{who}: expected what state_dict() returned, got {kind}")
+        self._check_fits(who, state)
+
+    def _check_fits(self, who: str, state: dict[str, Any]) -> None:
+        expected, got = self._configuration(), state["configuration"]
+        for name, value in expected.items():
+            if got[name] != value:
+                raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {got[name]}")
+        self._common.check(who, state)
+
+    @torch.no_grad()
+    def _load(self, state: dict[str, Any]) -> None:
+        self._common.load(state)
+        self._history = {name: list(counts) for name, counts in state["history"].items()}
+        if self._group is not None:
+            self._history.setdefault(self._group, [(0, 0) for _ in self._fragments])
+        self.steps = state["steps"]
+        self.rounds = state["rounds"]
+        self.dropped_rounds = state["dropped_rounds"]
+
+
+@dataclass
+class _Round:
+    """A fragment's exchange.
+
+    Attributes:
+        due: the step in which the average is used.
+        differences: this rank's, until :meth:`wait` returns; then the average.
+        work: None where the average is there.
+    """
+
+    due: int
+    differences: list[torch.Tensor]
+    work: hvdc.Work | None
+
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()

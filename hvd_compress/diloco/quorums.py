@@ -1,0 +1,107 @@
+"""Exchanges of which torchft says with whom they are, and whether they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from hvd_compress.ranks.errors import ExchangeError
+
+_KEY = "hvd_compress.diloco.DiLoCo"
+"""Of what a manager keeps for ranks that are behind."""
+
+
+class RolledBackError(ExchangeError):
+    """The manager has said that an exchange does not count."""
+
+
+class Quorums:
+    """The quorums of a ``torchft.Manager``, one for each exchange.
+
+    Args:
+        manager: with a quorum that is waited for (``use_async_quorum=False``).
+        group: the process group that the manager was made with, such as a ``torchft.ProcessGroupGloo``.
+        load: called with what ``save`` has returned on another rank, where this one is behind.
+        save: returns what a rank needs that is behind; by a thread, while :meth:`begin` waits.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        group: Any,
+        load: Callable[[dict[str, Any]], None],
+        save: Callable[[], dict[str, Any]],
+    ) -> None:
+        asked = ("start_quorum", "should_commit", "report_error", "register_state_dict_fn")
+        if not all(hasattr(manager, name) for name in asked):
+            raise TypeError(
+                f"DiLoCo.manager: expected a torchft.Manager, got {type(manager).__name__}"
+            )
+        if getattr(manager, "_use_async_quorum", False):
+            raise ValueError(
+                "DiLoCo.manager: expected Manager(..., use_async_quorum=False), got one whose quorum is "
+                "not waited for: a rank has to have the common parameters before it can take differences"
+            )
+        if not (hasattr(group, "configure") and hasattr(type(group), "parent")):
+            raise ValueError(
+                f"DiLoCo.compressor: expected the manager's process group, "
+                f"Int8(process_group=torchft.ProcessGroupGloo()), got {type(group).__name__}"
+            )
+        self._manager = manager
+        self._group = group
+        self._asked = False
+        manager.register_state_dict_fn(_KEY, load, save)
+
+    def begin(self) -> None:
+        """Waits for a quorum; calls ``load`` if this rank is behind."""
+        self._asked = False
+        self._manager.start_quorum()
+
+    def check(self) -> None:
+        """Raises what went wrong with the quorum.
+
+        Raises:
+            ExchangeError: this rank is a spare.
+            Exception: the ranks could not connect, or this one got no state.
+        """
+        failed = self._manager.errored()
+        if failed is not None:
+            raise failed.original_exception
+        if not self._manager.is_participating():
+            raise ExchangeError(
+                "DiLoCo.manager: expected a rank that takes part in every quorum, got a spare: use "
+                "WorldSizeMode.DYNAMIC"
+            )
+
+    @property
+    def number(self) -> int:
+        """Exchanges that counted before this one; the same for all ranks of the quorum."""
+        return int(self._manager.current_step())
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks of the quorum; the same object as long as the ranks are the same."""
+        group: dist.ProcessGroup = self._group.parent
+        return group
+
+    def commit(self) -> None:
+        """Asks whether the exchange counts.
+
+        Raises:
+            RolledBackError: it does not.
+        """
+        self._asked = True
+        if not self._manager.should_commit():
+            raise RolledBackError("the manager has said that it does not count")
+
+    def fail(self, error: Exception) -> None:
+        """Says that the exchange has failed here; the next quorum has connections of its own."""
+        if not self._asked:
+            self._manager.report_error(error)
+            self._asked = True
+            self._manager.should_commit()

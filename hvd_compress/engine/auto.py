@@ -1,0 +1,166 @@
+"""What the frontends' ``Auto`` have in common: they time steps, and do what a planner decides."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.planner import explain
+from hvd_compress.planner.choices import tensor_of
+from hvd_compress.planner.planner import Planner
+from hvd_compress.planner.plans import RoutePlan
+from hvd_compress.planner.probing import Prober
+
+
+class Planning(CompressorBase, ABC):
+    """The base of a frontend's ``Auto``, before the frontend's ``Compressor``.
+
+    The frontend calls :meth:`_plan_among` when it has joined the ranks, and :meth:`_step_ended` at a place
+    that all ranks reach with no gradient on its way.
+
+    Attributes:
+        chosen: arguments of the compressor that the planner decides, and ``Auto`` does not take.
+    """
+
+    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step")
+
+    def _plan_among(self, routes: Sequence[Route], local: int) -> None:
+        """Begins to plan: what is allowed and usable, and how many ranks each host has."""
+        self._planned = [slot for slot in self._slots if slot.parameter.requires_grad]
+        self._tensors = [
+            tensor_of(
+                slot.name,
+                slot.shape,
+                str(slot.parameter.dtype).removeprefix("torch."),
+                slot.parameter.element_size(),
+                routes=routes,
+                router=self._router,
+                check=lambda route, slot=slot: self._check_route(slot, route),  # type: ignore[misc]
+            )
+            for slot in self._planned
+        ]
+        self._allowed, self._local = [str(route) for route in routes], local
+        self._warm = 0
+        self._begin_anew()
+
+    @abstractmethod
+    def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
+        """Runs a collective of all ranks to its end; returns its result."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a plan has been decided on, or there is nothing to decide; the same on every rank."""
+        self._bind()
+        return self._planner.settled
+
+    def explain(self) -> str:
+        """Why gradients travel as they do.
+
+        What was measured, the predicted and the measured cost of every plan, and the route of each
+        tensor; the same on every rank, but not to be parsed.
+        """
+        self._bind()
+        return explain.explain(self._planner)
+
+    def set_codec(
+        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
+    ) -> None:
+        """Refused, with ``ValueError``: the planner chooses."""
+        raise ValueError(
+            "set_codec: expected a compressor with a codec of its own, got Auto, which chooses among "
+            "codecs=(...)"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`Compressor.state_dict`, with the plan."""
+        return {**super().state_dict(), "planner": self._planner.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As :meth:`Compressor.load_state_dict`; training goes on with a plan that was decided on.
+
+        The state may be that of another compressor: then all is measured anew.
+        """
+        super().load_state_dict(state)
+        self._begin_anew(state.get("planner"))
+
+    def load_resized(self, states: Any) -> None:
+        """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
+        self._bind()
+        self._expect_idle("load_resized")
+        self._begin_anew()
+        super().load_resized(states)
+
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        return {**super()._configuration(slots), "allowed": self._allowed}
+
+    def _begin_anew(self, state: dict[str, Any] | None = None) -> None:
+        device = self._planned[0].parameter.device
+        counts = [tensor.count for tensor in self._tensors if len(tensor.choices) > 1]
+
+        def array(count: int, dtype: str) -> torch.Tensor:
+            if dtype == "uint8":
+                return torch.zeros(count, dtype=torch.uint8, device=device)
+            # A generator of its own leaves that of the training alone.
+            numbers = torch.randn(count, generator=torch.Generator().manual_seed(0))
+            return numbers.to(device, getattr(torch, dtype))
+
+        def total(numbers: list[float], name: str) -> list[float]:
+            table = torch.tensor(numbers, dtype=torch.float64, device=device)
+            return self._run("all_reduce", table, name).tolist()
+
+        self._planner = Planner(
+            self._tensors,
+            rank=self._rank,
+            size=self._size,
+            local=self._local,
+            sum_over_ranks=total,
+            prober=Prober(
+                self._size,
+                max(counts, default=1),
+                array=array,
+                kernels=self._kernels,
+                collective=self._run,
+                wait=partial(torch.cuda.synchronize, device) if device.type == "cuda" else None,
+                device_type=device.type,
+            ),
+        )
+        if state is not None:
+            self._planner.restore(state)
+        self._mark: float | None = None
+        self._apply(self._planner.plan)
+
+    def _run(self, kind: str, message: torch.Tensor, name: str) -> torch.Tensor:
+        comm = self._batches.comm
+        if kind == "all_to_all":
+            collective = comm.all_to_all(message, [len(message) // self._size] * self._size)
+        else:
+            collective = getattr(comm, kind)(message)
+        collective.count(self.counters)
+        return self._wait_for(collective, name)
+
+    def _apply(self, plan: RoutePlan) -> None:
+        self._set_routes(zip(self._planned, plan, strict=True))
+
+    @torch.no_grad()
+    def _step_ended(self) -> None:
+        if self._warm < self._warmup_steps:
+            self._warm += 1
+            return
+        seconds = None if self._mark is None else time.perf_counter() - self._mark
+        undecided = not self._planner.settled
+        if self._planner.end_step(seconds):
+            self._apply(self._planner.plan)
+        if undecided and self._planner.settled and self._rank == 0:
+            logging.getLogger(type(self).__module__).info("%s", self.explain())
+        self._mark = time.perf_counter()

@@ -1,0 +1,503 @@
+"""Gradients that are encoded, sent and decoded together."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from hvd_compress.codecs import PayloadError
+from hvd_compress.codecs.payload import HEADER_BYTES
+from hvd_compress.engine.changes import Changes
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.plan import BucketPlan, Table
+from hvd_compress.engine.slots import Holder, transpose, transpose_back
+from hvd_compress.exchanges.layout import CHANGED, USED, Piece
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.exchanges.shards import tells_of_a_failure
+from hvd_compress.kernels.batch import BatchPayloadError
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A residual, and where the next one goes."""
+
+OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
+"""What the owner of a part does with its average, in place; the state is kept from step to step."""
+
+
+class Batch:
+    """The gradients of one bucket in one step: what an exchange encodes, sends and loads.
+
+    Encoding writes the next residuals; :meth:`settle` says whether these count, and moves noise positions
+    on. A rank whose work fails sends zeros, so that no other rank waits for it in vain: :attr:`error`
+    keeps what went wrong, and :meth:`write` raises it.
+
+    Args:
+        encoder: what this rank encodes with.
+        plan: of the bucket.
+        gradients: one a slot of the plan, of its shape, all of one dtype, in any order of memory; results
+            are written over them.
+        used: whether this rank's backward pass came to each parameter; None is to all of them.
+        owner_step: what owners of parts do with the averages before they send them, or None.
+        encoded: whether anything is encoded; if not, residuals go with the gradients.
+
+    Attributes:
+        plan: of the bucket.
+        gradients: as they were given; results are written over them.
+        flats: the gradients' elements, each shape=(n,), in the order in which they travel: row-major, of
+            the transposed matrix where ranks share columns out.
+        error: what went wrong.
+        nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
+        word: the same in a word on the device, shape=(1,), int32, where only the device knows; else None.
+        steps: the gradients' positions in the noise.
+        encoded: elements of gradients, or of their averages, that were encoded first.
+        decode_seconds: time in decoding kernels.
+        encodes: whether it sends gradients.
+    """
+
+    encodes = True
+
+    def __init__(
+        self,
+        encoder: EncodeContext,
+        plan: BucketPlan,
+        gradients: Sequence[torch.Tensor],
+        used: Sequence[bool] | None = None,
+        owner_step: OwnerWork | None = None,
+        *,
+        encoded: bool = True,
+    ) -> None:
+        self.plan = plan
+        self._encoded = encoded
+        self.error: Exception | None = None
+        self.nonfinite = False
+        self.word: torch.Tensor | None = None
+        self._encoder = encoder
+        self._kernels = encoder.kernels
+        self._owner_step = owner_step
+        self.gradients = gradients
+        self._kernels.order(gradients[0])
+        self._used = [True] * len(gradients) if used is None else list(used)
+        self._originals = {
+            position: gradient.clone()
+            for position, (gradient, one) in enumerate(zip(gradients, self._used, strict=True))
+            if not one
+        }
+        self._changes = [Changes() for _ in gradients]
+        self._owned: list[Pair | None] = []
+        self._take_over()
+        self.flats = [
+            gradient.contiguous().view(-1) if matrix is None else transpose(gradient, matrix)
+            for gradient, matrix in zip(gradients, plan.matrices, strict=True)
+        ]
+        self.steps = [slot.step for slot in plan.slots]
+        self._write: Callable[[float], None] | None = None
+        self._flags: torch.Tensor | None = None
+        self._sent = Counters()
+        self.encoded = 0
+        self._encode_seconds = self.decode_seconds = 0.0
+
+    def encode(self, table: Table) -> torch.Tensor:
+        """Encodes pieces of the gradients, with the slots' residuals.
+
+        Args:
+            table: of the message.
+
+        Returns:
+            The message, shape=(bytes,), uint8; zeros if that failed.
+        """
+        return self._encode(table, self.flats, self.take_up, self.plan.matrices)
+
+    def encode_averages(self, table: Table, averages: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Encodes averages of the parts that this rank owns, with their own residuals.
+
+        Args:
+            table: of the message, whose pieces are those parts.
+            averages: one a gradient, shape=(n,), float32.
+
+        Returns:
+            The message, shape=(bytes,), uint8; zeros if that failed.
+        """
+        return self._encode(table, averages, lambda: self._owned, [None] * len(averages))
+
+    def decode(
+        self, table: Table, values: Sequence[torch.Tensor], rows: torch.Tensor, scale: float
+    ) -> bool:
+        """Writes ``scale`` times the sum of every piece's payloads, one in each row.
+
+        Args:
+            table: of the message.
+            values: one a gradient, shape=(n,); written over.
+            rows: shape=(k, bytes), uint8.
+            scale: factor on the sums.
+
+        Returns:
+            Whether a payload was encoded from an Inf or a NaN, as far as the host knows.
+
+        Raises:
+            BatchPayloadError: a payload was altered on its way, or is missing.
+        """
+        self._kernels.order(rows)
+        with self.decoding():
+            return table.kernels.decode_sum(values, self.steps, rows, scale)
+
+    def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The ranks' average of the parts that this rank owns, changed by the owner's step.
+
+        Args:
+            table: of a row.
+            rows: what the ranks have sent to this one, shape=(ranks, bytes), uint8.
+
+        Returns:
+            One a gradient, shape=(n,), float32; of no element where this rank owns none.
+        """
+        pieces = table.layout.pieces
+        buffer = torch.empty(sum(self.plan.owned_sizes), device=self.flats[0].device)
+        averages = buffer.split(self.plan.owned_sizes)
+        if not pieces:
+            return averages
+        try:
+            self.decode(table, averages, rows, 1 / len(rows))
+        except BatchPayloadError as error:
+            piece = pieces[error.entry]
+            name = f"{self.plan.slots[piece.member].name}, as its owner"
+            raise self._explained(error, piece, rows, name, error.rank) from None
+        self.step_averages(averages)
+        return averages
+
+    def step_averages(self, averages: Sequence[torch.Tensor]) -> None:
+        """Has the owner's step, if there is one, change averages that are finite, in place.
+
+        Args:
+            averages: one a gradient, shape=(n,), float32; of no element where this rank owns none.
+        """
+        if self._owner_step is None:
+            return
+        for position, average in enumerate(averages):
+            if average.numel() and bool(average.isfinite().all()):
+                self._run_owner_step(position, average)
+
+    def guard(
+        self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
+    ) -> torch.Tensor:
+        """What a rank sends between two collectives, where it must not raise: others wait for it.
+
+        Args:
+            work: makes the message.
+            size: elements of zeros that are sent in its place if it raises.
+            dtype: of the message.
+        """
+        if self.error is None:
+            try:
+                return work()
+            except Exception as error:
+                self.error = error
+        return torch.zeros(size, dtype=dtype, device=self.flats[0].device)
+
+    def load(
+        self,
+        table: Table,
+        rows: torch.Tensor,
+        sender: Callable[[Piece, int], int],
+        flags: torch.Tensor,
+    ) -> None:
+        """Takes what the last collective has brought; :meth:`write` decodes it.
+
+        Where ranks share gradients out, the payloads are averages over as many ranks as an owner adds up.
+
+        Args:
+            table: of the pieces.
+            rows: shape=(k, bytes), uint8; their payloads are added.
+            sender: the rank that has sent a piece's payload in a row.
+            flags: every rank's flags, shape=(senders, gradients), not 0 where used.
+        """
+
+        owners = self.plan.owners
+
+        def write(scale: float) -> None:
+            pieces = table.layout.pieces
+            scale = scale if owners is None else scale * owners.weight
+            try:
+                self.nonfinite |= self.decode(table, self.flats, rows, scale)
+            except BatchPayloadError as error:
+                piece = pieces[error.entry]
+                name = self.plan.slots[piece.member].name
+                rank = sender(piece, error.rank)
+                raise self._explained(error, piece, rows, name, rank) from None
+            if pieces and self._kernels.deferred(rows) is not None:
+                payloads = [rows[:, p.offset : p.offset + p.size] for p in pieces]
+                self.word = self._kernels.flags(payloads)
+
+        self.load_by(write, flags)
+
+    def count_senders(self, counted: int) -> None:
+        """Checks how many ranks have added levels, where these are added up.
+
+        Args:
+            counted: what the sum says.
+        """
+        size = self.plan.group.size
+        if counted != size and self.error is None:
+            names = ", ".join(slot.name for slot in self.plan.slots)
+            self.error = ExchangeError(
+                f"{names}: expected the levels of all {size} ranks, got those of {counted}; the own "
+                f"errors of the others say why"
+            )
+
+    def load_by(self, write: Callable[[float], None], flags: torch.Tensor) -> None:
+        """The same for an exchange that decodes in a way of its own.
+
+        Args:
+            write: writes ``scale`` times the sum of the ranks' gradients to :attr:`flats`.
+            flags: as for :meth:`load`.
+        """
+        self._write, self._flags = write, flags
+
+    def write(self, scale: float) -> None:
+        """Writes ``scale`` times the sum of the ranks' gradients over the gradients.
+
+        Raises:
+            PayloadError: a payload was altered on its way.
+            ExchangeError: another rank has sent none.
+            Exception: this rank's own work failed.
+        """
+        try:
+            if self.error is not None:
+                raise self.error
+            assert self._write is not None
+            # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
+            write, self._write = self._write, None
+            self._kernels.order(self.flats[0])
+            write(scale)
+        except ExchangeError:
+            self._check_changes()
+            raise
+        self._decided()
+        for gradient, flat, matrix in zip(
+            self.gradients, self.flats, self.plan.matrices, strict=True
+        ):
+            if matrix is not None:
+                gradient.copy_(transpose_back(flat, matrix).view(gradient.shape))
+            elif not gradient.is_contiguous():
+                gradient.copy_(flat.view(gradient.shape))
+        for position, original in self._originals.items():
+            if not self._used[position]:
+                keep_from_reuse(original)
+                self.gradients[position].copy_(original)
+
+    def settle(self, dropped: bool | torch.Tensor) -> None:
+        """Has the next residuals count, but for parameters that no rank used, or undoes everything.
+
+        Args:
+            dropped: whether the step does not count; or a word on the device that is not 0 if so.
+        """
+        self._kernels.order(self.flats[0])
+        if self._encoded:
+            for slot in self.plan.slots:
+                slot.step += 1
+        for used, changes in zip(self._used, self._changes, strict=True):
+            changes.settle(dropped if used else True)
+
+    def withdraw(self) -> None:
+        """Called in place of :meth:`settle` where nothing was sent: the gradients go uncompressed."""
+        for changes in self._changes:
+            changes.withdraw()
+
+    def take_up(self) -> list[Pair | None]:
+        """The slots' residuals, and where the next ones go; None where there is no feedback."""
+        return [self._take_up(position, slot) for position, slot in enumerate(self.plan.slots)]
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Counts the time within it to that of encoding."""
+        started = time.perf_counter()
+        yield
+        self._encode_seconds += time.perf_counter() - started
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Counts the time within it to that of decoding."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.decode_seconds += time.perf_counter() - started
+
+    def note(self, collective: Collective) -> None:
+        """Called with every collective that is started for this batch."""
+        # Not the collective itself: its message must not be kept until the step is over.
+        collective.count(self._sent)
+
+    def count(self, counters: Counters) -> None:
+        """Adds what was sent and computed to the counters."""
+        counters.add(self._sent)
+        counters.encoded_elements += self.encoded
+        self.count_encoding(counters)
+        counters.decode_seconds += self.decode_seconds
+
+    def count_encoding(self, counters: Counters) -> None:
+        """Adds the time in encoding kernels since the last call to the counters."""
+        counters.encode_seconds += self._encode_seconds
+        self._encode_seconds = 0.0
+
+    def write_flags(self, flags: torch.Tensor) -> None:
+        """Writes which gradients this rank used, 1 or 0, to the front of zeros."""
+        flags[: len(self._used)] = USED
+        for position in self._originals:
+            flags[position] = 0  # By a kernel: the host would have to wait for a copy to a device.
+
+    def _take_over(self) -> None:
+        """Releases what other exchanges and codecs have left, and takes up this exchange's residuals."""
+        encoder, plan = self._encoder, self.plan
+        scale, keeps = encoder.loss_scale, EXCHANGES[plan.exchange].residuals
+        for position, slot in enumerate(plan.slots):
+            gradient, changes = self.gradients[position], self._changes[position]
+            enabled = self._encoded and slot.route.feedback.enabled
+            if plan.owners is not None or slot.owned is not None:
+                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
+            if slot.residual is not None and not (enabled and keeps):
+                changes.release(slot, gradient, scale)
+            # Here, and not between the collectives: memory belongs to the stream that it is made in.
+            self._owned.append(self._take_up(position, slot.owned))
+
+    def _encode(
+        self,
+        table: Table,
+        values: Sequence[torch.Tensor],
+        take_up: Callable[[], Sequence[Pair | None]],
+        matrices: Sequence[tuple[int, int] | None],
+    ) -> torch.Tensor:
+        layout, device = table.layout, self.flats[0].device
+        message = torch.empty(layout.size, dtype=torch.uint8, device=device)
+
+        def work() -> torch.Tensor:
+            kept = take_up()
+            pairs = [_transposed(*both) for both in zip(kept, matrices, strict=True)]
+            residuals, following = columns(pairs)
+            table.kernels.encode(values, residuals, following, self.steps, message)
+            for pair, written, matrix in zip(kept, following, matrices, strict=True):
+                if matrix is not None and pair is not None and written is not None:
+                    pair[1].copy_(transpose_back(written, matrix))
+            last = layout.pieces[-1] if layout.pieces else None
+            end = 0 if last is None else last.offset + last.size
+            if end < layout.size:
+                message[end:].zero_()
+                self.write_flags(message[layout.flags :])
+            return message
+
+        # What an owner encodes after what it has decoded is not counted again.
+        self.encoded = self.encoded or sum(piece.end - piece.begin for piece in layout.pieces)
+        with self.encoding():
+            return self.guard(work, layout.size)
+
+    def _take_up(self, position: int, holder: Holder | None) -> Pair | None:
+        enabled = self._encoded and self.plan.slots[position].route.feedback.enabled
+        if holder is None or not enabled:
+            return None
+        if holder.residual is not None:
+            self._kernels.order(holder.residual)
+        pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device)
+        self._changes[position].move(holder)
+        return pair
+
+    def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
+        owned, scale = self.plan.slots[position].owned, self._encoder.loss_scale
+        assert owned is not None and self._owner_step is not None
+        state = copy.deepcopy(owned.state)
+        average.div_(scale)
+        self._owner_step(average, state)
+        average.mul_(scale)
+
+        def keep() -> None:
+            owned.state = state
+
+        self._changes[position].when(keep, lambda: None)
+
+    def _check_changes(self) -> None:
+        """Raises ``ExchangeError`` where others have changed how gradients travel."""
+        if self._flags is not None:
+            changed = (self._flags[:, : len(self._used)] == CHANGED).any(1).tolist()
+            if any(changed):
+                raise change_of_some(changed)
+
+    def _decided(self) -> None:
+        """Finds out, where this rank did not use a parameter, whether some rank did."""
+        if self._originals:
+            assert self._flags is not None
+            used = self._flags[:, : len(self._used)].any(0).tolist()
+            self._used = [one or other for one, other in zip(self._used, used, strict=True)]
+
+    def _explained(
+        self, error: BatchPayloadError, piece: Piece, rows: torch.Tensor, name: str, rank: int
+    ) -> Exception:
+        """The error with the parameter's name, and the rank that has sent the payload."""
+        row = error.rank
+        header = rows[row, piece.offset : piece.offset + HEADER_BYTES].cpu().numpy().tobytes()
+        if tells_of_a_failure(header):
+            return ExchangeError(
+                f"{name}: expected a payload from every rank, got none from rank {rank}, whose own error "
+                f"says why"
+            )
+        what = str(error).removeprefix(f"rank {row}'s ")
+        return PayloadError(f"{name}: rank {rank}'s {what}")
+
+
+def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:
+    """A residual in the order in which its gradient travels, and where the next one goes.
+
+    Residuals themselves stay in the gradient's order, so that any codec and exchange can go on with them.
+    """
+    if pair is None or matrix is None:
+        return pair
+    return transpose(pair[0], matrix), torch.empty_like(pair[1])
+
+
+def change_of_some(changed: Sequence[bool]) -> ExchangeError:
+    """What is wrong where some ranks alone have called ``set_codec``.
+
+    Args:
+        changed: whether each rank has; of one entry where only "some" is known.
+    """
+    ranks = [rank for rank, one in enumerate(changed) if one]
+    who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
+    return ExchangeError(
+        f"set_codec: expected a call on every rank between the same two steps, got one on {who} only"
+    )
+
+
+def columns(
+    pairs: Sequence[Pair | None],
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """The residuals, and where the next ones go."""
+    return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]
+
+
+class Content(Protocol):
+    """What a pending bucket holds: gradients in a batch, or uncompressed ones."""
+
+    nonfinite: bool
+    word: torch.Tensor | None
+
+
+def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
+    """Whether a step has to be dropped, because some rank sent an Inf or a NaN in it.
+
+    Args:
+        contents: all that the step has sent, written.
+
+    Returns:
+        Whether, or a word of the one device that knows, shape=(1,), int32, not 0 if so.
+    """
+    if any(content.nonfinite for content in contents):
+        return True
+    words = [content.word for content in contents if content.word is not None]
+    if len({word.device for word in words}) > 1:
+        return any(bool(word.item()) for word in words)
+    return torch.stack(words).amax(0) if words else False

@@ -1,0 +1,126 @@
+"""The collectives that an exchange may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hvd_compress.exchanges.registry import Group, Scope
+from hvd_compress.ranks.counters import Counters
+
+Exchanging = Generator["Collective", torch.Tensor, None]
+"""An exchange under way: yields collectives, and is sent their results."""
+
+
+@dataclass(eq=False)
+class Collective:
+    """One collective that an exchange asks for; a driver starts it and sends back its result.
+
+    Attributes:
+        kind: what it does.
+        message: what this rank contributes, shape=(n,); n is the same on every rank.
+        ranks: how many take part.
+        rank: this rank's number among them.
+        scope: which they are.
+        sizes: of an all_to_all, the bytes for each rank, the same on every rank; they add up to n.
+        op: of an all_reduce.
+        remainder: whether it brings what an earlier collective of the exchange was too short for.
+    """
+
+    kind: Literal["all_gather", "all_to_all", "all_reduce"]
+    message: torch.Tensor
+    ranks: int
+    rank: int
+    scope: Scope
+    sizes: Sequence[int] = ()
+    op: Literal["sum", "max"] = "sum"
+    remainder: bool = False
+
+    @property
+    def own(self) -> torch.Tensor | None:
+        """The result where no other rank takes part; else None."""
+        if self.ranks > 1:
+            return None
+        return self.message if self.kind == "all_reduce" else self.message.view(1, -1)
+
+    def count(self, counters: Counters) -> None:
+        """Adds what this rank sends to the counters."""
+        if self.ranks == 1:
+            return
+        before = counters.wire_bytes
+        size = self.message.numel() * self.message.element_size()
+        if self.kind == "all_gather":
+            counters.add_allgather(self.ranks, size)
+        elif self.kind == "all_to_all":
+            counters.add_alltoall(size, self.sizes[self.rank])
+        else:
+            counters.add_allreduce(self.ranks, size)
+        if self.scope == "local":
+            counters.local_bytes += counters.wire_bytes - before
+
+
+class Comm:
+    """Makes collectives among some of an exchange's ranks.
+
+    Args:
+        group: the exchange's ranks.
+        scope: which of them.
+
+    Attributes:
+        rank: this rank's number among those of the scope.
+        size: how many they are.
+    """
+
+    def __init__(self, group: Group, scope: Scope = "all") -> None:
+        self.group = group
+        self.scope = scope
+        members = group.members(scope)
+        self.size = len(members)
+        # A rank that is not among them makes no collectives.
+        self.rank = members.index(group.rank) if group.rank in members else -1
+
+    @property
+    def local(self) -> Comm:
+        """The ranks of this host."""
+        return Comm(self.group, "local")
+
+    @property
+    def cross(self) -> Comm:
+        """The ranks with this local rank, one on each host."""
+        return Comm(self.group, "cross")
+
+    def all_gather(self, message: torch.Tensor, *, remainder: bool = False) -> Collective:
+        """Every rank gets every rank's message, shape=(n,), as rows in rank order, shape=(size, n)."""
+        return Collective(
+            "all_gather", message, self.size, self.rank, self.scope, remainder=remainder
+        )
+
+    def all_to_all(
+        self, message: torch.Tensor, sizes: Sequence[int], *, remainder: bool = False
+    ) -> Collective:
+        """Each rank gets its part of every rank's message, as rows in rank order.
+
+        Args:
+            message: shape=(n,), uint8, the ranks' parts one after the other.
+            sizes: bytes of the parts, the same on every rank.
+            remainder: see :class:`Collective`.
+
+        Returns:
+            A collective whose result has shape=(size, sizes[rank]).
+        """
+        return Collective(
+            "all_to_all",
+            message,
+            self.size,
+            self.rank,
+            self.scope,
+            tuple(sizes),
+            remainder=remainder,
+        )
+
+    def all_reduce(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> Collective:
+        """Every rank gets the element-wise sum or maximum; ``values`` may be overwritten."""
+        return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)

@@ -1,0 +1,246 @@
+"""Who resumes an exchange when its collective is over.
+
+An exchange is a generator that yields :class:`~hvd_compress.engine.comm.Collective`. Drivers start
+these and send back their results. They know nothing of exchanges, and exchanges know nothing of drivers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from hvd_compress.engine.comm import Collective, Exchanging
+from hvd_compress.ranks import threads
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
+
+
+class AsyncCollectives(Protocol):
+    """Collectives that are started now and waited for later."""
+
+    def start(self, collective: Collective, name: str) -> Any:
+        """Starts a collective; returns a handle."""
+        ...
+
+    def done(self, handle: Any) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        ...
+
+    def wait(self, handle: Any) -> torch.Tensor:
+        """Waits for a collective; returns its result as :class:`Collective` describes it."""
+        ...
+
+
+class Pending:
+    """An exchange under way: a pending bucket.
+
+    Args:
+        name: of its collectives, the same on every rank.
+        number: its place in an order that is the same on every rank.
+        exchanging: the generator. It runs to its first collective here: it encodes.
+        started: called with every collective that is to be started.
+
+    Attributes:
+        name: of its collectives.
+        stage: how many collectives are over, remainders not counted.
+        request: the collective that it waits for; None at its end.
+        error: what the generator raised, or its collective.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        exchanging: Exchanging,
+        started: Callable[[Collective], None],
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.stage = 0
+        self.request: Collective | None = None
+        self.error: Exception | None = None
+        self._exchanging = exchanging
+        self._started = started
+        self._go_on(lambda: next(exchanging))
+
+    @property
+    def label(self) -> str:
+        """The name of the collective that it waits for."""
+        remainder = self.request is not None and self.request.remainder
+        return f"{self.name}, stage {self.stage}" + ", remainder" * remainder
+
+    @property
+    def place(self) -> tuple[int, bool, int]:
+        """Of the collective that it waits for, in the order in which ranks wait."""
+        remainder = self.request is not None and self.request.remainder
+        return self.stage, remainder, self.number
+
+    def resume(self, result: torch.Tensor) -> None:
+        """Goes on with a collective's result, to the next collective or to the end. Never raises."""
+        self._go_on(lambda: self._exchanging.send(result))
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error; the first one counts."""
+        self.request = None
+        self.error = self.error or error
+
+    @torch.no_grad()
+    def _go_on(self, step: Callable[[], Collective]) -> None:
+        try:
+            self._ask(step())
+            while self.request is not None and self.request.own is not None:
+                self._ask(self._exchanging.send(self.request.own))
+        except StopIteration:
+            self.request = None
+        except Exception as error:
+            self.fail(error)
+
+    def _ask(self, request: Collective) -> None:
+        # A remainder belongs to the stage before, whether some ranks of a host need one or not.
+        if self.request is not None and not request.remainder:
+            self.stage += 1
+        self.request = request
+        self._started(request)
+
+
+class Poller:
+    """Resumes exchanges whose collectives can only be polled, as Horovod's.
+
+    Between two hooks of a backward pass, and behind the last one, a progress thread notices that a
+    collective is over. It polls all that are under way, and sleeps for up to a millisecond if none is over;
+    with nothing under way it sleeps on a condition. At the end of the step the caller of :meth:`finish`
+    takes its place, and waits in the collectives themselves. The thread exists from the first exchange of
+    several stages on.
+
+    No order of hooks can block the ranks: :meth:`finish` waits for the lowest stage first, then for its
+    remainders, and among exchanges in the same stage for the lowest number, so that some rank can always go
+    on.
+
+    Args:
+        transport: the collectives.
+    """
+
+    def __init__(self, transport: AsyncCollectives) -> None:
+        self._state = _ProgressState(transport)
+        self._thread: threading.Thread | None = None
+
+    def submit(self, pending: Pending, stages: int) -> None:
+        """Starts an exchange's first collective. Returns at once.
+
+        Args:
+            pending: the exchange.
+            stages: how many collectives it has.
+        """
+        self._state.submit(pending)
+        if stages > 1 and self._thread is None:
+            close = self._state.close
+            self._thread = threads.start(self._state.serve, close, name="hvd_compress progress")
+            weakref.finalize(self, close).atexit = False  # Then it ends with the other threads.
+
+    def finish(self) -> Iterator[Pending]:
+        """Yields every exchange that was submitted, as soon as it has come to its end or to an error."""
+        return self._state.finish()
+
+
+class _ProgressState:
+    """What a progress thread and its owner share; the thread must not keep the owner alive."""
+
+    def __init__(self, transport: AsyncCollectives) -> None:
+        self._transport = transport
+        self._changed = threading.Condition()
+        self._under_way: dict[Pending, Any] = {}
+        self._over: list[Pending] = []
+        self._working = 0
+        self._finishing = self._closed = False
+
+    def submit(self, pending: Pending) -> None:
+        with self._changed:
+            self._start(pending)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def serve(self) -> None:
+        pause = _SHORTEST_PAUSE
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or (self._under_way and not self._finishing)
+                )
+                if self._closed:
+                    return
+                ready = next(
+                    (p for p, handle in self._under_way.items() if self._is_over(handle)), None
+                )
+                handle = None if ready is None else self._take(ready)
+            if ready is None:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                self._resume(ready, handle)
+                pause = _SHORTEST_PAUSE
+
+    def finish(self) -> Iterator[Pending]:
+        with self._changed:
+            self._finishing = True
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._over or self._under_way or not self._working
+                    )
+                    over, self._over = self._over, []
+                    if not over and not self._under_way:
+                        return
+                    if not over:
+                        first = min(self._under_way, key=lambda p: p.place)
+                        handle = self._take(first)
+                if over:
+                    yield from over
+                else:
+                    self._resume(first, handle)
+        finally:
+            with self._changed:
+                self._finishing = False
+                self._changed.notify_all()
+
+    def _is_over(self, handle: Any) -> bool:
+        try:
+            return self._transport.done(handle)
+        except Exception:
+            return True  # Waiting for it raises the same error, which is kept there.
+
+    def _take(self, pending: Pending) -> Any:
+        self._working += 1
+        return self._under_way.pop(pending)
+
+    def _resume(self, pending: Pending, handle: Any) -> None:
+        # Without the lock: an owner's work takes long, and hooks must be able to submit meanwhile.
+        try:
+            result = self._transport.wait(handle)
+        except Exception as error:
+            pending.fail(error)
+        else:
+            pending.resume(result)
+        with self._changed:
+            self._start(pending)
+            self._working -= 1
+            self._changed.notify_all()
+
+    def _start(self, pending: Pending) -> None:
+        if pending.request is not None:
+            try:
+                handle = self._transport.start(pending.request, pending.label)
+                self._under_way[pending] = handle
+                return
+            except Exception as error:
+                pending.fail(error)
+        self._over.append(pending)

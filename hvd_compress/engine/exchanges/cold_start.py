@@ -1,0 +1,61 @@
+"""Two shots without a codec, for owner steps in the cold start."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_compress.codecs.base import round_up
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.comm import Comm, Exchanging
+from hvd_compress.engine.exchanges import parts
+from hvd_compress.exchanges.layout import ALIGNMENT
+from hvd_compress.ranks.errors import ExchangeError
+
+_NUMBER_BYTES = 4
+
+
+def cold_start(batch: Batch, comm: Comm) -> Exchanging:
+    """Owners average and step what ranks send them as it is, and send the result as float32.
+
+    A message from an owner has its numbers, as many as the owner of the most has; a flag for each gradient;
+    and a 1, which is missing where the owner has failed.
+    """
+    plan = batch.plan
+    owners, members = plan.owners, plan.members
+    assert owners is not None
+    ranges = [[owners.part(member, owner) for member in members] for owner in range(owners.size)]
+    longest = max(sum(end - begin for begin, end in own) for own in ranges)
+    at = round_up(longest * _NUMBER_BYTES, ALIGNMENT)
+    size = at + round_up(len(members) + 1, ALIGNMENT)
+
+    def work(rows: torch.Tensor) -> torch.Tensor:
+        message = torch.zeros(size, dtype=torch.uint8, device=rows.device)
+        averages = parts.averages(batch, rows)
+        batch.step_averages(averages)
+        numbers = torch.cat(list(averages)).view(torch.uint8)
+        message[: numbers.numel()] = numbers
+        batch.write_flags(message[at:])
+        message[at + len(members)] = 1
+        return message
+
+    received = yield comm.all_to_all(*parts.to_owners(batch))
+    rows = yield comm.all_gather(batch.guard(lambda: work(received), size))
+    numbers = rows[:, :at].contiguous().view(torch.float32)
+
+    def write(scale: float) -> None:
+        failed = (rows[:, at + len(members)] == 0).nonzero().flatten().tolist()
+        if failed:
+            names = ", ".join(slot.name for slot in plan.slots)
+            raise ExchangeError(
+                f"{names}: expected averages of every rank, got none from rank {failed[0]}, whose own "
+                f"error says why"
+            )
+        for row, own in zip(numbers, ranges, strict=True):
+            taken = 0
+            for flat, (begin, end) in zip(batch.flats, own, strict=True):
+                part = row[taken : taken + end - begin]
+                flat[begin:end] = part * (scale * owners.weight)
+                taken += end - begin
+        batch.nonfinite |= not bool(numbers.isfinite().all())
+
+    batch.load_by(write, rows[:, at:])

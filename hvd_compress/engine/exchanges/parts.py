@@ -1,0 +1,41 @@
+"""Uncompressed parts of gradients: on their way to their owners, and there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_compress.engine.batch import Batch
+
+
+def to_owners(batch: Batch) -> tuple[torch.Tensor, list[int]]:
+    """All gradients' parts as they are, one owner's behind the other's, and the bytes for each owner."""
+    owners = batch.plan.owners
+    assert owners is not None
+    parts, sizes = [], []
+    for owner in range(owners.size):
+        size = 0
+        for member, flat in zip(batch.plan.members, batch.flats, strict=True):
+            begin, end = owners.part(member, owner)
+            parts.append(flat[begin:end])
+            size += (end - begin) * flat.element_size()
+        sizes.append(size)
+    return torch.cat(parts).view(torch.uint8), sizes
+
+
+def averages(batch: Batch, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The ranks' averages of the parts that this rank owns; added in the order of ranks, from +0.
+
+    Args:
+        batch: of the gradients.
+        rows: what :func:`to_owners` of each rank has brought, shape=(ranks, bytes), uint8.
+
+    Returns:
+        One a gradient, shape=(n,), float32; of no element where this rank owns none.
+    """
+    sizes = batch.plan.owned_sizes
+    sums = torch.zeros(sum(sizes), device=rows.device)
+    for row in rows.view(-1).view(batch.flats[0].dtype).view(len(rows), sums.numel()):
+        sums += row
+    return sums.mul_(1 / len(rows)).split(sizes)

@@ -1,0 +1,181 @@
+"""Sends messages whose payloads are shorter than their places: :mod:`hvd_compress.exchanges.packing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+import torch
+
+from hvd_compress.codecs import PayloadError
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.comm import Collective, Comm
+from hvd_compress.engine.plan import Table
+from hvd_compress.exchanges.packing import (
+    Head,
+    Places,
+    places,
+    places_by_owner,
+    places_by_section,
+)
+
+Sending = Generator[Collective, torch.Tensor, torch.Tensor]
+"""A part of an exchange: yields collectives, is sent their results, and returns what they have brought."""
+
+
+def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
+    """Like :meth:`Comm.all_gather`, of a message that is packed where its payloads may be short.
+
+    Args:
+        batch: whose error is set if the message is one of zeros.
+        comm: the ranks.
+        message: shape=(n,), uint8, the same layout on every rank.
+        table: of the message.
+
+    Returns:
+        Every rank's message, not packed, shape=(ranks, n).
+    """
+    if not batch.plan.packed or comm.size == 1:
+        return (yield comm.all_gather(message))
+    places_of = batch.plan.keep(f"places of {comm.scope}", lambda: places(table.layout))
+    length = batch.plan.length(f"{comm.scope}", places_of.full)
+    with batch.encoding():
+        packed = batch.guard(lambda: _pack(places_of, message, length.bytes), length.bytes)
+    rows = yield comm.all_gather(_cut(packed, 0, length.bytes))
+    heads = _heads(batch, rows, places_of.full)
+    longest = _longest(heads)
+    if longest > length.bytes:
+        rows = yield from _with_rest(comm, packed, rows, longest)
+    length.see(longest)
+    return _unpacked(batch, rows, [places_of] * comm.size)
+
+
+def two_shots(
+    batch: Batch,
+    comm: Comm,
+    message: torch.Tensor,
+    average: Callable[[torch.Tensor], torch.Tensor],
+    parts: Table,
+    own: Table,
+    every: Table,
+) -> Sending:
+    """Parts to their owners, and averages from them.
+
+    Where payloads may be short, only an owner sees what the ranks need for their parts. The owner tells
+    everybody in the head of its averages. An owner that has not got all of a part sends a head alone. All
+    ranks see that, send the rest of the parts, and gather the averages once more.
+
+    Args:
+        batch: whose error is set if the message is one of zeros.
+        comm: the ranks.
+        message: the parts, by owner, shape=(n,), uint8.
+        average: what this rank sends to all, shape=(m,), from what it has received, a row of each rank;
+            zeros, and the batch's error is set, where that fails.
+        parts: of the first message.
+        own: of what this rank sends to all.
+        every: of what all ranks send to all, one behind the other.
+
+    Returns:
+        The owners' averages, not packed, shape=(ranks, m).
+    """
+    if not batch.plan.packed or comm.size == 1:
+        rows = yield comm.all_to_all(message, parts.layout.sections)
+        return (yield comm.all_gather(average(rows)))
+    plan, rank, ranks = batch.plan, comm.rank, range(comm.size)
+    sections = plan.keep("places of parts", lambda: places_by_section(parts.layout))
+    averages = plan.keep("places of averages", lambda: places_by_owner(every.layout, own.layout))
+    firsts = [plan.length(f"part {owner}", sections[owner].full) for owner in ranks]
+    second = plan.length("averages", averages[rank].full)
+
+    sent = [first.bytes for first in firsts]
+    packed_parts = [torch.zeros(0, dtype=torch.uint8)] * comm.size
+    with batch.encoding():
+        for owner, part in enumerate(message.split(parts.layout.sections)):
+            work = _packing(sections[owner], part, sent[owner])
+            packed_parts[owner] = batch.guard(work, sent[owner])
+    if batch.error is not None:
+        packed_parts = [torch.zeros(size, dtype=torch.uint8) for size in sent]
+    message = torch.cat([_cut(p, 0, n) for p, n in zip(packed_parts, sent, strict=True)])
+    rows = yield comm.all_to_all(message, sent)
+    received = _longest(_heads(batch, rows, sections[rank].full)) if sent[rank] else 0
+
+    def packed_average() -> torch.Tensor:
+        made = average(_unpacked(batch, rows, [sections[rank]] * comm.size))
+        if batch.error is not None:
+            return made
+        return _pack(averages[rank], made, second.bytes, received)
+
+    waiting = received > sent[rank] and batch.error is None
+    if waiting:
+        alone = Head(0, received, waiting=True).to_bytes()
+        packed = torch.frombuffer(bytearray(alone), dtype=torch.uint8)
+    else:
+        packed = batch.guard(packed_average, second.bytes)
+    gathered = yield comm.all_gather(_cut(packed, 0, second.bytes))
+    heads = _heads(batch, gathered, second.full)
+    if any(head.waiting for head in heads):
+        rest = [
+            max(0, h.received - n) if h.waiting else 0 for h, n in zip(heads, sent, strict=True)
+        ]
+        tails = [_cut(p, n, n + m) for p, n, m in zip(packed_parts, sent, rest, strict=True)]
+        more = yield comm.all_to_all(torch.cat(tails), rest, remainder=True)
+        if waiting:
+            rows = torch.cat([rows, more], 1)
+            packed = batch.guard(packed_average, second.full)
+        gathered = yield comm.all_gather(_cut(packed, 0, second.full), remainder=True)
+        heads = _heads(batch, gathered, second.full)
+    elif _longest(heads) > second.bytes:
+        gathered = yield from _with_rest(comm, packed, gathered, _longest(heads))
+    for first, head in zip(firsts, heads, strict=True):
+        first.see(head.received)
+    second.see(_longest(heads))
+    return _unpacked(batch, gathered, averages)
+
+
+def _with_rest(comm: Comm, packed: torch.Tensor, rows: torch.Tensor, longest: int) -> Sending:
+    """The ranks' messages as long as the longest needs."""
+    rest = yield comm.all_gather(_cut(packed, rows.shape[1], longest), remainder=True)
+    return torch.cat([rows, rest], 1)
+
+
+def _packing(places_of: Places, message: torch.Tensor, least: int) -> Callable[[], torch.Tensor]:
+    return lambda: _pack(places_of, message, least)
+
+
+def _pack(places_of: Places, message: torch.Tensor, least: int, received: int = 0) -> torch.Tensor:
+    if not places_of.full:
+        return torch.zeros(0, dtype=torch.uint8)
+    return torch.from_numpy(places_of.pack(message.numpy(), least, received))
+
+
+def _cut(packed: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """A range of a packed message, and zeros behind its end."""
+    cut = packed[begin:end]
+    missing = end - begin - cut.numel()
+    return torch.cat([cut, cut.new_zeros(missing)]) if missing else cut
+
+
+def _heads(batch: Batch, rows: torch.Tensor, full: int) -> list[Head]:
+    """What the ranks' messages begin with; as those of ranks that have failed, where one was altered."""
+    heads = []
+    for rank, row in enumerate(rows.numpy()):
+        try:
+            heads.append(Head.read(row, full))
+        except PayloadError as error:
+            heads.append(Head(0))
+            batch.error = batch.error or PayloadError(f"rank {rank}'s {error}")
+    return heads
+
+
+def _longest(heads: Sequence[Head]) -> int:
+    return max(head.needed for head in heads)
+
+
+def _unpacked(batch: Batch, rows: torch.Tensor, places_of: Sequence[Places]) -> torch.Tensor:
+    """Messages as layouts have them, one a row; their places behind short payloads hold anything."""
+    messages = np.empty((len(places_of), places_of[0].size), np.uint8)
+    with batch.decoding():
+        for row, one, message in zip(rows.numpy(), places_of, messages, strict=True):
+            if one.size:
+                one.unpack(row, message)
+    return torch.from_numpy(messages)

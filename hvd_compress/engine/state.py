@@ -1,0 +1,282 @@
+"""A compressor's state as plain dictionaries, for checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from hvd_compress.codecs.base import Shape, as_matrix
+from hvd_compress.engine.slots import Owned, Slot, in_place, transpose
+from hvd_compress.exchanges.layout import OwnedPart
+from hvd_compress.ranks import resize as rule
+
+_VERSION = 1
+
+
+def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str, Any]:
+    """Everything that makes the next payloads what they will be, beside the configuration."""
+    tensors = {
+        slot.name: {
+            "residual": slot.residual,
+            "residual_scale": slot.residual_scale,
+            "step": slot.step,
+            "exchanges": slot.exchanges,
+            "owned": None if slot.owned is None else _as_dict(slot.owned),
+        }
+        for slot in slots
+    }
+    return {"version": _VERSION, "rank": rank, "size": size, "seed": seed, "tensors": tensors}
+
+
+def expect_state(who: str, state: Any) -> None:
+    """Raises ``TypeError`` for what no ``state_dict()`` can have returned."""
+    if not isinstance(state, dict):
+        got = "None" if state is None else f"an object of type {type(state).__name__}"
+        raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
+
+
+def restore(
+    slots: Iterable[Slot],
+    state: dict[str, Any],
+    rank: int,
+    size: int,
+    seed: int,
+    owned_by: Callable[[Slot], Owned | None],
+) -> None:
+    """Puts a snapshot back, or raises ``ValueError`` before anything is changed.
+
+    What a rank has not sent as an owner goes with its next gradient where ranks share that gradient out in
+    another way now. An owner step's state cannot follow.
+
+    Args:
+        slots: the parameters.
+        state: the snapshot.
+        rank: this rank.
+        size: how many ranks there are.
+        seed: of the noise.
+        owned_by: an empty record of what this rank owns of a parameter, or None.
+    """
+    expect_state("load_state_dict", state)
+    slots = list(slots)
+    expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
+    for field, want in expected.items():
+        got = state.get(field)
+        if got != want:
+            raise ValueError(
+                f"load_state_dict: expected {field} {want}, got {got}; each rank saves and loads a file of "
+                f"its own; another number of ranks needs those of all: load_resized()"
+            )
+    tensors = state["tensors"]
+    _check_names("load_state_dict", slots, tensors)
+    for slot in slots:
+        saved = tensors[slot.name]
+        _check_count(f"load_state_dict: {slot.name}", saved["residual"], slot.count)
+        owned = saved.get("owned")
+        if owned is not None:
+            begin, end = owned["begin"], owned["end"]
+            if not 0 <= begin <= end <= slot.count:
+                raise ValueError(
+                    f"load_state_dict: {slot.name}: expected a part of {slot.count} elements, got "
+                    f"[{begin}, {end})"
+                )
+            _check_count(f"load_state_dict: {slot.name}'s part", owned["residual"], end - begin)
+            if owned["state"]:
+                _check_cut(slot, owned, owned_by(slot))
+    for slot in slots:
+        saved = tensors[slot.name]
+        slot.forget()
+        slot.residual = _copied(saved["residual"])
+        slot.residual_scale = saved["residual_scale"]
+        slot.step = saved["step"]
+        slot.exchanges = saved["exchanges"]
+        owned = saved.get("owned")
+        slot.owned = None
+        if owned is not None:
+            slot.owned = Owned(**{**owned, "residual": _copied(owned["residual"])})
+            slot.owned.state = copy.deepcopy(owned["state"])
+
+
+def resize(
+    slots: Iterable[Slot],
+    states: Iterable[dict[str, Any]],
+    rank: int,
+    size: int,
+    owned_by: Callable[[Slot], Owned | None],
+) -> dict[str, Any]:
+    """One rank's snapshot, made of those of all ranks of a job of another size.
+
+    By the rule of :mod:`hvd_compress.ranks.resize`.
+
+    Args:
+        slots: the parameters.
+        states: the snapshots, one of each rank, in any order.
+        rank: this rank.
+        size: ranks now.
+        owned_by: an empty record of what this rank owns of a parameter, or None.
+
+    Raises:
+        ValueError: not one snapshot of each rank, or of different steps or models.
+    """
+    slots, states = list(slots), list(states)
+    for state in states:
+        expect_state("load_resized", state)
+    states.sort(key=lambda state: state.get("rank", -1))
+    ranks = [state.get("rank") for state in states]
+    sizes = {state.get("size") for state in states}
+    if not states or ranks != list(range(len(states))) or sizes != {len(states)}:
+        raise ValueError(
+            f"load_resized: expected one state of each rank, got those of ranks {ranks} of {sizes}"
+        )
+    for state in states:
+        _check_names("load_resized", slots, state["tensors"])
+    tensors = {}
+    for slot in slots:
+        saved = [state["tensors"][slot.name] for state in states]
+        for field in ("step", "exchanges"):
+            if len({one[field] for one in saved}) > 1:
+                raise ValueError(
+                    f"load_resized: {slot.name}: expected states of one step, got {field} "
+                    f"{[one[field] for one in saved]}"
+                )
+        tensors[slot.name] = _resized(saved, slot.shape, rank, size, owned_by(slot))
+    return {**states[0], "rank": rank, "size": size, "tensors": tensors}
+
+
+def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
+    """What a rank would still add to the sum of all ranks' gradients of one parameter.
+
+    Args:
+        saved: the parameter's part of a snapshot.
+        shape: its shape, of n elements.
+
+    Returns:
+        Its residual, and what it owes as the owner of a part, shape=(n,), float32, in the memory of the
+        CPU, loss scaling taken out.
+    """
+    total = torch.zeros(math.prod(shape))
+    if saved["residual"] is not None:
+        total += saved["residual"].cpu() / saved["residual_scale"]
+    owned = saved.get("owned")
+    if owned is not None and owned["residual"] is not None:
+        part = owned["residual"].cpu() * (owned["weight"] / owned["residual_scale"])
+        total += in_place(part, owned["begin"], shape, _transposed(owned))
+    return total
+
+
+def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
+    """Has a rank begin among other ranks: it owns nothing, and has this residual, or None.
+
+    Args:
+        slot: of the parameter.
+        residual: shape=(n,), float32, without loss scaling.
+    """
+    slot.forget()
+    slot.owned = None
+    if residual is not None and bool(residual.any()):
+        slot.residual, slot.residual_scale = residual, 1.0
+
+
+def _resized(
+    saved: list[dict[str, Any]], shape: Shape, rank: int, size: int, owned: Owned | None
+) -> dict[str, Any]:
+    count = math.prod(shape)
+    scale = saved[0]["residual_scale"]
+    heirs, factor = rule.heirs(len(saved), size, rank)
+    residual = None
+    for one in (saved[heir] for heir in heirs):
+        if one["residual"] is not None:
+            residual = torch.zeros(count) if residual is None else residual
+            residual += one["residual"] * (factor * scale / one["residual_scale"])
+    parts = [one.get("owned") for one in saved]
+    sums = None
+    for part in parts:
+        if part is not None and part["residual"] is not None:
+            sums = torch.zeros(count) if sums is None else sums
+            share = part["weight"] / len(saved) * (scale / part["residual_scale"])
+            sums += in_place(part["residual"] * share, part["begin"], shape, _transposed(part))
+    if owned is not None:
+        owned.residual_scale = scale
+        owned.residual = None if sums is None else _part(sums, shape, owned)
+        owned.state = _cut_anew([part for part in parts if part is not None], shape, owned)
+    elif sums is not None:
+        residual = sums if residual is None else residual + sums
+    return {
+        **saved[0],
+        "residual": residual,
+        "owned": None if owned is None else _as_dict(owned),
+    }
+
+
+def _part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
+    """What belongs to a rank of numbers that stand in the order of the gradient."""
+    ordered = transpose(whole, as_matrix(shape)) if owned.transposed else whole
+    return ordered[owned.begin : owned.end].clone()
+
+
+def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[str, Any]:
+    """The owner step's state of a part, from that of the parts of an earlier job."""
+    state: dict[str, Any] = {}
+    if not owned.count:
+        return state
+    whole: dict[str, torch.Tensor] = {}
+    for part in parts:
+        for key, value in part["state"].items():
+            if not _by_element(value, part):
+                state.setdefault(key, copy.deepcopy(value))
+                continue
+            placed = in_place(value, part["begin"], shape, _transposed(part))
+            whole[key] = whole[key] + placed if key in whole else placed
+    return state | {key: _part(value, shape, owned) for key, value in whole.items()}
+
+
+def _transposed(part: dict[str, Any]) -> bool:
+    """Whether a part of a snapshot is one of the transposed matrix; snapshots were without columns once."""
+    return bool(part.get("transposed", False))
+
+
+def _as_dict(owned: Owned) -> dict[str, Any]:
+    fields = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
+    return {field: getattr(owned, field) for field in fields}
+
+
+def _by_element(value: Any, part: dict[str, Any]) -> bool:
+    return torch.is_tensor(value) and tuple(value.shape) == (part["end"] - part["begin"],)
+
+
+def _check_names(who: str, slots: Iterable[Slot], tensors: dict[str, Any]) -> None:
+    names = {slot.name for slot in slots}
+    if names != set(tensors):
+        missing, unknown = sorted(names - set(tensors)), sorted(set(tensors) - names)
+        raise ValueError(
+            f"{who}: expected this model's parameters, got none for {missing[:5]} and {unknown[:5]} that "
+            f"it does not have"
+        )
+
+
+def _check_count(what: str, residual: torch.Tensor | None, count: int) -> None:
+    if residual is not None and residual.numel() != count:
+        raise ValueError(f"{what}: expected a residual of {count} elements, got {residual.numel()}")
+
+
+def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
+    """Raises where the state of an owner step belongs to another part than the one that is stepped now."""
+    part = saved["begin"], saved["end"], saved["weight"], _transposed(saved)
+    if owned is not None and owned.part != part:
+        raise ValueError(
+            f"load_state_dict: {slot.name}: expected the state of an owner_step for "
+            f"{_described(owned.part)}, got one for {_described(part)}: the codec or the exchange shares "
+            f"gradients out in another way; load_resized() the states of all ranks"
+        )
+
+
+def _described(part: OwnedPart) -> str:
+    begin, end, _, transposed = part
+    return f"elements [{begin}, {end}) of the {'transposed ' if transposed else ''}gradient"
+
+
+def _copied(residual: torch.Tensor | None) -> torch.Tensor | None:
+    return None if residual is None else residual.to(torch.float32).clone()

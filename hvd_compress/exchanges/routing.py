@@ -1,0 +1,220 @@
+"""Which tensors are encoded, with what, and which go as they are."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback, NoCompression
+from hvd_compress.codecs.base import check_choice, check_number
+from hvd_compress.codecs.registry import OFF, scheme_of
+from hvd_compress.exchanges import registry
+
+# Callers import the limits from here, too.
+from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES as MAX_GATHERED_BYTES
+from hvd_compress.exchanges.limits import check_gather as check_gather
+from hvd_compress.exchanges.packing import packs
+
+ENCODABLE = ("float32", "float16", "bfloat16")
+DEFAULT_THRESHOLD = 1024
+
+EXCHANGE_NAMES = tuple(registry.EXCHANGES)
+"""How payloads get from rank to rank, by name; the first is the default."""
+
+_CAST_DTYPES = {"none": None, "fp16": "float16"}
+"""Codecs whose output Horovod's own allreduce can add, and the dtype that it then adds."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one tensor travels.
+
+    Attributes:
+        codec: what it is encoded with.
+        feedback: coefficients of error feedback.
+        exchange: one of :data:`EXCHANGE_NAMES`.
+    """
+
+    codec: Codec
+    feedback: ErrorFeedback
+    exchange: str = EXCHANGE_NAMES[0]
+
+    def __post_init__(self) -> None:
+        check_choice("Compressor", "exchange", self.exchange, EXCHANGE_NAMES)
+
+    @property
+    def uncompressed(self) -> bool:
+        """Whether Horovod reduces the tensor itself, in :attr:`cast_dtype`."""
+        return self.codec.name in _CAST_DTYPES and not self.feedback.enabled
+
+    @property
+    def cast_dtype(self) -> str | None:
+        """What an uncompressed tensor is cast to first; None leaves it as it is."""
+        return _CAST_DTYPES[self.codec.name]
+
+    def __str__(self) -> str:
+        feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
+        through = "" if self.uncompressed else f" through {self.exchange}"
+        return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
+
+
+UNCOMPRESSED_ROUTE = Route(NoCompression(), OFF)
+
+
+class Router:
+    """Chooses a route by a tensor's name and size.
+
+    Args:
+        route: what most tensors take.
+        threshold: tensors of fewer elements go uncompressed: Horovod fuses them into one message.
+        exclude: patterns (``fnmatch``) of names that go uncompressed.
+        layers: codecs by name pattern, the first match winning over ``route``: a codec, the name of a
+            scheme, or None for uncompressed. Error feedback is that of the codec's paper, the exchange that
+            of ``route``.
+
+    Raises:
+        TypeError, ValueError: "expected X, got Y".
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        threshold: int = DEFAULT_THRESHOLD,
+        exclude: Sequence[str] = (),
+        layers: Mapping[str, Codec | str | None] | None = None,
+    ) -> None:
+        check_number("Compressor", "threshold", threshold, 0, 2**63 - 1, integer=True)
+        if not isinstance(exclude, Sequence) or isinstance(exclude, str) or not _strings(exclude):
+            raise TypeError(f"Compressor.exclude: expected a sequence of patterns, got {exclude!r}")
+        if not isinstance(layers, Mapping | None) or not _strings(layers or ()):
+            raise TypeError(f"Compressor.layers: expected codecs by name pattern, got {layers!r}")
+        self._route = route
+        self._threshold = threshold
+        self._exclude = tuple(exclude)
+        self._layers = {
+            p: _layer_route(p, codec, route.exchange) for p, codec in (layers or {}).items()
+        }
+
+    @property
+    def codecs(self) -> list[Codec]:
+        """Those that some tensor may be encoded with."""
+        routes = [self._route, *self._layers.values()]
+        return [route.codec for route in routes if not route.uncompressed]
+
+    def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
+        """The route of one tensor.
+
+        Raises:
+            ValueError: error feedback would not be stable for a tensor of that size.
+            TypeError: a tensor of that dtype cannot be encoded.
+        """
+        if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
+            return UNCOMPRESSED_ROUTE
+        pattern = self._matches(name, tuple(self._layers))
+        route = self._layers[pattern] if pattern else self._route
+        if route.uncompressed:
+            return route
+        if dtype not in ENCODABLE:
+            raise TypeError(
+                f"{name}: expected dtype {', '.join(ENCODABLE)}, got {dtype}; exclude it by name to send "
+                f"it uncompressed"
+            )
+        try:
+            route.feedback.check(route.codec, shape)
+        except ValueError as error:
+            raise ValueError(f"{name}, shape {shape}: {error}") from None
+        return route
+
+    def with_route(self, route: Route) -> Router:
+        """The same thresholds and exclusions around another route, for all layers alike."""
+        return Router(route, self._threshold, self._exclude)
+
+    def check_patterns(self, names: Sequence[str]) -> None:
+        """Raises ``ValueError`` where a pattern matches none of the parameters' names."""
+        for pattern in (*self._exclude, *self._layers):
+            matching(pattern, names, "Compressor")
+
+    @staticmethod
+    def _matches(name: str, patterns: Sequence[str]) -> str | None:
+        return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:
+    """Warns where a payload is longer than the gradient, as where each row has one element.
+
+    Small tensors are left out: their headers are longer than they are.
+
+    Args:
+        name: the tensor's.
+        shape: the tensor's.
+        route: how it travels.
+        width: bytes of an element.
+    """
+    count = math.prod(shape)
+    if route.uncompressed or count < DEFAULT_THRESHOLD:
+        return
+    payload = route.codec.payload_bytes(shape)
+    if payload > count * width:
+        warnings.warn(
+            f"{name}, shape {shape}: {route.codec} takes {payload} bytes, more than the {count * width} of "
+            f"the gradient itself: exclude it by name, or give it another codec in layers=",
+            stacklevel=3,
+        )
+
+
+def warn_of_places(name: str, route: Route, device_type: str) -> None:
+    """Warns where an entropy code saves no bytes, because messages carry payloads in their places.
+
+    Args:
+        name: the tensor's.
+        route: how it travels.
+        device_type: where it is: PyTorch's name for the type of the device.
+    """
+    if not route.uncompressed and route.codec.varies and not packs(route.codec, device_type):
+        warnings.warn(
+            f"{name}: {route.codec} makes no message shorter for a gradient on a device of type "
+            f"{device_type}: coding='plain' gives the same numbers, and takes less work",
+            stacklevel=3,
+        )
+
+
+def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
+    """The names that match a pattern.
+
+    Args:
+        pattern: as for ``fnmatch``.
+        names: of all parameters.
+        what: who asks, for the message.
+
+    Raises:
+        ValueError: none of them.
+    """
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        nearest = get_close_matches(pattern, names, 3, 0.0)
+        raise ValueError(
+            f"{what}: expected a pattern that matches a parameter's name, got {pattern!r}; the nearest "
+            f"names are {', '.join(nearest)}"
+        )
+    return found
+
+
+def _strings(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _layer_route(pattern: str, codec: Codec | str | None, exchange: str) -> Route:
+    if codec is None:
+        return UNCOMPRESSED_ROUTE
+    if isinstance(codec, str):
+        check_choice("Compressor", f"layers[{pattern!r}]", codec, tuple(SCHEMES))
+        return Route(SCHEMES[codec].codec(), SCHEMES[codec].feedback, exchange)
+    if not isinstance(codec, Codec):
+        raise TypeError(
+            f"Compressor.layers[{pattern!r}]: expected a codec, a name or None, got {codec!r}"
+        )
+    return Route(codec, scheme_of(codec).feedback, exchange)

@@ -1,0 +1,61 @@
+"""A parallel group's messages by Horovod."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_compress.engine.comm import Collective
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.torch.collectives import Collectives
+
+if (
+    TYPE_CHECKING
+):  # Where Horovod is missing, the import of hvd_compress.torch says what to install.
+    import horovod.torch as hvd
+
+_numbers = itertools.count()
+
+
+class HorovodTransport:
+    """Implements :class:`~hvd_compress.process_group.transport.Transport` among Horovod's ranks.
+
+    All ranks have to make their transports in the same order: a transport's number is in the names of its
+    collectives.
+
+    Args:
+        process_set: the ranks; None is all of them.
+
+    Raises:
+        ExchangeError: Horovod is not initialized; the process set is not registered, or is without this
+            rank.
+    """
+
+    def __init__(self, process_set: hvd.ProcessSet | None = None) -> None:
+        self._collectives = Collectives(
+            process_set, f"hvd_compress.model_parallel.{next(_numbers)}"
+        )
+        self.rank, self.size = self._collectives.place
+        if self.rank < 0:
+            raise ExchangeError("expected a process set with this rank in it, got one without")
+
+    def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
+        line = torch.frombuffer(bytearray(agreement.serialize(settings)), dtype=torch.uint8)
+        handle = self._collectives.all_gather(line, "settings")
+
+        def settle() -> None:
+            gathered = self._collectives.wait(handle)
+            try:
+                agreement.check(gathered.numpy().tobytes())
+            except ExchangeError:
+                self._collectives.barrier()
+                raise
+
+        return settle
+
+    def run(self, collective: Collective, name: str) -> torch.Tensor:
+        return self._collectives.wait(self._collectives.start(collective, name))

@@ -1,0 +1,124 @@
+"""Do all ranks send the same things? Asked without waiting, answered in words where they do not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvd_compress.process_group.collectives import Collectives, Over
+from hvd_compress.process_group.launcher import Line
+from hvd_compress.ranks import agreement
+
+_LENGTH_BYTES = 8
+
+
+class Agreement:
+    """One comparison of the ranks' configurations.
+
+    A gather wants messages of one length, which lines of JSON do not have. So digests travel first; only
+    where these differ, the lines follow, to say what differs.
+
+    Args:
+        collectives: the ranks.
+        line: this rank's configuration, serialized.
+    """
+
+    def __init__(self, collectives: Collectives, line: bytes) -> None:
+        self._collectives = collectives
+        self._line = line
+        self._digests, self._work = collectives.all_gather(_digest(line, collectives.device))
+
+    def settle(self) -> None:
+        """Waits for the other ranks.
+
+        Raises:
+            ExchangeError: on every rank, naming what differs.
+        """
+        self._work.wait()
+        lengths = _lengths_if_different(self._digests)
+        if lengths:
+            message = _padded(self._line, lengths, self._collectives.device)
+            lines, work = self._collectives.all_gather(message)
+            work.wait()
+            _check(lines, lengths)
+
+
+class Comparison:
+    """The same comparison in the order of launch tickets, without waiting; another one may follow.
+
+    The next comparison in the line starts when this one is over, and what was called has returned.
+
+    Args:
+        line: whose collectives are comparisons only; ranks take its tickets in the same order.
+        content: this rank's configuration, serialized.
+        over: called once, by any thread, with an :class:`ExchangeError` that names what differs, on every
+            rank, or with None.
+    """
+
+    def __init__(self, line: Line, content: bytes, over: Over) -> None:
+        self._content, self._over = content, over
+        asked, self._told = line.ticket(), line.ticket()
+        asked.start(self._ask, self._end)
+
+    def _ask(self, ranks: Collectives) -> None:
+        self._gather(ranks, _digest(self._content, ranks.device), self._compare)
+
+    def _compare(self, digests: torch.Tensor) -> None:
+        lengths = _lengths_if_different(digests)
+        if not lengths:
+            self._end(None)
+            return
+
+        def tell(ranks: Collectives) -> None:
+            message = _padded(self._content, lengths, ranks.device)
+            self._gather(ranks, message, lambda lines: _check(lines, lengths))
+
+        self._told.start(tell, self._end)
+
+    def _gather(
+        self, ranks: Collectives, message: torch.Tensor, then: Callable[[torch.Tensor], None]
+    ) -> None:
+        rows, work = ranks.all_gather(message)
+
+        def arrived(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                then(rows)
+            except Exception as problem:
+                self._end(problem)
+
+        ranks.when_over(work, arrived)
+
+    def _end(self, error: Exception | None) -> None:
+        self._over(error)
+        self._told.end(error)
+
+
+def _digest(line: bytes, device: torch.device) -> torch.Tensor:
+    digest = len(line).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(line).digest()
+    return _message(digest, device)
+
+
+def _lengths_if_different(digests: torch.Tensor) -> list[int]:
+    """The lengths of the ranks' lines, or an empty list where the lines are the same."""
+    rows = [bytes(row.tolist()) for row in digests]
+    if len(set(rows)) == 1:
+        return []
+    return [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
+
+
+def _padded(line: bytes, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    return _message(line.ljust(max(lengths), b"\0"), device)
+
+
+def _check(lines: torch.Tensor, lengths: Sequence[int]) -> None:
+    """Raises :class:`ExchangeError`: the lines differ."""
+    rows = zip(lines.cpu().numpy(), lengths, strict=True)
+    agreement.check(b"".join(row[:length].tobytes() for row, length in rows))
+
+
+def _message(content: bytes, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)

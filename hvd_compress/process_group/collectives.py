@@ -1,0 +1,225 @@
+"""torch.distributed's collectives within one process group."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.engine.comm import Collective
+from hvd_compress.process_group.shutdown import close, hold, note_collectives
+from hvd_compress.ranks.errors import ExchangeError
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Renamed in PyTorch 2.13."""
+
+_PATIENCE = datetime.timedelta(seconds=10)
+"""With which ranks look for each other in a new group: they have just ended a collective together. A rank
+that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise.
+Gloo waits five times as long for the connection of a rank whose address it has."""
+
+
+Over = Callable[[Exception | None], None]
+"""Called once, by any thread, when something is over: with what went wrong, or with None."""
+
+
+class Collectives:
+    """Asynchronous collectives among the ranks of a process group.
+
+    They have no names: all ranks have to start them in the same order. These are for tensors in the memory
+    of the CPU; :mod:`hvd_compress.process_group.device_collectives` has those for others.
+
+    Args:
+        group: as DDP's; None is the default group.
+        device: where tensors are.
+
+    Raises:
+        ExchangeError: torch.distributed is not initialized, or this rank is not in the group.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        initialized = dist.is_available() and dist.is_initialized()
+        if not (initialized or is_unregistered(group)):
+            raise ExchangeError(
+                "expected torch.distributed.init_process_group() before a compressor is used, got no "
+                "process group"
+            )
+        self._group = group
+        self.device = device
+        self.rank = dist.get_rank(group) if group is None else _rank_in(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ExchangeError("expected a process group with this rank in it, got one without")
+        note_collectives()
+
+    def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        """Starts what an exchange asks for, among these ranks.
+
+        Returns:
+            Where the result will be, as :class:`Collective` describes it, and what to wait for.
+        """
+        message = collective.message
+        if collective.kind == "all_gather":
+            return Collectives.all_gather(self, message)
+        if collective.kind == "all_reduce":
+            op = dist.ReduceOp.SUM if collective.op == "sum" else dist.ReduceOp.MAX
+            return message, dist.all_reduce(message, op, group=self._group, async_op=True)
+        own = collective.sizes[self.rank]
+        rows = message.new_empty((self.size, own))
+        work = dist.all_to_all_single(
+            rows.view(-1),
+            message,
+            output_split_sizes=[own] * self.size,
+            input_split_sizes=list(collective.sizes),
+            group=self._group,
+            async_op=True,
+        )
+        return rows, work
+
+    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        """Starts an all_gather of a tensor, shape=(n,), the same n on every rank.
+
+        Returns:
+            Where the ranks' messages will be, shape=(ranks, n), and what to wait for.
+        """
+        rows = message.new_empty((self.size, message.numel()))
+        return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
+
+    def among(self, ranks: Sequence[int]) -> Collectives:
+        """Some of these ranks, this one included, in a process group of their own.
+
+        All of these ranks have to come here equally often, each time in groups without a rank in common.
+        Waits until those of the group have. Its collectives have the same timeout as these.
+
+        Args:
+            ranks: by their numbers in this group.
+
+        Raises:
+            ExchangeError: on every rank, they could not find each other.
+        """
+        everybody = len(ranks) == dist.get_world_size()
+        if not everybody:
+            self._check_group_counts()
+        numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        timeout = self._timeout()
+        group = dist.new_group(
+            [numbers[rank] for rank in ranks],
+            timeout=timeout and min(timeout, _PATIENCE),
+            backend=dist.get_backend_config(self._group),
+            use_local_synchronization=not everybody,  # Others than these ranks do not come here.
+            sort_ranks=False,
+        )
+        if timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+        return self._of(group)
+
+    def when_over(self, work: dist.Work, over: Over) -> None:
+        """Has ``over`` called when a collective is over.
+
+        By the process group's thread, or at once where it is over already.
+        """
+        call = functools.partial(_tell, over)
+        hold(work, call, self._ranks())
+        work.get_future().add_done_callback(call)
+
+    def tell(self, value: Any, problem: Exception | None = None) -> list[Any]:
+        """Every rank's value, by rank, which can be pickled; an error of one rank is one of all.
+
+        Args:
+            value: this rank's.
+            problem: what is wrong on this rank; it is raised when the others know.
+
+        Raises:
+            ExchangeError: something is wrong on another rank.
+        """
+        told: list[Any] = [None] * self.size
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        dist.all_gather_object(told, (value, said), group=self._group)
+        if problem is not None:
+            raise problem
+        for rank, (_, error) in enumerate(told):
+            if error is not None:
+                raise ExchangeError(f"rank {rank}: {error}")
+        return [one for one, _ in told]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Gives every rank the numbers of one rank's tensor; waits for it."""
+        dist.broadcast(tensor, group=self._group, group_src=source)
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """One rank's value, which can be pickled, on every rank."""
+        values = [value if self.rank == source else None]
+        dist.broadcast_object_list(values, group=self._group, group_src=source)
+        return values[0]
+
+    def close(self) -> None:
+        """Closes this rank's connections, if that can be done; nothing can be sent afterwards.
+
+        Ranks that wait for this one learn that it does not come, without waiting for their timeout.
+        """
+        close(self._ranks())
+
+    def behind(self) -> AbstractContextManager[None]:
+        """Where work belongs that comes behind a step's collectives, as what ``over`` does."""
+        return nullcontext()
+
+    def begin_step(self) -> None:
+        """Called before the first work for a step; that for earlier ones comes before it."""
+        return
+
+    def _ranks(self) -> dist.ProcessGroup:
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        return group
+
+    def _timeout(self) -> datetime.timedelta | None:
+        """Of these ranks' collectives; PyTorch would give a new group its own default."""
+        try:
+            return self._ranks()._get_backend(self.device).options._timeout
+        except (AttributeError, RuntimeError):
+            return None  # A backend without.
+
+    def _of(self, group: dist.ProcessGroup) -> Collectives:
+        return Collectives(group, self.device)
+
+    def _check_group_counts(self) -> None:
+        # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
+        # other names, ranks would wait for each other until they time out.
+        counted = len(dist.distributed_c10d._world.pg_names)
+        rows, work = self.all_gather(torch.tensor([counted], device=self.device))
+        work.wait()
+        counts = rows.view(-1).tolist()
+        if len(set(counts)) > 1:
+            raise ExchangeError(
+                f"expected ranks that belong to equally many process groups for an exchange in several "
+                f"rounds in a group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch "
+                f"names a new group by that number"
+            )
+
+
+def is_unregistered(group: dist.ProcessGroup | None) -> bool:
+    """Whether torch.distributed does not know a process group, as those that torchft makes."""
+    known = dist.distributed_c10d._world.pg_map
+    return isinstance(group, dist.ProcessGroup) and group not in known
+
+
+def _rank_in(group: dist.ProcessGroup) -> int:
+    return group.rank() if is_unregistered(group) else dist.get_rank(group)
+
+
+def _tell(over: Over, done: torch.futures.Future) -> None:
+    try:
+        done.value()
+    except Exception as error:
+        over(error)
+    else:
+        over(None)

@@ -1,0 +1,347 @@
+"""What the compressors that send by torch.distributed have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from queue import Queue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.base import check_choice
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.changes import Changes
+from hvd_compress.engine.comm import Exchanging
+from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.inquiry import Inquiry
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.uncompressed import Uncompressed
+from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.packing import packs
+from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, Route
+from hvd_compress.exchanges.shards import shared
+from hvd_compress.process_group.agreement import Agreement
+from hvd_compress.process_group.bucket import Bucket, Part
+from hvd_compress.process_group.collectives import Collectives, is_unregistered
+from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.environment import ranks_of_a_host, read_environment
+from hvd_compress.process_group.launcher import Launcher
+from hvd_compress.process_group.step import Step
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
+
+
+class ProcessGroupCompressor(CompressorBase):
+    """A :class:`CompressorBase` among the ranks of a process group: the base of the frontends' compressors.
+
+    A frontend hands over tensors by :meth:`_pack`, in buckets, and buckets to a step, which :meth:`_begin`
+    makes.
+
+    Args:
+        slots: as for :class:`CompressorBase`, and so are ``codec``, ``feedback`` and ``options``.
+        exchange: how payloads travel.
+        process_group: the ranks; None is the default group.
+    """
+
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        codec: Codec,
+        feedback: ErrorFeedback,
+        *,
+        exchange: str = EXCHANGE_NAMES[0],
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice("Compressor", "exchange", exchange, tuple(EXCHANGES))
+        super().__init__(slots, codec, feedback, exchange=exchange, chained=True, **options)
+        self._process_group = process_group
+        self._bound = False
+        self._step: Step | None = None
+        self._agreed = False
+        # By number, how gradients travelled when the ranks agreed last, where set_codec was called since.
+        self._former: dict[int, Route] | None = None
+
+    def set_codec(
+        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
+    ) -> None:
+        self._bind()
+        former = {slot.index: slot.route for slot in self._slots} if self._agreed else None
+        super().set_codec(codec, feedback, layers)
+        self._former = self._former or former
+
+    def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
+        routes = list(routes)
+        for slot, route in routes:
+            self._check_cold_start(slot, route)
+        super()._set_routes(routes)
+
+    def _check_cold_start(self, slot: Slot, route: Route) -> None:
+        """Raises where ranks without a change would share out an owner step's first gradients otherwise.
+
+        These are not encoded: the payloads that could tell of a rank without the change are missing.
+        """
+        former = self._former or ({slot.index: slot.route} if self._agreed else {})
+        if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
+            return
+        if _cut(slot, route) != _cut(slot, former[slot.index]):
+            raise ValueError(
+                f"{slot.name}: expected a codec that shares gradients out as {former[slot.index].codec} "
+                f"does in the first {self._warmup_steps} steps of an owner_step, got {route.codec}: change "
+                f"the codec after these"
+            )
+
+    def _bind(self) -> None:
+        if self._bound:
+            return
+        self._connect(device_of(self._slots))
+        self._join_group()
+        self._choose_routes(list(self._slots))
+        self._bound = True
+
+    def _connect(self, device: torch.device) -> None:
+        """Says where tensors are encoded, and starts collectives from there."""
+        self._device = device
+        self._collectives = collectives_of(self._process_group, device)
+
+    def _join_group(self) -> None:
+        ranks = Collectives(self._process_group)
+        local = ranks_of_a_host(required=self._exchange == "hierarchical")
+        self._join(Group(ranks.rank, ranks.size, Hosts(ranks.size, local)))
+        self._made_launcher: Launcher | None = None
+
+    @property
+    def _launcher(self) -> Launcher:
+        if self._made_launcher is None:
+            self._made_launcher = self._make_launcher()
+        return self._made_launcher
+
+    def _make_launcher(self) -> Launcher:
+        return Launcher(self._collectives, self._group)
+
+    def _busy(self) -> bool:
+        return self._step is not None
+
+    def _forget_agreement(self) -> None:
+        self._agreed = False
+
+    def _note_agreement(self) -> None:
+        """Called when the ranks are known to agree."""
+        self._agreed, self._former = True, None
+
+    def _check_route(self, slot: Slot, route: Route) -> None:
+        device = slot.parameter.device
+        if device != self._device:
+            where = "the CPU" if self._device.type == "cpu" else f"{self._device}, as another's"
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of {where}, got one on {device}: exclude "
+                f"it by name to send it uncompressed"
+            )
+        if route.exchange == "hierarchical":
+            if is_unregistered(self._process_group):
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"that torch.distributed did not make: hosts are those of the whole job"
+                )
+            if self._size != dist.get_world_size():
+                raise ValueError(
+                    f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
+                    f"of {self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+                )
+        super()._check_route(slot, route)
+
+    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
+        configuration = super()._configuration(slots)
+        if self._hosts_in_use() is not None:
+            local_rank, local, host = read_environment()
+            configuration["hosts"] = hosts.describe(self._rank, self._size, local_rank, local, host)
+        return configuration
+
+    def _begin(self) -> Step:
+        self._kernels.check()  # What a device has met in an earlier step.
+        self._collectives.begin_step()
+        self._begin_encoding()
+        asked = None
+        if not self._agreed and self._former is None:
+            asked = self._ask()
+        return Step(
+            self._collectives, self._launcher, asked, self._prepare, self._count, self._anywhere
+        )
+
+    def _ask(self) -> Agreement:
+        configuration = self._configuration()
+        if self._former is not None:
+            # Within a step, while buckets are on their way, ranks learn lengths at different times.
+            configuration.pop("lengths of messages", None)
+        return Agreement(self._collectives, agreement.serialize(configuration))
+
+    def _confirm(self, bucket: Bucket) -> None:
+        """Waits for the other ranks where a bucket's tensors travel in another way than those may expect.
+
+        Called before it is sent; those before it have been.
+
+        Raises:
+            ExchangeError: on every rank, not all have called ``set_codec``, or with other arguments.
+        """
+        if not bucket.rerouted:
+            return
+        inquiry = bucket.inquiry
+        if inquiry is not None:
+            over: Queue[Exception | None] = Queue()
+            self._launcher.submit(inquiry.pending, inquiry.stages, inquiry.remainders, over.put)
+            error = over.get()
+            if error is not None:
+                raise error
+            assert isinstance(inquiry.content, Inquiry)
+            with self._collectives.behind():
+                inquiry.content.check()
+            bucket.inquiry = None
+        self._ask().settle()
+        self._prepare()
+        self._note_agreement()
+
+    def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
+        """Whether a step is dropped, where ranks outside of the group have a say; see :class:`Step`."""
+        return dropped
+
+    def _prepare(self) -> None:
+        used = {
+            (s.route.exchange, packs(s.route.codec, self._device.type))
+            for s in self._slots
+            if not s.route.uncompressed
+        }
+        for exchange, packed in sorted(used):
+            self._launcher.prepare(EXCHANGES[exchange], packed)
+
+    def _pack(
+        self,
+        bucket: Bucket,
+        tensors: Iterable[tuple[Slot, torch.Tensor, torch.Tensor]],
+        *,
+        buffer: torch.Tensor | None = None,
+    ) -> None:
+        """Encodes a bucket's tensors, and puts what it sends into its parts.
+
+        Args:
+            bucket: without parts.
+            tensors: each one's slot; its view in the slot's shape; and its memory in any shape, where an
+                uncompressed one is added up.
+            buffer: memory that holds exactly these tensors, one behind the other, if there is any.
+        """
+        if self._former is not None:
+            tensors = list(tensors)
+            self._compare_with(self._former, bucket, tensors)
+        encoded: dict[tuple[str, bool, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
+        uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
+        for slot, tensor, row in tensors:
+            self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+            warming_up, goes = self._warming_up(slot), self._goes_uncompressed(slot)
+            slot.exchanges += 1
+            if not tensor.numel():
+                continue
+            if goes:
+                self._release(bucket.changes, slot, tensor)
+                dtype = self._sent_dtype(slot, tensor, warming_up)
+                uncompressed.setdefault(dtype, []).append(row)
+            else:
+                self._check_device(slot, tensor)
+                key = slot.route.exchange, warming_up, tensor.dtype
+                encoded.setdefault(key, []).append((slot, tensor))
+        for (_, warming_up, _), pairs in encoded.items():
+            bucket.parts.append(self._encode(pairs, encoded=not warming_up))
+        # Of averages, each rank adds its share: in half precision, a sum might overflow.
+        divisor = 1 if bucket.scale == 1 else self._size
+        for dtype, rows in uncompressed.items():
+            bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))
+
+    def _warming_up(self, slot: Slot) -> bool:
+        return slot.exchanges < self._warmup_steps
+
+    def _compare_with(
+        self,
+        former: Mapping[int, Route],
+        bucket: Bucket,
+        tensors: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Finds out whether ranks without a change of routes would send a bucket in another way."""
+        encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
+        for slot, tensor, _ in tensors:
+            if tensor.numel() and not self._warming_up(slot):
+                route = former[slot.index]
+                bucket.rerouted |= route != slot.route
+                if not route.uncompressed:
+                    encoded.setdefault((route.exchange, tensor.dtype), []).append((slot, tensor))
+        if bucket.rerouted and encoded:
+            pairs = next(iter(encoded.values()))  # What those ranks send first.
+            before = [(slot, former[slot.index]) for slot, _ in pairs]
+            inquiry, exchanging = self._batches.inquire(before, [tensor for _, tensor in pairs])
+            bucket.inquiry = _encoded_part(inquiry, exchanging)
+
+    def _uses(self, slot: Slot) -> bool:
+        """Whether this rank has a gradient of its own; what it sends for the others is zeros."""
+        return True
+
+    def _release(self, changes: Changes, slot: Slot, tensor: torch.Tensor) -> None:
+        # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
+        if self._uses(slot):
+            scale = self._encoder.loss_scale
+            changes.release(slot, tensor, scale)
+            changes.release_owned(slot, tensor, scale)
+
+    def _encode(self, pairs: Sequence[tuple[Slot, torch.Tensor]], *, encoded: bool) -> Part:
+        slots = [slot for slot, _ in pairs]
+        used = [self._uses(slot) for slot in slots]
+        tensors = [tensor for _, tensor in pairs]
+        batch, exchanging = self._batches.make(slots, tensors, used, encoded=encoded)
+        batch.count_encoding(self.counters)
+        return _encoded_part(batch, exchanging)
+
+    def _as_it_is(
+        self,
+        rows: list[torch.Tensor],
+        dtype: torch.dtype,
+        buffer: torch.Tensor | None,
+        divisor: int,
+    ) -> Part:
+        whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
+        content = Uncompressed(rows, dtype, buffer=buffer if whole else None, divisor=divisor)
+        exchanging = content.exchange(self._batches.comm)
+        return Part(content, Pending("", 0, exchanging, content.note), ("all",))
+
+    def _count(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            for part in bucket.parts:
+                part.content.count(self.counters)
+
+    def _check_device(self, slot: Slot, tensor: torch.Tensor) -> None:
+        if tensor.device != self._device:
+            raise ExchangeError(
+                f"{slot.name}: expected a gradient on {self._device}, as when the compressor was made, got "
+                f"one on {tensor.device}: make the compressor after the model has been moved; "
+                f"load_state_dict() takes residuals along"
+            )
+
+
+def _cut(slot: Slot, route: Route) -> object:
+    """How ranks share out a gradient; None where they do not."""
+    if route.uncompressed:
+        return None
+    cut = shared(route.codec, slot.shape)
+    return cut.shards(1).grain, cut.transposed
+
+
+def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
+    exchange = EXCHANGES[batch.plan.exchange]
+    remainders = exchange.remainders if batch.plan.packed else ()
+    return Part(batch, Pending("", 0, exchanging, batch.note), exchange.stages, remainders)
+
+
+def device_of(slots: Iterable[Slot]) -> torch.device:
+    """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
+    devices = (slot.parameter.device for slot in slots)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

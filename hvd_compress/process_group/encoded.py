@@ -1,0 +1,383 @@
+"""Collectives of encoded tensors that the caller waits for, without error feedback."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
+from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.executors import Executors
+from hvd_compress.exchanges.limits import check_gather
+from hvd_compress.kernels.batch import Entry, altered_payload, on_host
+from hvd_compress.process_group.transport import Transport
+from hvd_compress.ranks.counters import Counters
+
+_OFF = ErrorFeedback(alpha=0.0)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class EncodedCollectives:
+    """A gather, a sum and a reduce-scatter of payloads.
+
+    Each rank encodes its tensor once and decodes the payloads that it gets. Before every exchange the ranks
+    compare what they are about to send. A tensor with an Inf or a NaN, or with a number that the codec
+    cannot represent, puts an Inf or a NaN into the result on every rank.
+
+    Args:
+        transport: the ranks, and what carries their messages.
+        exact_own: whether a rank takes its own tensor unencoded. If not, all ranks have the same bits.
+        seed: of the noise of stochastic codecs, the same on every rank.
+        threads: kernel threads; None is ``torch.get_num_threads()``.
+        noise_rank: this rank's number in the noise; None is its number in the group.
+
+    Attributes:
+        rank: this rank's number in the group.
+        size: how many ranks there are.
+        exact_own: as given.
+        counters: what this rank has sent. ``steps`` counts exchanges; the comparisons' bytes are not in.
+        exchanges: how many there were, the same on every rank; stamped on payloads, and the position in the
+            noise.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        exact_own: bool,
+        seed: int = 0,
+        threads: int | None = None,
+        noise_rank: int | None = None,
+    ) -> None:
+        self.exact_own = exact_own
+        self.counters = Counters()
+        self.exchanges = 0
+        self._seed = seed
+        self._kernels = Executors(torch.get_num_threads() if threads is None else threads)
+        self._transport = transport
+        self.rank, self.size = transport.rank, transport.size
+        self._noise_rank = self.rank if noise_rank is None else noise_rank
+
+    def agree(
+        self,
+        settings: dict[str, Any],
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        """Compares settings with those of the other ranks; waits for them.
+
+        Args:
+            settings: fit for JSON.
+            device: with a backend in the process group.
+
+        Raises:
+            ExchangeError: on every rank, naming what differs.
+        """
+        if self.size > 1:
+            self._transport.compare(settings, device)()
+
+    def settle(self) -> None:
+        """Waits for what CUDA devices have decoded.
+
+        Raises:
+            PayloadError: a payload was altered.
+        """
+        self._kernels.settle()
+
+    @contextmanager
+    def telling(
+        self,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> Iterator[None]:
+        """What raises in here raises on every rank: others get an :class:`ExchangeError` next time.
+
+        For what one rank may find, before an exchange or after it. Waits for the others then.
+
+        Args:
+            device: as for :meth:`agree`.
+        """
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Exception):  # The others may have failed, or have ended.
+                self.agree({"what": f"{type(error).__name__}: {error}"}, device)
+            raise
+
+    @torch.no_grad()
+    def gather(self, part: torch.Tensor, content: str, codec: Codec) -> torch.Tensor:
+        """Every rank's tensor.
+
+        Args:
+            part: float32, float16 or bfloat16, of one shape and dtype on all ranks.
+            content: for messages.
+            codec: what the tensor is encoded with.
+
+        Returns:
+            shape=(size, ...): the ranks' tensors, in rank order.
+
+        Raises:
+            TypeError: of another dtype.
+            ExchangeError: on every rank, shapes or dtypes differ, or the ranks make different exchanges.
+            PayloadError: on every rank, a payload was altered.
+        """
+        if self.size == 1:
+            return part.unsqueeze(0)
+        part = part.contiguous()
+        parts = part.new_empty((self.size, *part.shape))
+        rows = self._exchange("gather", part, [part], content, codec)
+        with self._receiving(part.device):
+            for rank in range(self.size):
+                self._decode(codec, rows, [rank], parts[rank], content)
+        if self._keeps_own(rows):
+            parts[self.rank] = part
+        return parts
+
+    @torch.no_grad()
+    def sum(self, part: torch.Tensor, content: str, codec: Codec) -> torch.Tensor:
+        """The sum of all ranks' tensors, added in float32 in rank order.
+
+        Args, errors: as for :meth:`gather`.
+
+        Returns:
+            Like ``part``.
+        """
+        if self.size == 1:
+            return part
+        part = part.contiguous()
+        return self._added("sum", part, [part], part, content, codec)
+
+    @torch.no_grad()
+    def reduce_scatter(
+        self,
+        whole: torch.Tensor,
+        content: str,
+        codec: Codec,
+        *,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        """This rank's share of the sum of all ranks' tensors, added in float32 in rank order.
+
+        Args:
+            whole: shape=(size * n, ...), otherwise as for :meth:`gather`.
+            content: for messages.
+            codec: what each share is encoded with.
+            scale: factor on the sum, before it is rounded to the tensors' dtype.
+
+        Returns:
+            shape=(n, ...): rank ``r`` has the ``r``-th share.
+
+        Raises:
+            ValueError: ``whole`` cannot be shared out equally.
+            TypeError, ExchangeError, PayloadError: as for :meth:`gather`.
+        """
+        if self.size == 1:
+            return whole if scale == 1 else whole * scale
+        with self.telling(whole.device):
+            if not whole.dim() or whole.shape[0] % self.size:
+                raise ValueError(
+                    f"reduce_scatter: expected a multiple of {self.size} samples, one share a rank, got "
+                    f"shape {tuple(whole.shape)}"
+                )
+        whole = whole.contiguous()
+        shares = list(whole.chunk(self.size))
+        own = shares[self.rank]
+        return self._added("reduce_scatter", whole, shares, own, content, codec, scale)
+
+    def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
+        """Around what may fail on one rank when the others have gone on to an exchange.
+
+        On a CUDA device, they may have gone on to other groups' exchanges: they see what is wrong when
+        their next one here begins, and nobody waits for that.
+        """
+        return contextlib.nullcontext() if device.type == "cuda" else self.telling(device)
+
+    def _exchange(
+        self,
+        kind: str,
+        tensor: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        content: str,
+        codec: Codec,
+    ) -> torch.Tensor:
+        """Sends the only part to all ranks, or each part to its rank.
+
+        A rank that cannot encode sends zeros, which no payload begins with: the others do not wait for it,
+        and raise an error.
+
+        Returns:
+            The ranks' payloads, shape=(size, bytes), uint8.
+        """
+        message, settle = self._begin(kind, content, tensor, parts, codec)
+        problem = None
+        try:
+            self._encode(codec, parts, message.view(len(parts), -1))
+        except Exception as error:
+            problem = error
+            message.zero_()
+        settle()
+        gathers = len(parts) == 1
+        collective = Collective(
+            "all_gather" if gathers else "all_to_all",
+            message,
+            self.size,
+            self.rank,
+            "all",
+            () if gathers else (message.numel() // self.size,) * self.size,
+        )
+        collective.count(self.counters)
+        name = f"{collective.kind}.{content}.{message.numel()}"
+        rows = self._transport.run(collective, name)
+        if problem is not None:
+            with self._receiving(tensor.device):
+                raise problem
+        return rows
+
+    def _begin(
+        self,
+        kind: str,
+        content: str,
+        tensor: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        codec: Codec,
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Room for the payloads, and what waits for the comparison with the other ranks."""
+        with self.telling(tensor.device):
+            if tensor.dtype not in _DTYPES:
+                expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+                raise TypeError(f"{content}: expected one of {expected}, got {tensor.dtype}")
+            size = codec.payload_bytes(tuple(parts[0].shape))
+            check_gather(content, size, self.size)
+            self._kernels.check()  # What a device has met in an earlier exchange.
+            message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
+        self.exchanges += 1
+        self.counters.steps += 1
+        self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+        self.counters.encoded_elements += tensor.numel()
+        settings = {
+            "what": f"{kind} of {content}",
+            "number": self.exchanges,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype),
+        }
+        compared = self._transport.compare(settings, tensor.device)
+
+        def settle() -> None:
+            try:
+                compared()
+            except Exception:
+                # That was none; a rank that has raised an error has not begun one.
+                self.exchanges -= 1
+                raise
+
+        return message, settle
+
+    def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
+        self._write(codec, parts, rows)
+        if len(parts) > 1 and self._flagged(rows):
+            # Each rank gets one of the payloads only, and has to see it.
+            self._write(codec, [torch.full_like(part, math.nan) for part in parts], rows)
+
+    def _write(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
+        started = time.perf_counter()
+        for number, part in enumerate(parts):
+            self._kernels.encode(
+                codec,
+                tuple(part.shape),
+                part.view(-1),
+                rows[number],
+                feedback=_OFF,
+                residual=None,
+                noise=NoiseKey(self._seed, self._noise_rank, number, self.exchanges),
+            )
+        self.counters.encode_seconds += time.perf_counter() - started
+
+    def _added(
+        self,
+        kind: str,
+        tensor: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        own: torch.Tensor,
+        content: str,
+        codec: Codec,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        """The sum of the payloads that this rank gets, like ``own``, its part of them."""
+        rows = self._exchange(kind, tensor, parts, content, codec)
+        out = torch.empty_like(own)
+        with self._receiving(own.device):
+            if self._keeps_own(rows):
+                out.copy_(self._added_to_own(rows, own, content, codec) * scale)
+            else:
+                self._decode(codec, rows, range(self.size), out, content, scale=scale)
+        return out
+
+    def _added_to_own(
+        self, rows: torch.Tensor, own: torch.Tensor, content: str, codec: Codec
+    ) -> torch.Tensor:
+        total = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+        for rank in range(self.size):
+            if rank == self.rank:
+                # Decoded all the same: every rank has to find an altered payload.
+                self._decode(codec, rows, [rank], torch.empty_like(total), content)
+                total += own
+            else:
+                self._decode(codec, rows, [rank], total, content, accumulate=True)
+        return total
+
+    def _decode(
+        self,
+        codec: Codec,
+        rows: torch.Tensor,
+        ranks: Sequence[int],
+        out: torch.Tensor,
+        content: str,
+        *,
+        scale: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """Adds up the payloads of some ranks, which follow one another."""
+        started = time.perf_counter()
+        try:
+            self._kernels.decode_sum(
+                codec,
+                tuple(out.shape),
+                rows[ranks[0] : ranks[-1] + 1],
+                out.view(-1),
+                step=self.exchanges,
+                scale=scale,
+                accumulate=accumulate,
+            )
+        except PayloadError as error:
+            raise PayloadError(
+                f"{content}: {self._named(codec, rows, ranks, out) or error}"
+            ) from None
+        finally:
+            self.counters.decode_seconds += time.perf_counter() - started
+
+    def _named(
+        self, codec: Codec, rows: torch.Tensor, ranks: Sequence[int], out: torch.Tensor
+    ) -> PayloadError | None:
+        """What is wrong with which rank's payload, where the host can see it."""
+        if not on_host(rows):
+            return None
+        entry = Entry(codec, tuple(out.shape), _OFF, NoiseKey(), 0)
+        found = (altered_payload(entry, 0, self.exchanges, rank, rows[rank]) for rank in ranks)
+        return next((one for one in found if one is not None), None)
+
+    def _keeps_own(self, rows: torch.Tensor) -> bool:
+        """Whether this rank takes its own tensor unencoded.
+
+        Not where its payload holds an Inf or a NaN: other ranks get one then in place of finite numbers
+        beyond the codec's range, and so must this rank.
+        """
+        return self.exact_own and not self._flagged(rows[self.rank : self.rank + 1])
+
+    @staticmethod
+    def _flagged(payloads: torch.Tensor) -> bool:
+        return bool((payloads[:, FLAGS_OFFSET] & FLAG_NONFINITE).any())

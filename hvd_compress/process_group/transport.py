@@ -1,0 +1,83 @@
+"""What carries messages that a caller waits for from rank to rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.engine.comm import Collective
+from hvd_compress.process_group.agreement import Agreement
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.ranks import agreement
+
+
+class Transport(Protocol):
+    """Collectives that the caller waits for, among the same ranks every time.
+
+    Attributes:
+        rank: this rank's number.
+        size: how many ranks there are; at least 2 in calls of the methods.
+    """
+
+    rank: int
+    size: int
+
+    def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
+        """Starts a comparison of what the ranks are about to do.
+
+        Args:
+            settings: fit for JSON.
+            device: where the tensors are that will be sent.
+
+        Returns:
+            A function that waits for the result, and raises an ``ExchangeError`` on every rank where
+            settings differ.
+        """
+        ...
+
+    def run(self, collective: Collective, name: str) -> torch.Tensor:
+        """The result of a collective, as :class:`Collective` describes it.
+
+        Args:
+            collective: an ``all_gather`` or an ``all_to_all``.
+            name: the same on every rank.
+        """
+        ...
+
+
+class ProcessGroupTransport:
+    """Implements :class:`Transport` among the ranks of a ``torch.distributed`` process group.
+
+    CPU tensors travel in a new process group of the same ranks, so that the order of these collectives
+    does not depend on the order of others, such as DDP's.
+
+    Args:
+        process_group: the ranks; None is the default group.
+
+    Raises:
+        ExchangeError: there is no process group, or this rank is not in it.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        ranks = Collectives(process_group)
+        self.rank, self.size = ranks.rank, ranks.size
+        self._process_group = process_group
+        self._by_device: dict[torch.device, Collectives] = {}
+
+    def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
+        return Agreement(self._collectives(device), agreement.serialize(settings)).settle
+
+    def run(self, collective: Collective, name: str) -> torch.Tensor:
+        result, work = self._collectives(collective.message.device).start(collective)
+        work.wait()
+        return result
+
+    def _collectives(self, device: torch.device) -> Collectives:
+        if device not in self._by_device:
+            shared = collectives_of(self._process_group, device)
+            self._by_device[device] = shared.among(range(self.size))
+        return self._by_device[device]

@@ -1,0 +1,83 @@
+"""Small sums that tell who takes part in a step, and what Horovod was asked to do.
+
+Every rank has the token ``[1, r + 1, (r + 1)^2]``. Summed over the ranks at the start of a step,
+the *participation check*, it tells whether all of them are there: a rank that has called ``hvd.join()``
+adds zeros.
+
+Horovod's optimizers allreduce whatever a compressor returns. Packed bits cannot be added, so they are
+gathered, and Horovod gets a token in the gradient's place. Compared with the participation check, the
+reduced token tells the operation that the user asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_compress.ranks.errors import ExchangeError
+
+TOLERANCE = 1e-4
+"""Far above the rounding of float32 sums and predivide factors, below 1 / (number of ranks)^2."""
+
+
+def make(rank: int) -> list[float]:
+    """The token of one rank, to be sent in float32 (sums of ones stall in half precision)."""
+    return [1.0, rank + 1.0, (rank + 1.0) ** 2]
+
+
+def everybody(participants: Sequence[float], size: int) -> bool:
+    """Whether a participation check, the sum of the tokens, counted all of ``size`` ranks.
+
+    No subset of the ranks has the sums of all of them.
+    """
+    return _close(participants, of_everybody(size))
+
+
+def of_everybody(size: int) -> list[float]:
+    """The sum of the tokens of all of ``size`` ranks."""
+    return [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6]
+
+
+def reduced_for_everybody(reduced: Sequence[float], size: int) -> bool:
+    """Whether a reduced token may be the sum of all of ``size`` ranks' tokens, scaled in any way.
+
+    No other subset of up to six ranks has such a sum, and few of more ranks have.
+    """
+    scale = reduced[0] / size
+    return _close(reduced, [scale * value for value in of_everybody(size)])
+
+
+def reduction_scale(
+    reduced: Sequence[float], participants: Sequence[float], size: int, name: str
+) -> float:
+    """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
+
+    Args:
+        reduced: the token after Horovod's allreduce, its scaling included.
+        participants: the sum of the tokens of the ranks that take part.
+        size: ranks of the compressor's process set.
+        name: the tensor's name, for the message.
+
+    Returns:
+        ``1 / size`` for Average, with predivide factors or without, and ``1`` for Sum.
+
+    Raises:
+        ExchangeError: Min, Max, Product, Adasum, or another process set.
+    """
+    if _close(reduced, [value / size for value in participants]):
+        return 1.0 / size
+    if _close(reduced, participants):
+        return 1.0
+    raise ExchangeError(
+        f"{name}: expected op=Average or op=Sum over the compressor's process set of {size} ranks, whose "
+        f"tokens add up to {_show(participants)}; Horovod's reduction gave {_show(reduced)}. Compressed "
+        f"gradients cannot be reduced with Min, Max, Product or Adasum, and the compressor's process_set "
+        f"must be the optimizer's."
+    )
+
+
+def _close(values: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(abs(v - e) <= TOLERANCE * abs(e) for v, e in zip(values, expected, strict=True))
+
+
+def _show(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"

@@ -1,0 +1,286 @@
+"""Local steps and exchanges of their result, beside the same in one process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.codecs import ECQ, Int8, NoCompression, OneBit
+from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.diloco import DiLoCo
+from tests.ranks import on_ranks
+from tests.torch_models import Probe, Simulation, assert_same_bits, targets
+
+SHAPES = {"first": (70, 40), "second": (3000,), "third": (1500,)}
+NAMES = list(SHAPES)
+AVERAGE = functools.partial(torch.optim.SGD, lr=1.0)
+
+
+def _compressor(codec: Any = None, exchange: str = "allgather") -> hvdc.Compressor:
+    codec = codec or Int8()
+    return hvdc.Compressor(codec, scheme_of(codec).feedback, exchange=exchange, threshold=0)
+
+
+def _learn(model: torch.nn.Module, rank: int, step: int) -> None:
+    """What an inner optimizer would do: another small change on every rank."""
+    change = targets(SHAPES, rank, step, 0.1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(change[name])
+
+
+def _train(diloco: DiLoCo, model: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        _learn(model, dist.get_rank(), step)
+        diloco.step()
+
+
+class _Everywhere:
+    """The algorithm for all ranks at once, with the reference of the exchange.
+
+    Each fragment has a simulation of its own, since keys and their residuals are separate.
+    """
+
+    def __init__(self, ranks: int, codec: Any, exchange: str, fragments: list[list[str]]) -> None:
+        self.fragments = fragments
+        self.common = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        self.velocity: dict[str, torch.Tensor] = {}
+        self.ranks = [{n: v.clone() for n, v in self.common.items()} for _ in range(ranks)]
+        feedback = scheme_of(codec).feedback
+        self._simulations = [
+            Simulation(exchange, codec, feedback, {n: SHAPES[n] for n in names}, ranks)
+            for names in fragments
+        ]
+
+    def average(self, fragment: int) -> dict[str, torch.Tensor]:
+        names = self.fragments[fragment]
+        differences = [{n: self.common[n] - own[n] for n in names} for own in self.ranks]
+        return self._simulations[fragment].average(differences)
+
+    def use(self, average: dict[str, torch.Tensor], mixing: float) -> None:
+        # Nesterov's momentum as in Sutskever et al., 2013, with 0.9 and a learning rate of 0.7.
+        for name, gradient in average.items():
+            old = self.velocity.get(name)
+            velocity = gradient if old is None else 0.9 * old + gradient
+            self.velocity[name] = velocity
+            self.common[name] = self.common[name] - 0.7 * (gradient + 0.9 * velocity)
+            for own in self.ranks:
+                own[name] = torch.lerp(self.common[name], own[name], mixing)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_all_parameters_at_once() -> None:
+    for exchange, codec in [
+        ("allgather", OneBit()),
+        ("allgather", ECQ()),
+        ("two_shot", Int8()),
+        ("integer_sum", ECQ()),
+    ]:
+        model = Probe(SHAPES)
+        diloco = DiLoCo(model, _compressor(codec, exchange), sync_every=3)
+        expected = _Everywhere(2, codec, exchange, [NAMES])
+        for step in range(9):
+            for rank, own in enumerate(expected.ranks):
+                for name, change in targets(SHAPES, rank, step, 0.1).items():
+                    own[name] = own[name] + change
+            if step % 3 == 2:
+                expected.use(expected.average(0), mixing=0.0)
+            _train(diloco, model, range(step, step + 1))
+            _assert_close(dict(model.named_parameters()), expected.ranks[dist.get_rank()])
+        assert diloco.rounds == 3 and diloco.steps == 9
+        _assert_same_everywhere(dict(model.named_parameters()))
+        assert_same_bits(diloco.common_parameters, dict(model.named_parameters()))
+
+
+@on_ranks(3, launcher="torchrun")
+def test_fragments_that_arrive_later() -> None:
+    model = Probe(SHAPES)
+    fragments = [["first"], ["second", "third"]]
+    diloco = DiLoCo(model, _compressor(), sync_every=4, fragments=fragments, delay=1, mixing=0.25)
+    expected = _Everywhere(3, Int8(), "allgather", fragments)
+    due: dict[int, dict[str, torch.Tensor]] = {}
+    for step in range(1, 14):
+        for rank, own in enumerate(expected.ranks):
+            for name, change in targets(SHAPES, rank, step, 0.1).items():
+                own[name] = own[name] + change
+        if step in due:
+            expected.use(due.pop(step), mixing=0.25)
+        # The first fragment after 4, 8, 12 steps, the second one after 2, 6, 10.
+        if step % 4 in (0, 2):
+            due[step + 1] = expected.average(0 if step % 4 == 0 else 1)
+        _train(diloco, model, range(step, step + 1))
+        _assert_close(dict(model.named_parameters()), expected.ranks[dist.get_rank()])
+    _assert_same_everywhere(diloco.common_parameters)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_local_sgd_averages_the_parameters() -> None:
+    model = Probe(SHAPES)
+    diloco = DiLoCo(
+        model, _compressor(NoCompression()), sync_every=5, outer_optimizer=AVERAGE, delay=2
+    )
+    _train(diloco, model, range(3))
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    diloco.synchronize()
+    for name, parameter in model.named_parameters():
+        mean = own[name].clone()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        torch.testing.assert_close(parameter.detach(), mean, rtol=0, atol=1e-6)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_interrupted_run_goes_on_bit_for_bit() -> None:
+    """Saved while a fragment is on its way, and within the steps of the others."""
+
+    def begin() -> tuple[Probe, DiLoCo]:
+        model = Probe(SHAPES)
+        return model, DiLoCo(model, _compressor(OneBit()), sync_every=6, fragments=3, delay=2)
+
+    model, diloco = begin()
+    _train(diloco, model, range(15))  # The second fragment left in step 14 and is due in step 16.
+    file = io.BytesIO()
+    saved = diloco.state_dict()
+    assert len(saved["due"]) == 1
+    torch.save({"model": model.state_dict(), "diloco": saved}, file)
+    _train(diloco, model, range(15, 30))
+
+    file.seek(0)
+    state = torch.load(file)
+    again, other = begin()
+    again.load_state_dict(state["model"])
+    other.load_state_dict(state["diloco"])
+    _train(other, again, range(15, 30))
+
+    assert_same_bits(dict(again.named_parameters()), dict(model.named_parameters()))
+    assert_same_bits(other.common_parameters, diloco.common_parameters)
+    assert (other.steps, other.rounds) == (diloco.steps, diloco.rounds) == (30, 14)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_round_with_an_infinity_is_dropped_everywhere() -> None:
+    model, clean = Probe(SHAPES), Probe(SHAPES)
+    diloco = DiLoCo(model, _compressor(OneBit()), sync_every=2)
+    beside = DiLoCo(clean, _compressor(OneBit()), sync_every=2)
+    for one, its_model in ((diloco, model), (beside, clean)):
+        _train(one, its_model, range(4))
+    before = {name: one.clone() for name, one in diloco.common_parameters.items()}
+    _learn(model, dist.get_rank(), 4)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model.second[17] = torch.inf  # type: ignore[index, operator]
+    diloco.step()
+    diloco.step()
+    assert diloco.dropped_rounds == 1 and diloco.rounds == 2
+    assert_same_bits(dict(model.named_parameters()), before)
+    # As if the round had never been, but for the codec's noise, of which 1-bit SGD has none.
+    for one, its_model in ((diloco, model), (beside, clean)):
+        _train(one, its_model, range(6, 8))
+    assert_same_bits(diloco.common_parameters, beside.common_parameters)
+
+
+@on_ranks(3, launcher="torchrun")
+def test_two_ranks_go_on_where_three_were() -> None:
+    model = Probe(SHAPES)
+    diloco = DiLoCo(model, _compressor(OneBit()), sync_every=2)
+    _train(diloco, model, range(5))
+    states: list[Any] = [None] * 3
+    dist.all_gather_object(states, copy.deepcopy(diloco.state_dict()))
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        fewer = Probe(SHAPES)
+        compressor = hvdc.OneBit(threshold=0, process_group=pair)
+        other = DiLoCo(fewer, compressor, sync_every=2)
+        other.load_resized(states)
+        assert_same_bits(dict(fewer.named_parameters()), diloco.common_parameters)
+        for name in NAMES:  # Residuals are shares of one mean, which does not change.
+            before = sum(_residual(state["compressor"], name) for state in states) / 3
+            after = _residual(compressor.state_dict(), name).clone()
+            dist.all_reduce(after, group=pair)
+            torch.testing.assert_close(after / 2, before)
+        _train(other, fewer, range(5, 9))
+        assert other.rounds == diloco.rounds + 2
+        _assert_same_everywhere(other.common_parameters, pair)
+
+
+def _residual(state: dict[str, Any], name: str) -> torch.Tensor:
+    residual: torch.Tensor = state["tensors"][name]["residual"]
+    return residual
+
+
+@on_ranks(2, launcher="torchrun")
+def test_parameters_of_half_precision_and_several_begin_alike() -> None:
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Linear(60, 50).to(torch.bfloat16)
+    model.bias.requires_grad_(False)
+    diloco = DiLoCo(model, _compressor(), sync_every=1)
+    _assert_same_everywhere({"weight": model.weight})
+    assert {n: p.dtype for n, p in diloco.common_parameters.items()} == {"weight": torch.float32}
+    with torch.no_grad():
+        model.weight += 0.25 * (dist.get_rank() + 1)
+    diloco.step()
+    assert torch.equal(model.weight, diloco.common_parameters["weight"].bfloat16())
+    _assert_same_everywhere({"weight": model.weight})
+
+
+@on_ranks(2, launcher="torchrun")
+def test_ranks_that_differ() -> None:
+    with pytest.raises(hvdc.ExchangeError, match="sync_every: 5 on rank 0, 6 on rank 1"):
+        DiLoCo(Probe(SHAPES), _compressor(), sync_every=5 + dist.get_rank())
+    shapes = {"p": (10 + dist.get_rank(),)}
+    with pytest.raises(hvdc.ExchangeError, match="parameters p"):
+        DiLoCo(Probe(shapes), _compressor(), sync_every=5)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_states_that_do_not_fit() -> None:
+    model = Probe(SHAPES)
+    make: Callable[..., DiLoCo] = functools.partial(DiLoCo, model)
+    state = copy.deepcopy(make(_compressor(), sync_every=4).state_dict())
+    other = make(_compressor(), sync_every=5)
+    with pytest.raises(ValueError, match="expected sync_every 5, got 4"):
+        other.load_state_dict(state)
+    later = make(_compressor(), sync_every=4, delay=3, mixing=0.0)
+    with pytest.raises(ValueError, match="expected delay 3, got 0"):
+        later.load_state_dict(state)
+    _train(later, model, range(4))
+    with pytest.raises(hvdc.ExchangeError, match="expected no exchange under way"):
+        later.load_state_dict(state)
+    later.synchronize()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_wrong_arguments() -> None:
+    model = Probe(SHAPES)
+    with pytest.raises(TypeError, match=r"DiLoCo\(model, Int8\(\), ...\)"):
+        DiLoCo(model, hvdc.Int8, sync_every=4)  # type: ignore[arg-type]
+    for options, message in [
+        ({"sync_every": 0}, "sync_every: expected an integer in"),
+        ({"sync_every": 4, "delay": 4}, r"delay: expected an integer in \[0, 3\], got 4"),
+        ({"sync_every": 4, "mixing": 1.5}, "mixing: expected a number in"),
+        ({"sync_every": 4, "fragments": 9}, "fragments: expected 1 to 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            DiLoCo(model, _compressor(), **options)
+    with pytest.raises(ValueError, match="expected trainable parameters, got none"):
+        DiLoCo(torch.nn.ReLU(), _compressor(), sync_every=4)
+
+
+def _assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    # The outer optimizer rounds in another order than the simulation.
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name].detach(), value, rtol=1e-5, atol=1e-6)
+
+
+def _assert_same_everywhere(tensors: Any, group: dist.ProcessGroup | None = None) -> None:
+    flat = torch.cat([one.detach().float().reshape(-1) for one in tensors.values()])
+    everywhere = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everywhere, flat, group=group)
+    assert all(torch.equal(one, flat) for one in everywhere)
