@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from benchmarks.compressions import AUTO, LOCAL, POWERSGD, STOCK
-from hvd_compress.codecs.registry import SCHEMES
+from hvd_compress.codecs import CODECS
 
-NAMES = (*SCHEMES, AUTO, LOCAL, STOCK, POWERSGD)
+NAMES = (*CODECS, AUTO, LOCAL, STOCK, POWERSGD)
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from hvd_compress.codecs import CODECS, ErrorFeedback
+from hvd_compress.exchanges.routing import Route
 
 Options = dict[str, Any]
 
@@ -31,14 +34,43 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: what ``Compression.by_name`` of a frontend knows, :data:`AUTO` included, or
-            :data:`LOCAL`, :data:`STOCK` or :data:`POWERSGD`.
-        options: its further keywords.
+        name: a codec's, or :data:`AUTO`, :data:`LOCAL`, :data:`STOCK` or :data:`POWERSGD`.
+        options: the codec's fields, ``alpha`` and ``beta``, and options of a compressor, by name.
     """
 
     text: str
     name: str
     options: Options = field(default_factory=dict)
+
+    def split(self) -> tuple[Route, Options]:
+        """The codec with its feedback and exchange, and the other options of a compressor.
+
+        Raises:
+            ValueError, TypeError: wrong fields of the codec, or wrong coefficients.
+        """
+        return _split(self.name, self.options)
+
+
+def make(frontend: Any, name: str, *model: Any, **options: Any) -> Any:
+    """Makes a compressor.
+
+    Args:
+        frontend: a module, such as :mod:`hvd_compress.ddp`.
+        name: of a codec, or :data:`AUTO`.
+        model: what the frontend's compressors are made for, if anything.
+        options: as those of a :class:`Compression`.
+    """
+    if name == AUTO:
+        return frontend.Auto(*model, **options)
+    route, rest = _split(name, options)
+    return frontend.Compressor(*model, route, **rest)
+
+
+def _split(name: str, options: Options) -> tuple[Route, Options]:
+    codec, rest = CODECS[name], dict(options)
+    own = {one.name: rest.pop(one.name) for one in fields(codec) if one.name in rest}
+    alpha, beta = (rest.pop(one, getattr(codec.feedback, one)) for one in ("alpha", "beta"))
+    return Route(codec(**own), ErrorFeedback(alpha, beta), rest.pop("exchange", "")), rest
 
 
 def parse(text: str, common: Options, last_layer: str) -> Compression:

@@ -44,7 +44,7 @@ class Way:
         self._model = models.sigmoid(_INPUTS, width)
         named = list(self._model.named_parameters())
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
-        compressor = hvdc.Compression.by_name(chosen.name, **chosen.options)
+        compressor = compressions.make(hvdc, chosen.name, **chosen.options)
         self._buffering = DoubleBuffering(named, optimizer, compressor, enabled=enabled)
 
     def seconds(self, batches: int, samples: int) -> float:

@@ -26,7 +26,7 @@ from benchmarks.command_line import Parser, positive
 from benchmarks.models import MODELS
 from benchmarks.models import torch as models
 from benchmarks.tables import Table
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
@@ -152,8 +152,7 @@ def main(command_line: list[str] | None = None) -> int:
     gradients = [generator.standard_normal(shape, np.float32) for shape in _shapes(args.model)]
     rows = {}
     for name in args.codec:
-        scheme = SCHEMES[name]
-        route = Route(scheme.codec(), scheme.feedback)
+        route = Route(CODECS[name](), exchange="allgather")
         rows[name] = measure(route, gradients, args.threads, args.repeats)
     result = {
         "schema": SCHEMA,
@@ -190,7 +189,7 @@ def _timed(work: Callable[[], None]) -> Turn:
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
-    encoded = [n for n, s in SCHEMES.items() if not Route(s.codec(), s.feedback).uncompressed]
+    encoded = [name for name, codec in CODECS.items() if not Route(codec()).uncompressed]
     parser = Parser(prog="python -m benchmarks.frontends", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, required=True, metavar="OUT")

@@ -85,12 +85,11 @@ class Side:
 
     def __init__(self, gradients: Gradients, compression: Compression, threads: int) -> None:
         self._gradients = gradients
-        self.compressor = hvdc.Compression.by_name(
+        self.compressor = compressions.make(
+            hvdc,
             compression.name,
             gradients.parameters,
-            name=compression.text,
-            threads=threads,
-            **compression.options,
+            **{"name": compression.text, "threads": threads, **compression.options},
         )
         self._name = compression.text
 

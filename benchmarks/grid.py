@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import hvd_compress.distributed as hvdc
-from benchmarks import group_job, turns
+from benchmarks import compressions, group_job, turns
 from benchmarks.papers import models
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, Int8, NoCompression
@@ -63,7 +63,7 @@ class Layout:
                 self._net = _shared(self._net, group)
             if shape[0] > 1:
                 peers = mesh.get_group("data")
-                self._compressor = hvdc.Compression.by_name(name, process_group=peers, **options)
+                self._compressor = compressions.make(hvdc, name, process_group=peers, **options)
         self._named = dict(self._net.named_parameters())
         self._optimizer = torch.optim.SGD(self._named.values(), lr=0.01, momentum=0.9)
 

@@ -85,8 +85,9 @@ class Horovod:
         named = [(f"{text}.{name}", p) for name, p in model.named_parameters()]
         made = None
         if text != STOCK:
-            options = compression.options
-            made = hvdc.Compression.by_name(compression.name, named, name=text, **options)
+            made = compressions.make(
+                hvdc, compression.name, named, **{"name": text, **compression.options}
+            )
         optimizer = hvd.DistributedOptimizer(
             sgd, named_parameters=named, compression=made or hvd.Compression.none
         )
@@ -117,7 +118,7 @@ class DDP:
         ddp = nn.parallel.DistributedDataParallel(model)
         made = None
         if compression.text != STOCK:
-            made = hvdc.Compression.by_name(compression.name, ddp, **compression.options)
+            made = compressions.make(hvdc, compression.name, ddp, **compression.options)
             ddp.register_comm_hook(made, hvdc.hook)
         return ddp, sgd, made
 

@@ -24,7 +24,7 @@ from benchmarks.models import MODELS
 from benchmarks.models.torch import build
 from benchmarks.results import Results
 from benchmarks.tables import Table
-from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
+from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
 from hvd_compress.exchanges.steps import Computation
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
@@ -60,14 +60,8 @@ def network_of(model: str) -> Network:
 
 def router_of(compression: Compression) -> Router:
     """The router that a compression trains with."""
-    scheme = SCHEMES[compression.name]
-    options = dict(compression.options)
-    fields = {field.name for field in dataclasses.fields(scheme.codec)} & options.keys()
-    codec = scheme.codec(**{field: options.pop(field) for field in fields})
-    feedback = ErrorFeedback(
-        *(options.pop(field, getattr(scheme.feedback, field)) for field in ("alpha", "beta"))
-    )
-    route = Route(codec, feedback, options.pop("exchange", EXCHANGE_NAMES[0]))
+    route, options = compression.split()
+    route = dataclasses.replace(route, exchange=route.exchange or EXCHANGE_NAMES[0])
     kept = {key: options.pop(key) for key in _ROUTER if key in options}
     if options:
         raise ValueError(

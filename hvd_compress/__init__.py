@@ -1,7 +1,37 @@
-"""Gradient compression for data-parallel training with stock Horovod.
+"""Gradient compression for data-parallel training: the codecs, as values that every frontend takes.
 
-This package imports no framework; take the frontend of yours, ``hvd_compress.torch`` (Horovod) or
-``hvd_compress.ddp`` (PyTorch alone).
+The frontends are packages of their own: ``hvd_compress.torch``, ``.tensorflow`` and ``.keras`` for Horovod;
+``hvd_compress.ddp``, ``.fsdp`` and ``.distributed`` for PyTorch alone. This package imports no framework.
 """
 
+from hvd_compress.codecs import (
+    BF16,
+    ECQ,
+    FP16,
+    QSGD,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    OneBit,
+    PayloadError,
+    Ternary,
+)
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.ranks.errors import ExchangeError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BF16",
+    "ECQ",
+    "FP16",
+    "QSGD",
+    "ErrorFeedback",
+    "ExchangeError",
+    "Int8",
+    "NoCompression",
+    "OneBit",
+    "PayloadError",
+    "Route",
+    "Ternary",
+]

@@ -52,7 +52,7 @@ def distributed(
 ) -> tuple[DistributedDataParallel, hvdc.Compressor]:
     """A model with a compressor by name."""
     ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB)
-    compressor = hvdc.Compression.by_name(name, ddp, threshold=100, exchange=exchange)
+    compressor = hvdc.Compressor(ddp, name, threshold=100, exchange=exchange)
     ddp.register_comm_hook(compressor, hvdc.hook)
     return ddp, compressor
 

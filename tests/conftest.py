@@ -33,7 +33,6 @@ MARKERS = {
     "perfmodel": ("quick",),
     "planner": ("quick",),
     "docs/test_format_page.py": ("quick",),
-    "signatures/test_factory.py": ("quick",),
     "test_imports.py": ("quick",),
     "signatures/test_frontends.py": ("torch", "ddp", "tensorflow"),
     "contract/test_torch.py": ("torch",),

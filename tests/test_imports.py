@@ -133,6 +133,7 @@ ALLOWED = {
         "torch",
         "hvd_compress.needs",
         "hvd_compress.codecs",
+        "hvd_compress.exchanges",
         "hvd_compress.distributed",
         "hvd_compress.process_group",
         "hvd_compress.optim",
@@ -162,7 +163,14 @@ ALLOWED = {
         "hvd_compress.process_group",
         "hvd_compress.fsdp",
     },
-    "lightning": {"lightning", "torch", "hvd_compress.needs", "hvd_compress.ddp"},
+    "lightning": {
+        "lightning",
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.exchanges",
+        "hvd_compress.ddp",
+    },
 }
 """Beside the standard library."""
 

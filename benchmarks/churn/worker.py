@@ -23,7 +23,6 @@ from torch import nn
 import hvd_compress.torch as hvdc
 from benchmarks import compressions
 from benchmarks.churn.reports import Report, announce
-from hvd_compress.codecs.registry import SCHEMES
 from hvd_compress.torch.commits import TorchCommits
 from hvd_compress.torch.elastic import TorchState
 
@@ -68,9 +67,9 @@ class Training:
             nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
         )
         chosen = compressions.parse(compression, {}, "2.*")
-        self._compressor = hvdc.Compression.by_name(chosen.name, self._model, **chosen.options)
-        paper = SCHEMES[chosen.name].feedback
-        self._keeps = chosen.options.get("alpha", paper.alpha) == 1 == paper.beta
+        self._compressor = compressions.make(hvdc, chosen.name, self._model, **chosen.options)
+        feedback = chosen.split()[0].feedback
+        self._keeps = feedback.alpha == 1 == feedback.beta
         self._optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self._model.parameters(), lr=LEARNING_RATE),
             named_parameters=self._model.named_parameters(),

@@ -8,8 +8,7 @@ import torch
 
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.registry import SCHEMES
+from hvd_compress.codecs import CODECS, Codec, ErrorFeedback
 from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
@@ -50,16 +49,15 @@ class Coded(Exchange):
         Raises:
             ValueError, TypeError: it takes no such compression.
         """
-        known = [scheme for scheme, one in SCHEMES.items() if _carries(name, one.codec())]
+        known = [scheme for scheme, one in CODECS.items() if _carries(name, one())]
         if compression.name not in known:
             raise ValueError(f"expected one of {', '.join(known)}, got {compression.text!r}")
-        chosen = SCHEMES[compression.name]
-        codec = chosen.codec(**compression.options)
+        codec = CODECS[compression.name](**compression.options)
         if codec.varies:
             raise ValueError(
                 f"expected coding='plain', got {compression.text!r}: bytes are counted before they are sent"
             )
-        return cls(name, codec, chosen.feedback)
+        return cls(name, codec, codec.feedback)
 
     def wire_bytes(self, elements: int, ranks: int) -> float:
         exchange = EXCHANGES[self.name]

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.papers.entropy import Histogram
 from benchmarks.papers.native import Native
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.reference import Simulation
 
 _NAME = "w"

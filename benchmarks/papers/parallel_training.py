@@ -22,7 +22,7 @@ from benchmarks.models.torch.lenet import LeNet
 from benchmarks.papers import models, training
 from benchmarks.papers.experiment import Advance
 from hvd_compress import ddp
-from hvd_compress.codecs import Codec, ErrorFeedback, Int8, NoCompression
+from hvd_compress.codecs import Codec, Int8, NoCompression
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.model_parallel import (
     ColumnParallelLinear,
@@ -43,7 +43,6 @@ RATE = 0.003
 _LAST = 10
 """Steps at the end whose loss is recorded."""
 _PIXELS = 28 * 28
-_OFF = ErrorFeedback(alpha=0.0)
 _ACTIVATIONS, _ERRORS = 2, 1
 """Exponent offsets of the types that are not normalised. Section 3.1 wants 2 to 4 for model parallelism;
 error signals are as small as gradients, for which section 3.4 has 1."""
@@ -164,7 +163,7 @@ class _DataParallel:
         self._whole = models.dropout(_PIXELS, width=width)
         self.parameters = list(self._whole.parameters())
         self._keys = [name for name, _ in self._whole.named_parameters()]
-        self._compressor = hvdc.Compressor(_codec(kind, _ERRORS), _OFF, threshold=0)
+        self._compressor = hvdc.Compressor(_codec(kind, _ERRORS), threshold=0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._whole(x)
@@ -197,9 +196,7 @@ class _Convolutional:
             nn.Flatten(),
         )
         self._convolutions = DistributedDataParallel(convolutions)
-        self._compressor = ddp.Compressor(
-            self._convolutions, _codec(kind, _ERRORS), _OFF, threshold=0
-        )
+        self._compressor = ddp.Compressor(self._convolutions, _codec(kind, _ERRORS), threshold=0)
         self._convolutions.register_comm_hook(self._compressor, ddp.hook)
         outer = {"batch_parallel": True}
         self._layers = (

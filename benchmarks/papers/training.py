@@ -19,7 +19,7 @@ from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
 from benchmarks.papers.native import Native
-from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
+from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.reference import OwnerStep, Simulation
 
 Gradients = dict[str, torch.Tensor]
@@ -83,15 +83,12 @@ class Compression:
             TypeError: a setting that the codec does not have.
         """
         parsed = compressions.parse(text, {}, last_layer="")
-        options = dict(parsed.options)
+        route, options = parsed.split()
         options.pop("exclude", None)
-        scheme = SCHEMES[parsed.name]
-        feedback = ErrorFeedback(
-            options.pop("alpha", scheme.feedback.alpha), options.pop("beta", scheme.feedback.beta)
-        )
-        exchange = options.pop("exchange", "allgather")
-        codec = None if parsed.name == NONE else scheme.codec(**options)
-        return cls(codec, feedback, exchange)
+        if options:
+            raise TypeError(f"{text}: got unexpected {', '.join(options)}")
+        codec = None if parsed.name == NONE else route.codec
+        return cls(codec, route.feedback, route.exchange or "allgather")
 
 
 Prepare = Callable[[Gradients, int], Gradients]

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.perfmodel.published import AppendixB, pulled_bits
 from hvd_compress import command_line
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.networks import NETWORKS
 from hvd_compress.perfmodel.profiles import Profile, load
@@ -73,8 +73,8 @@ def example() -> str:
 
 
 def route(scheme: str, exchange: str = "two_shot") -> Route:
-    """A scheme with its paper's feedback."""
-    return Route(SCHEMES[scheme].codec(), SCHEMES[scheme].feedback, exchange)
+    """A codec with its paper's feedback."""
+    return Route(CODECS[scheme](), exchange=exchange)
 
 
 def routes(scheme: str, *exchanges: str) -> list[Route]:

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_s
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from benchmarks import compressions
 from benchmarks.compressions import LOCAL, POWERSGD, STOCK, Compression
 from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
@@ -76,7 +77,7 @@ class DDPSession(distributed.DistributedSession):
         if compression.name == STOCK:
             self._count_stock(dist.get_world_size())
         elif compression.name != POWERSGD:
-            self.compressor = hvdc.Compression.by_name(compression.name, model, **options)
+            self.compressor = compressions.make(hvdc, compression.name, model, **options)
             model.register_comm_hook(self.compressor, hvdc.hook)
 
     def residual_norm(self) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hvd_compress.distributed as hvdc
+from benchmarks import compressions
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
@@ -44,7 +45,7 @@ class DiLoCoSession(distributed.DistributedSession):
         )
         self._model = copy.deepcopy(self._plain)
         try:
-            self.compressor = hvdc.Compression.by_name(compression.name, **options)
+            self.compressor = compressions.make(hvdc, compression.name, **options)
         except TypeError as error:
             raise TypeError(f"{error}; of DiLoCo: {', '.join((*_OWN, *_OUTER))}") from error
         self._at_once = not own.get("delay") and own.get("fragments", 1) == 1

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import hvd_compress.fsdp as hvdc
+from benchmarks import compressions
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
@@ -48,8 +49,8 @@ class FSDPSession(distributed.DistributedSession):
         if stock:
             self._count_stock(ranks // shards)
         elif compression.name != LOCAL:
-            self.compressor = hvdc.Compression.by_name(
-                compression.name, self._model, mesh=mesh, **options
+            self.compressor = compressions.make(
+                hvdc, compression.name, self._model, mesh=mesh, **options
             )
         if within is not None:
             codec = codec_from_config({"codec": within})

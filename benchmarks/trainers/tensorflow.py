@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from benchmarks import compressions
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.tensorflow import build, parameter_name
@@ -42,7 +43,7 @@ class TensorFlowSession:
                 options["variables"] = self._parameters
             if "exclude" in options:
                 options["exclude"] = self._gradients_of(options["exclude"])
-            self._compressor = hvdc.Compression.by_name(compression.name, **options)
+            self._compressor = compressions.make(hvdc, compression.name, **options)
         self._optimizer = _optimizer(settings)
         self._optimizer.build(model.trainable_variables)
         self._step = tf.function(self._train_on)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hvd_compress.torch as hvdc
+from benchmarks import compressions
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.loop import Batch
 from benchmarks.models.torch import build
@@ -62,8 +63,8 @@ class TorchSession:
             return
         self._optimizer = optimizer(self._model, settings)
         if compression.name != LOCAL:
-            self.compressor = hvdc.Compression.by_name(
-                compression.name, self._model, **options_of(compression, seed)
+            self.compressor = compressions.make(
+                hvdc, compression.name, self._model, **options_of(compression, seed)
             )
             self._optimizer = hvd.DistributedOptimizer(
                 self._optimizer,
@@ -169,7 +170,7 @@ def _adams_compressor(compression: Compression, seed: int) -> distributed.Compre
     options = {"seed": seed, **compression.options}
     if compression.name == "none":
         options["warmup_steps"] = sys.maxsize
-    return distributed.Compression.by_name(compression.name, **options)
+    return compressions.make(distributed, compression.name, **options)
 
 
 Start = Callable[[nn.Module, Settings, Compression, int], TorchSession]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 
 FEATURES, CLASSES, SAMPLES = 64, 10, 12800
 
@@ -21,7 +22,7 @@ data = DataLoader(TensorDataset(inputs, labels), batch_size=32)
 
 accelerator = Accelerator(cpu=True)
 model, optimizer, data = accelerator.prepare(model, optimizer, data)
-compressor = hvdc.OneBit(model, grad_scaler=accelerator.scaler)
+compressor = hvdc.Compressor(model, OneBit(), grad_scaler=accelerator.scaler)
 model.register_comm_hook(compressor, hvdc.hook)
 accelerator.register_for_checkpointing(hvdc.GatheredState(compressor))
 

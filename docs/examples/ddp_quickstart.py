@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 
 STEPS = 200
 BATCH = 32
@@ -22,7 +23,7 @@ model = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSE
 data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
 model = DistributedDataParallel(model)
-compressor = hvdc.OneBit(model)
+compressor = hvdc.Compressor(model, OneBit())
 model.register_comm_hook(compressor, hvdc.hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hvd_compress import ErrorFeedback, Int8, Route
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.distributed import Int8
 
 STEPS = 400
 BATCH = 32
@@ -22,8 +22,9 @@ model = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSE
 data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-compressor = Int8(alpha=1.0)  # What an exchange rounds off goes into the next one.
-diloco = DiLoCo(model, compressor, sync_every=20)
+# What an exchange rounds off goes into the next one.
+codec = Route(Int8(), ErrorFeedback(1.0))
+diloco = DiLoCo(model, codec, sync_every=20)
 
 losses = []
 for _ in range(STEPS):
@@ -41,9 +42,9 @@ if dist.get_rank() == 0:
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
     print(f"exchanges: {diloco.rounds} in {diloco.steps} steps")
     gradients = sum(4 * parameter.numel() for parameter in model.parameters())
-    counters = compressor.counters
+    counters = diloco.compressor.counters
     print(f"bytes a step without compression: {gradients}")
     print(f"bytes a step handed to gloo: {counters.message_bytes / diloco.steps:.0f}")
     print(f"bytes a step on the wire: {counters.wire_bytes / diloco.steps:.0f}")
-    print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")
+    print(f"norm of what has not been sent yet: {diloco.compressor.residual_norm():.3f}")
 dist.destroy_process_group()

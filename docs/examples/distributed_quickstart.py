@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import OneBit
 
 STEPS = 200
 BATCH = 32
@@ -21,7 +22,7 @@ model = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSE
 data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
 names, parameters = zip(*model.named_parameters(), strict=True)
-compressor = hvdc.OneBit()
+compressor = hvdc.Compressor(OneBit())
 optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 losses = []

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hvd_compress.fsdp as hvdc
+from hvd_compress import OneBit
 
 STEPS = 200
 BATCH = 32
@@ -25,7 +26,7 @@ data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other sam
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 for layer in (model[0], model[2], model):
     fully_shard(layer, mesh=mesh["shard"])  # Not the whole mesh.
-compressor = hvdc.OneBit(model, mesh=mesh)
+compressor = hvdc.Compressor(model, OneBit(), mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 losses = []

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvd_compress.distributed import OneBit
+from hvd_compress import OneBit
 from hvd_compress.optim import OneBitAdam
 
 STEPS, WARMUP = 400, 80
@@ -21,13 +21,12 @@ task = torch.randn(FEATURES, CLASSES)
 model = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
-compressor = OneBit(warmup_steps=WARMUP)
-optimizer = OneBitAdam(model.named_parameters(), compressor, lr=0.003)
+optimizer = OneBitAdam(model.named_parameters(), OneBit(), warmup_steps=WARMUP, lr=0.003)
 
 losses = []
 for step in range(STEPS):
     if step == WARMUP:  # Gradients went uncompressed until here.
-        compressor.reset_counters()
+        optimizer.compressor.reset_counters()
     inputs = torch.randn(BATCH, FEATURES, generator=data)
     labels = (inputs @ task).argmax(1)
     optimizer.zero_grad()
@@ -39,9 +38,9 @@ for step in range(STEPS):
 if dist.get_rank() == 0:
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
     gradients = sum(4 * parameter.numel() for parameter in model.parameters())
-    counters = compressor.counters
+    counters = optimizer.compressor.counters
     print(f"bytes a step without compression: {gradients}")
     print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
     print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
-    print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")
+    print(f"norm of what has not been sent yet: {optimizer.compressor.residual_norm():.3f}")
 dist.destroy_process_group()

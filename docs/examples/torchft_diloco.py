@@ -20,8 +20,9 @@ import torch.distributed as dist
 import torchft
 from torch import nn
 
+from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.distributed import OneBit
+from hvd_compress.distributed import Compressor
 
 FEATURES, CLASSES, BATCH = 64, 10, 32
 
@@ -56,7 +57,7 @@ manager = torchft.Manager(
 )
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-compressor = OneBit(process_group=group)
+compressor = Compressor(OneBit(), process_group=group)
 diloco = DiLoCo(model, compressor, sync_every=10, manager=manager)
 
 losses = []

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 
 FEATURES, CLASSES, SAMPLES = 64, 10, 12800
 
@@ -33,7 +34,9 @@ class CompressGradients(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         model = self.trainer.model_wrapped  # By DistributedDataParallel.
-        self.compressor = hvdc.OneBit(model, grad_scaler=self.trainer.accelerator.scaler)
+        self.compressor = hvdc.Compressor(
+            model, OneBit(), grad_scaler=self.trainer.accelerator.scaler
+        )
         model.register_comm_hook(self.compressor, hvdc.hook)
         if state.global_step:  # Training goes on from the checkpoint of this step.
             path = f"{args.output_dir}/checkpoint-{state.global_step}/compressor.pt"

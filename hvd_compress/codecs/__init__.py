@@ -5,7 +5,7 @@ Nothing here knows a framework, a network or a thread.
 
 from hvd_compress.codecs.base import Codec, PayloadLayout
 from hvd_compress.codecs.cast import BF16, FP16, NoCompression
-from hvd_compress.codecs.ecq import ECQ
+from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.feedback import ErrorFeedback
 from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.levels import LevelCodec
@@ -18,7 +18,7 @@ from hvd_compress.codecs.payload import (
     payload_length,
     read_header,
 )
-from hvd_compress.codecs.registry import CODECS, SCHEMES, Scheme, codec_from_config
+from hvd_compress.codecs.registry import CODECS, codec_from_config
 from hvd_compress.codecs.ternary import Ternary
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "ECQ",
     "FP16",
     "HEADER_BYTES",
-    "SCHEMES",
+    "QSGD",
     "Codec",
     "ErrorFeedback",
     "Header",
@@ -38,7 +38,6 @@ __all__ = [
     "OneBit",
     "PayloadError",
     "PayloadLayout",
-    "Scheme",
     "Ternary",
     "codec_from_config",
     "payload_length",

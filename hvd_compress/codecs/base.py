@@ -13,13 +13,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from hvd_compress.codecs.feedback import OFF, ErrorFeedback
 from hvd_compress.codecs.noise import NoiseKey
-
-TILE = 64
-"""Contiguous groups are multiples of this many elements: a tile of noise and of bit planes."""
-
-MAX_GROUP = 65536
-"""The largest contiguous group; anything larger is ``"tensor"``."""
 
 PACK_BLOCK = 2560
 """Elements packed together where the scale belongs to something else than a contiguous group."""
@@ -74,9 +69,9 @@ class PayloadLayout:
 class Codec:
     """A way to turn float32 numbers into few bits, and back.
 
-    Subclasses are frozen dataclasses whose fields are the configuration. They hold no state: residuals
-    and noise positions belong to whoever encodes. ``codec_id`` names a frozen byte format: a change of
-    the bytes is a new id.
+    Subclasses are frozen dataclasses whose fields are the configuration: values, which frontends take.
+    They hold no state: residuals and noise positions belong to the compressor. ``codec_id`` names a frozen
+    byte format: a change of the bytes is a new id.
     """
 
     codec_id: ClassVar[int]
@@ -84,6 +79,8 @@ class Codec:
     error: ClassVar[Literal["unbiased", "contractive"]]
     """How the quantization error behaves, which decides what error feedback is stable:
     ``E[Q(x)] = x``, but for what the codec's own clipping cuts off, or ``|x - Q(x)| < |x|`` always."""
+    feedback: ClassVar[ErrorFeedback] = OFF
+    """The coefficients of error feedback in the codec's paper."""
 
     @property
     def saturates(self) -> bool:
@@ -155,6 +152,13 @@ class Codec:
         count = math.prod(shape)
         return 8 * self.payload_bytes(shape) / count if count else math.inf
 
+    def compress(self, tensor: Any) -> Any:
+        """Raises ``TypeError``: Horovod calls it where a codec was given in place of a compressor."""
+        raise TypeError(
+            f"compression: expected a compressor, got the codec {self}: write compression="
+            f"hvdc.Compressor(model, {self}), or hvdc.Compressor({self}) with TensorFlow"
+        )
+
     def to_config(self) -> dict[str, Any]:
         """The configuration as JSON types, with the codec's name under ``"codec"``."""
         return {"codec": self.name, **dataclasses.asdict(self)}
@@ -181,62 +185,6 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of ``multiple`` that is not below ``value``."""
     return -(-value // multiple) * multiple
-
-
-def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("tensor",)) -> None:
-    """Raises unless ``value`` is a contiguous group size or one of ``words``.
-
-    Raises:
-        TypeError: neither an int nor a string.
-        ValueError: a size that is not a multiple of 64 up to 65,536, or an unknown word.
-    """
-    expected = f"a multiple of {TILE} up to {MAX_GROUP} or one of {', '.join(map(repr, words))}"
-    if isinstance(value, str):
-        good = value in words
-    elif isinstance(value, int) and not isinstance(value, bool):
-        good = 0 < value <= MAX_GROUP and value % TILE == 0
-    else:
-        raise TypeError(f"{owner}.{field}: expected {expected}, got {value!r}")
-    if not good:
-        raise ValueError(f"{owner}.{field}: expected {expected}, got {value!r}")
-
-
-def check_choice(owner: str, field: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        expected = ", ".join(map(repr, choices))
-        raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}")
-
-
-def check_number(
-    owner: str, field: str, value: Any, low: float, high: float, *, integer: bool = False
-) -> None:
-    """Raises unless ``value`` is a number with ``low <= value <= high``.
-
-    Raises:
-        TypeError: not a number (an integer, where ``integer``).
-        ValueError: out of range or NaN.
-    """
-    types = (int, np.integer) if integer else (int, float, np.integer, np.floating)
-    what = "an integer" if integer else "a number"
-    if isinstance(value, bool) or not isinstance(value, types):
-        raise TypeError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
-
-
-def check_threads(owner: str, threads: Any) -> None:
-    """Raises as :func:`check_number`, unless it is a number of threads that kernels can use."""
-    check_number(owner, "threads", threads, 1, 1024, integer=True)
-
-
-def store(instance: Any, field: str, value: float) -> None:
-    """Sets a field of a frozen dataclass to the plain Python number that it was given as.
-
-    2, 2.0 and ``numpy.float32(2)`` are equal, so configurations with them are; their JSON, and with
-    it their hash, must be equal too.
-    """
-    object.__setattr__(instance, field, value)
 
 
 def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int]) -> PayloadLayout:

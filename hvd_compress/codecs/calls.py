@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-_AS_WRITTEN = {"named_parameters": "model"}
+from hvd_compress.codecs.base import Codec
+
+_AS_WRITTEN = {"named_parameters": "model", "codec": "Int8()"}
 """Parameters for which an example has a shorter word."""
 
 C = TypeVar("C", bound=type)
@@ -58,7 +60,7 @@ def written(name: str, signature: inspect.Signature) -> str:
 
 
 def expect_instance(
-    where: str, value: Any, kind: type, write: str, example: str = "OneBit(model)"
+    where: str, value: Any, kind: type, write: str, example: str = "Compressor(model, Int8())"
 ) -> None:
     """Raises unless ``value`` is an instance of ``kind``, and says what to write.
 
@@ -77,10 +79,13 @@ def expect_instance(
     if isinstance(value, type) and issubclass(value, kind):
         got = f"the class {value.__name__}"
         example = written(value.__name__, inspect.signature(value))
+    elif isinstance(value, Codec):
+        got = f"the codec {value}"
+        example = example.replace("Int8()", str(value))
     elif type(value).__module__.startswith("hvd_compress."):
         package, name = type(value).__module__, type(value).__name__
         got = f"one of another package, {package}.{name}"
-        example = f"{_package_of(kind)}.{example.replace('OneBit', name)}"
+        example = f"{_package_of(kind)}.{example}"
     else:
         got = "None" if value is None else f"an object of type {type(value).__name__}"
     raise TypeError(
@@ -93,32 +98,56 @@ def _package_of(kind: type) -> str:
     return ".".join(kind.__module__.split(".")[:2])
 
 
-def guard(cls: C, methods: Iterable[str] = (), write: str = "{}") -> C:
-    """Has a class answer to wrong arguments of its constructor, and to those who pass the class itself.
+def guard(cls: C) -> C:
+    """A class decorator: the constructor answers wrong arguments with the right call.
 
-    Args:
-        cls: the class; it is changed in place.
-        methods: called on an instance only: called on the class they raise what
-            :func:`expect_instance` does.
-        write: as for :func:`expect_instance`.
-
-    Returns:
-        The class, so that this can be a decorator.
+    The constructor's signature, and so ``help()``, lists the options that it passes on to its base.
     """
     if "__init__" in vars(cls):
         cls.__init__ = _checked(cls, cls.__init__)  # type: ignore[misc]
-    for name in methods:
-        if name in vars(cls):
-            setattr(cls, name, _InstanceMethod(vars(cls)[name], cls, write))
     return cls
+
+
+def guard_methods(*methods: str, write: str) -> Callable[[C], C]:
+    """A decorator as :func:`guard`, for a class that users might pass in place of an instance.
+
+    Args:
+        methods: called on the class itself, they raise what :func:`expect_instance` does.
+        write: as for :func:`expect_instance`.
+    """
+
+    def decorate(cls: C) -> C:
+        for name in methods:
+            if name in vars(cls):
+                setattr(cls, name, _InstanceMethod(vars(cls)[name], cls, write))
+        return guard(cls)
+
+    return decorate
 
 
 def _required(signature: inspect.Signature) -> list[str]:
     return [p.name for p in signature.parameters.values() if p.default is p.empty]
 
 
+def _signature_of(cls: type) -> inspect.Signature:
+    """The signature of a class's constructor; in place of ``**options``, those of the base that takes them.
+
+    Left out are the options that the class itself decides: those in its attribute ``chosen``.
+    """
+    own = inspect.signature(cls.__init__)  # type: ignore[misc]
+    parameters = list(own.parameters.values())
+    if parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+        return own
+    position = next(i for i, base in enumerate(cls.__mro__) if "__init__" in vars(base))
+    base = next(base for base in cls.__mro__[position + 1 :] if "__init__" in vars(base))
+    known = {p.name for p in parameters} | set(getattr(cls, "chosen", ()))
+    inherited = _signature_of(base).parameters.values()
+    passed_on = [p for p in inherited if p.kind is p.KEYWORD_ONLY and p.name not in known]
+    return own.replace(parameters=[*parameters[:-1], *passed_on])
+
+
 def _checked(cls: type, init: Callable[..., None]) -> Callable[..., None]:
-    whole = inspect.signature(init)
+    whole = _signature_of(cls)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
 
     @functools.wraps(init)
@@ -127,6 +156,7 @@ def _checked(cls: type, init: Callable[..., None]) -> Callable[..., None]:
         check_call((type(self) if inherited else cls).__name__, signature, args, options)
         init(self, *args, **options)
 
+    __init__.__signature__ = whole  # type: ignore[attr-defined]
     return __init__
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base, packing, stability
+from hvd_compress.codecs import base, checks, packing, stability
+from hvd_compress.codecs.feedback import OFF, ErrorFeedback
 from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
@@ -35,6 +36,7 @@ class ECQ(LevelCodec):
     codec_id: ClassVar[int] = 4
     name: ClassVar[str] = "ecq"
     error: ClassVar[Literal["unbiased", "contractive"]] = "unbiased"
+    feedback: ClassVar[ErrorFeedback] = ErrorFeedback(0.01, 1.0)
 
     levels: int = 7
     norm: Literal["l2", "linf"] = "linf"
@@ -42,11 +44,11 @@ class ECQ(LevelCodec):
     coding: Literal["plain", "entropy"] = "plain"
 
     def __post_init__(self) -> None:
-        base.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
-        base.store(self, "levels", int(self.levels))
-        base.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
-        base.check_group("ECQ", "bucket", self.bucket)
-        base.check_choice("ECQ", "coding", self.coding, tuple(base.CODINGS))
+        checks.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
+        checks.store(self, "levels", int(self.levels))
+        checks.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
+        checks.check_group("ECQ", "bucket", self.bucket)
+        checks.check_choice("ECQ", "coding", self.coding, tuple(base.CODINGS))
 
     @property
     def bits(self) -> int:
@@ -137,3 +139,10 @@ class ECQ(LevelCodec):
         wide = bucket.astype(np.float64)
         with np.errstate(over="ignore"):
             return np.float32(np.sqrt(lane_sum(wide * wide)))
+
+
+@dataclass(frozen=True)
+class QSGD(ECQ):
+    """QSGD (Alistarh et al., 2017): :class:`ECQ` without error feedback; the bytes are the same."""
+
+    feedback: ClassVar[ErrorFeedback] = OFF

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_compress.codecs import stability
-from hvd_compress.codecs.base import Codec, Shape, check_number, store
+from hvd_compress.codecs.checks import check_number, store
+
+if TYPE_CHECKING:
+    from hvd_compress.codecs.base import Codec, Shape
 
 MIN_BETA = 1 / 16
 """A step that is taken back (non-finite gradients) divides by beta, so beta is kept off zero."""
@@ -91,3 +95,7 @@ class ErrorFeedback:
         """
         before = ((residual + decoded) - gradient) / np.float32(self.beta)
         return np.where(np.isfinite(decoded), before, residual)
+
+
+OFF = ErrorFeedback(alpha=0.0)
+"""No error feedback."""

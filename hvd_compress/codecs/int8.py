@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base
+from hvd_compress.codecs import base, checks
 from hvd_compress.codecs.noise import NoiseKey
 
 Kind = Literal["linear", "dynamic", "static", "mantissa"]
@@ -41,10 +41,10 @@ class Int8(base.Codec):
     offset: int = 1
 
     def __post_init__(self) -> None:
-        base.check_choice("Int8", "kind", self.kind, tuple(_KINDS))
-        base.check_group("Int8", "group", self.group)
-        base.check_number("Int8", "offset", self.offset, -20, 20, integer=True)
-        base.store(self, "offset", int(self.offset))
+        checks.check_choice("Int8", "kind", self.kind, tuple(_KINDS))
+        checks.check_group("Int8", "group", self.group)
+        checks.check_number("Int8", "offset", self.offset, -20, 20, integer=True)
+        checks.store(self, "offset", int(self.offset))
 
     @property
     def saturates(self) -> bool:

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, cast
 
 import numpy as np
 
-from hvd_compress.codecs import base, packing
+from hvd_compress.codecs import base, checks, packing
+from hvd_compress.codecs.feedback import ErrorFeedback
 from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.sums import column_sum, lane_sum
 
@@ -31,11 +32,12 @@ class OneBit(base.Codec):
     codec_id: ClassVar[int] = 1
     name: ClassVar[str] = "onebit"
     error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
+    feedback: ClassVar[ErrorFeedback] = ErrorFeedback(1.0, 1.0)
 
     group: int | Literal["tensor", "row", "column"] = 1024
 
     def __post_init__(self) -> None:
-        base.check_group("OneBit", "group", self.group, tuple(_GROUPINGS))
+        checks.check_group("OneBit", "group", self.group, tuple(_GROUPINGS))
 
     @property
     def shaped(self) -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base, packing
+from hvd_compress.codecs import base, checks, packing
 from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
@@ -43,11 +43,11 @@ class Ternary(LevelCodec):
     coding: Literal["plain", "entropy"] = "plain"
 
     def __post_init__(self) -> None:
-        base.check_group("Ternary", "bucket", self.bucket)
+        checks.check_group("Ternary", "bucket", self.bucket)
         if self.clip is not None:
-            base.check_number("Ternary", "clip", self.clip, 0.1, 1000.0)
-            base.store(self, "clip", float(self.clip))
-        base.check_choice("Ternary", "coding", self.coding, tuple(base.CODINGS))
+            checks.check_number("Ternary", "clip", self.clip, 0.1, 1000.0)
+            checks.store(self, "clip", float(self.clip))
+        checks.check_choice("Ternary", "coding", self.coding, tuple(base.CODINGS))
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """One scale a bucket, five trits a byte."""

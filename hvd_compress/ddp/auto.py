@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs import NoCompression
+from hvd_compress.codecs.calls import guard
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.step import Step
 
@@ -21,6 +22,7 @@ DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
 on all hosts."""
 
 
+@guard
 class Auto(Planning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
@@ -33,8 +35,8 @@ class Auto(Planning, Compressor):
 
     Args:
         model: as for :class:`Compressor`.
-        codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
-            their papers' error feedback, codecs, or pairs of a codec and its :class:`ErrorFeedback`.
+        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
+            :class:`~hvd_compress.Route` objects or names of codecs.
         exchanges: how payloads may travel; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_group``, ``grad_scaler``
             and ``threads``, as for :class:`Compressor`. Nothing is measured in the ``warmup_steps``, in
@@ -49,12 +51,12 @@ class Auto(Planning, Compressor):
         self,
         model: NamedParameters,
         *,
-        codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
+        codecs: Sequence[CodecLike] = DEFAULT_CODECS,
         exchanges: Sequence[str] = DEFAULT_EXCHANGES,
         **options: Any,
     ) -> None:
         self._choices = allowed(codecs, exchanges)
-        super().__init__(model, NoCompression(), OFF, **options)
+        super().__init__(model, NoCompression(), **options)
 
     def _bind(self) -> None:
         if self._bound:

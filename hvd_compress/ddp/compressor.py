@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import guard
+from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.step import Step
@@ -23,32 +23,19 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
 
+@guard
 class Compressor(ProcessGroupCompressor):
     """Sends gradients encoded: the state of :func:`hvd_compress.ddp.hook`.
 
     Make one for each model: it holds the residuals, by parameter, so that DDP may rebuild its buckets.
     Made before there is a process group, it joins the ranks when it is first used.
-    Subclasses choose the codec; these arguments are common to all of them.
 
     Args:
         model: the ``DistributedDataParallel`` model. Or, before there is one, the module in it or its
-            ``named_parameters()``.
-        codec: what gradients are encoded with.
-        feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
-            ``"hierarchical"`` or ``"integer_sum"``.
-        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
-            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
-        threshold: tensors with fewer elements are averaged as they are, one allreduce a bucket.
-        exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to send as they are. Names
-            are those of the module, without ``module.`` in front.
-        layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
-        warmup_steps: steps at the start that go uncompressed (1-bit SGD's cold start, section 5.2).
-        seed: of the stochastic codecs' noise, the same on every rank.
+            ``named_parameters()``. Names are those of the module, without ``module.`` in front.
+        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         process_group: as DDP's; None is that of the ``model`` given, or else the default group.
-        grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
-            follow when it changes the scale.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
+        options: :class:`~hvd_compress.engine.options.Options`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y". Where there is no process group
@@ -59,19 +46,10 @@ class Compressor(ProcessGroupCompressor):
     def __init__(
         self,
         model: NamedParameters,
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
-        exchange: str = EXCHANGE_NAMES[0],
-        owner_step: OwnerStep | None = None,
-        threshold: int = DEFAULT_THRESHOLD,
-        exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
-        warmup_steps: int = 0,
-        seed: int = 0,
         process_group: dist.ProcessGroup | None = None,
-        grad_scaler: Any | None = None,
-        threads: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         if isinstance(model, DistributedDataParallel):
             if getattr(model, "skip_all_reduce_unused_params", False):
@@ -81,21 +59,7 @@ class Compressor(ProcessGroupCompressor):
                 )
             process_group = _group_of(model, process_group)
             model = model.module
-        super().__init__(
-            slots_of(model),
-            codec,
-            feedback,
-            exchange=exchange,
-            owner_step=owner_step,
-            threshold=threshold,
-            exclude=exclude,
-            layers=layers,
-            warmup_steps=warmup_steps,
-            seed=seed,
-            grad_scaler=grad_scaler,
-            threads=threads,
-            process_group=process_group,
-        )
+        super().__init__(slots_of(model), codec, process_group=process_group, **options)
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}

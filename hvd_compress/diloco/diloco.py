@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
-from hvd_compress.codecs import base
-from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.codecs import Codec, checks
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import split
 from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
-from hvd_compress.distributed.compressor import Accept
+from hvd_compress.distributed.compressor import Accept, compressor_of
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.ranks import agreement
 
@@ -53,8 +53,9 @@ class DiLoCo:
     Args:
         model: whose trainable parameters are exchanged. Buffers, such as running means of batch
             normalisation, stay each rank's own.
-        compressor: of :mod:`hvd_compress.distributed`, such as ``Int8()``, for the differences; it is this
-            object's alone. Its keys are the parameters' names.
+        codec: what differences are encoded with: a codec such as ``Int8()``, a
+            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
+            options, which is this object's alone. Its keys are the parameters' names.
         sync_every: steps between two exchanges of the same parameter; 500 in most of the paper.
         outer_optimizer: called once with the common parameters; returns a ``torch.optim.Optimizer``. The
             default is SGD with Nesterov momentum 0.9 and a learning rate of 0.7.
@@ -81,7 +82,7 @@ class DiLoCo:
     def __init__(
         self,
         model: nn.Module,
-        compressor: hvdc.Compressor,
+        codec: Codec | Route | str | hvdc.Compressor,
         *,
         sync_every: int,
         outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = NESTEROV,
@@ -90,11 +91,11 @@ class DiLoCo:
         mixing: float | None = None,
         manager: Any | None = None,
     ) -> None:
-        expect_instance("DiLoCo", compressor, hvdc.Compressor, "DiLoCo(model, {}, ...)", "Int8()")
-        base.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
-        base.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
+        compressor = compressor_of(codec, "DiLoCo", "DiLoCo(model, {}, ...)")
+        checks.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
+        checks.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
         self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
-        base.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
+        checks.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
         self._common = CommonParameters(model, outer_optimizer)
         self._fragments = split(self._common.own, fragments)
         self._sync_every = sync_every
@@ -120,6 +121,11 @@ class DiLoCo:
                     f"fragments"
                 )
             self._quorums = Quorums(manager, compressor.process_group, self._heal, self._health)
+
+    @property
+    def compressor(self) -> hvdc.Compressor:
+        """What sends the differences: its counters, residuals and routes."""
+        return self._compressor
 
     @property
     def common_parameters(self) -> Mapping[str, torch.Tensor]:

@@ -9,25 +9,19 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
-from hvd_compress.codecs.frontends import compressors
 from hvd_compress.distributed.all_reduce import all_reduce
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.work import Work
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.ranks.errors import ExchangeError
 
-# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
-_made = compressors(__name__, Compressor)
-globals().update(_made)
-
 __all__ = [
     "AdaGrad",
-    "OwnerStep",
     "Compressor",
     "ErrorFeedback",
     "ExchangeError",
+    "OwnerStep",
     "PayloadError",
     "Work",
     "all_reduce",
-    *_made,
 ]

@@ -6,25 +6,25 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import expect_instance, guard
 from hvd_compress.distributed.keys import Keys, kind_of, like, pairs
 from hvd_compress.distributed.norms import Norms
 from hvd_compress.distributed.places import Place, check_lost, together
 from hvd_compress.distributed.work import Work
-from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
+from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison
 from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.collectives import Over
@@ -41,29 +41,18 @@ Accept = Callable[[], None]
 """Called when results are there; raises where they must not count."""
 
 
+@guard
 class Compressor(ProcessGroupCompressor):
     """Has tensors added up or averaged encoded: the state of :func:`hvd_compress.distributed.all_reduce`.
 
     Holds a residual for each key that ``all_reduce`` is called with. The tensors of a key have one shape
     and one dtype. The first call joins the ranks; every call compares what the ranks are about to send.
-    Subclasses choose the codec; these arguments are common to all of them.
 
     Args:
-        codec: what tensors are encoded with.
-        feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``,
-            ``"hierarchical"`` or ``"integer_sum"``.
-        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
-            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
-        threshold: tensors with fewer elements are added up as they are, in one allreduce a call.
-        exclude: patterns (``fnmatch``) of keys whose tensors are sent as they are.
-        layers: other codecs by a pattern of keys: a codec, a scheme's name or None for uncompressed.
-        warmup_steps: calls at the start, of each key, that go uncompressed.
-        seed: of the stochastic codecs' noise, the same on every rank.
+        codec: what tensors are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         process_group: the ranks; None is the ``group`` of the first call.
-        grad_scaler: the ``torch.amp.GradScaler`` whose loss scale is a factor in the tensors, so that
-            residuals follow when it changes the scale.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
+        options: :class:`~hvd_compress.engine.options.Options`. Their name patterns match keys, and
+            ``warmup_steps`` counts the calls of each key.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -71,38 +60,15 @@ class Compressor(ProcessGroupCompressor):
 
     def __init__(
         self,
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
-        exchange: str = EXCHANGE_NAMES[0],
-        owner_step: OwnerStep | None = None,
-        threshold: int = DEFAULT_THRESHOLD,
-        exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
-        warmup_steps: int = 0,
-        seed: int = 0,
         process_group: dist.ProcessGroup | None = None,
-        grad_scaler: Any | None = None,
-        threads: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         self._keys = Keys(
             lambda slot, dtype: self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
         )
-        super().__init__(
-            self._keys.slots.values(),
-            codec,
-            feedback,
-            exchange=exchange,
-            owner_step=owner_step,
-            threshold=threshold,
-            exclude=exclude,
-            layers=layers,
-            warmup_steps=warmup_steps,
-            seed=seed,
-            grad_scaler=grad_scaler,
-            threads=threads,
-            process_group=process_group,
-        )
+        super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
         self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
@@ -167,16 +133,13 @@ class Compressor(ProcessGroupCompressor):
         self.counters.steps += 1
         return Work(bucket, lambda: self._end(bucket, slots))
 
-    def set_codec(
-        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
-    ) -> None:
+    def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls, on every rank alike.
 
         A residual that the new codec does not carry on is added to the next tensor: nothing is lost.
 
         Args:
-            codec: the new codec.
-            feedback: its error feedback; None is that of its paper.
+            codec: the new codec, a :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed.
             layers: pattern of the keys that it is for, those of later calls included; thresholds and
                 exclusions stay in force.
 
@@ -186,9 +149,8 @@ class Compressor(ProcessGroupCompressor):
         """
         if self._comparisons is None:
             raise ExchangeError("set_codec: expected a call of all_reduce before, got none")
-        super().set_codec(codec, feedback, layers)
-        feedback = scheme_of(codec).feedback if feedback is None else feedback
-        route = Route(codec, feedback, self._exchange)
+        super().set_codec(codec, layers)
+        route = route_of(codec, self._exchange, "set_codec")
         self._routers.insert(0, (layers, self._router.with_route(route)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -482,3 +444,22 @@ class Compressor(ProcessGroupCompressor):
         for slot in slots:
             slot.pending = False
         self._count([bucket])
+
+
+def compressor_of(given: Any, where: str, write: str, **options: Any) -> Compressor:
+    """The compressor for an object that uses one alone: the one given, or one made for a codec.
+
+    Args:
+        given: a compressor, a codec, a route or a codec's name.
+        where: the caller's name, for the message.
+        write: the caller's line, with ``{}`` in place of the argument.
+        options: of a compressor that is made here.
+
+    Raises:
+        TypeError, ValueError: something else.
+    """
+    if isinstance(given, Codec | Route | str):
+        return Compressor(given, **options)
+    expect_instance(where, given, Compressor, write, "Int8()")
+    compressor: Compressor = given
+    return compressor

@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.routing import CodecLike, Route
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
 from hvd_compress.planner.planner import Planner
@@ -33,7 +32,7 @@ class Planning(CompressorBase, ABC):
         chosen: arguments of the compressor that the planner decides, and ``Auto`` does not take.
     """
 
-    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step")
+    chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step")
 
     def _plan_among(self, routes: Sequence[Route], local: int) -> None:
         """Begins to plan: what is allowed and usable, and how many ranks each host has."""
@@ -73,9 +72,7 @@ class Planning(CompressorBase, ABC):
         self._bind()
         return explain.explain(self._planner)
 
-    def set_codec(
-        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
-    ) -> None:
+    def set_codec(self, codec: CodecLike, layers: str = "*") -> None:
         """Refused, with ``ValueError``: the planner chooses."""
         raise ValueError(
             "set_codec: expected a compressor with a codec of its own, got Auto, which chooses among "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_number, check_threads
+from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
-from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.encode_context import EncodeContext
@@ -25,9 +25,11 @@ from hvd_compress.exchanges.registry import EXCHANGES, Group
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
     EXCHANGE_NAMES,
+    CodecLike,
     Route,
     Router,
     matching,
+    route_of,
     warn_of_growth,
     warn_of_places,
 )
@@ -38,34 +40,32 @@ from hvd_compress.ranks.errors import ExchangeError
 class CompressorBase:
     """One rank's codecs, residuals, noise positions and counters: the base of the frontends' compressors.
 
-    Knows no collective. The arguments are those of the frontends' ``Compressor``, and so are the errors.
-    A frontend says by :meth:`_join` which ranks there are, when it is made or before its first use.
+    Knows no collective. A frontend calls :meth:`_join` with its ranks, when it is made or before its first
+    use. The other arguments are :class:`~hvd_compress.engine.options.Options`.
 
     Args:
         slots: the parameters.
-        codec: what gradients are encoded with.
-        feedback: coefficients of error feedback.
-        exchange: how payloads travel.
-        owner_step: what owners of parts do with averages, or None.
-        chained: as for :class:`hvd_compress.engine.executors.Executors`.
+        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
     """
+
+    _chained: ClassVar[bool] = False
+    """As for :class:`hvd_compress.engine.executors.Executors`."""
 
     def __init__(
         self,
         slots: Iterable[Slot],
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
+        feedback: ErrorFeedback | None = None,
         exchange: str = EXCHANGE_NAMES[0],
         owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
+        layers: Mapping[str, CodecLike] | None = None,
         warmup_steps: int = 0,
         seed: int = 0,
         grad_scaler: Any | None = None,
         threads: int | None = None,
-        chained: bool = False,
     ) -> None:
         check_number("Compressor", "warmup_steps", warmup_steps, 0, 2**63 - 1, integer=True)
         check_number("Compressor", "seed", seed, 0, 2**32 - 1, integer=True)
@@ -75,14 +75,18 @@ class CompressorBase:
             raise TypeError(
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
-        owner_steps.check(owner_step, exchange)
+        check_choice("Compressor", "exchange", exchange, EXCHANGE_NAMES)
+        route = route_of(codec, exchange, "Compressor.codec")
+        if feedback is not None:
+            route = replace(route, feedback=feedback)
+        owner_steps.check(owner_step, route.exchange)
         self._slots = slots
-        self._exchange = exchange
+        self._exchange = route.exchange
         self._owner_step = owner_step
         self._threads = threads or torch.get_num_threads()
-        self._kernels = Executors(self._threads, chained=chained)
+        self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
-        self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
+        self._router = Router(route, threshold, exclude, layers)
         names = [slot.name for slot in self._slots]
         if names:  # Tensors may come later, by names that are not known yet.
             self._router.check_patterns(names)
@@ -107,8 +111,7 @@ class CompressorBase:
 
     def set_codec(
         self,
-        codec: Codec,
-        feedback: ErrorFeedback | None = None,
+        codec: Codec | Route | str | None,
         layers: str = "*",
     ) -> None:
         """Changes the codec between two steps, on every rank alike.
@@ -116,8 +119,7 @@ class CompressorBase:
         A residual that the new codec does not carry on is added to the next gradient: nothing is lost.
 
         Args:
-            codec: the new codec.
-            feedback: its error feedback; None is that of its paper.
+            codec: the new codec, a :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed.
             layers: name pattern of the parameters it is for; thresholds and exclusions stay in force.
 
         Raises:
@@ -125,8 +127,7 @@ class CompressorBase:
         """
         self._bind()
         self._expect_idle("set_codec")
-        feedback = scheme_of(codec).feedback if feedback is None else feedback
-        route = Route(codec, feedback, self._exchange)
+        route = route_of(codec, self._exchange, "set_codec")
         found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
         chosen = [slot for slot in self._slots if slot.name in found]
         self._choose_routes(chosen, self._router.with_route(route))

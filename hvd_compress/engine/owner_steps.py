@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress.codecs.base import check_number, store
+from hvd_compress.codecs.checks import check_number, store
 
 
 class OwnerStep(Protocol):

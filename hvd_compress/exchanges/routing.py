@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
-from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback, NoCompression
-from hvd_compress.codecs.base import check_choice, check_number
-from hvd_compress.codecs.registry import OFF, scheme_of
+from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, NoCompression
+from hvd_compress.codecs.checks import check_choice, check_number
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges import registry
 
 # Callers import the limits from here, too.
@@ -31,20 +32,33 @@ _CAST_DTYPES = {"none": None, "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Route:
-    """How one tensor travels.
+    """How one tensor travels: a codec, its error feedback and an exchange.
 
     Attributes:
-        codec: what it is encoded with.
-        feedback: coefficients of error feedback.
-        exchange: one of :data:`EXCHANGE_NAMES`.
+        codec: what the tensor is encoded with.
+        feedback: coefficients of error feedback; the default is those of the codec's paper.
+        exchange: one of :data:`EXCHANGE_NAMES`; the default, an empty string, is the exchange of the
+            compressor that the route is given to.
+
+    Raises:
+        TypeError, ValueError: "expected X, got Y".
     """
 
     codec: Codec
-    feedback: ErrorFeedback
-    exchange: str = EXCHANGE_NAMES[0]
+    feedback: ErrorFeedback = None  # type: ignore[assignment]
+    exchange: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("Compressor", "exchange", self.exchange, EXCHANGE_NAMES)
+        codec: Any = self.codec
+        if not isinstance(codec, Codec):
+            raise TypeError(f"Route.codec: expected a codec, got {codec!r}")
+        given: Any = self.feedback
+        if given is None:
+            object.__setattr__(self, "feedback", self.codec.feedback)
+        elif not isinstance(given, ErrorFeedback):
+            raise TypeError(f"Route.feedback: expected an ErrorFeedback, got {given!r}")
+        if self.exchange:
+            check_choice("Route", "exchange", self.exchange, EXCHANGE_NAMES)
 
     @property
     def uncompressed(self) -> bool:
@@ -62,19 +76,55 @@ class Route:
         return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
 
 
-UNCOMPRESSED_ROUTE = Route(NoCompression(), OFF)
+UNCOMPRESSED_ROUTE = Route(NoCompression(), OFF, EXCHANGE_NAMES[0])
+
+CodecLike = Codec | Route | str | None
+"""What a user may give for a tensor: a codec, a route, a codec's name, or None for uncompressed."""
+
+
+def route_of(given: CodecLike, exchange: str, where: str) -> Route:
+    """The route that a user means.
+
+    Args:
+        given: what the user wrote.
+        exchange: of the compressor, for a route without one.
+        where: the argument, for the message: ``"Compressor.codec"``.
+
+    Raises:
+        TypeError, ValueError: "expected X, got Y".
+    """
+    if isinstance(given, str):
+        owner, _, field = where.partition(".")
+        check_choice(owner, field, given, tuple(CODECS))
+        given = CODECS[given]()
+    route = Route(given) if isinstance(given, Codec) else given
+    if route is None:
+        return UNCOMPRESSED_ROUTE
+    if not isinstance(route, Route):
+        raise TypeError(
+            f"{where}: expected a codec, a Route, a codec's name or None, got {_named(given)}"
+        )
+    return route if route.exchange else replace(route, exchange=exchange)
+
+
+def _named(given: object) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}: write {given.__name__}()"
+    router = getattr(given, "_router", None)
+    if isinstance(router, Router):
+        return f"a compressor: write its codec, {router.route.codec}"
+    return repr(given)
 
 
 class Router:
     """Chooses a route by a tensor's name and size.
 
     Args:
-        route: what most tensors take.
+        route: what most tensors take, with an exchange.
         threshold: tensors of fewer elements go uncompressed: Horovod fuses them into one message.
         exclude: patterns (``fnmatch``) of names that go uncompressed.
-        layers: codecs by name pattern, the first match winning over ``route``: a codec, the name of a
-            scheme, or None for uncompressed. Error feedback is that of the codec's paper, the exchange that
-            of ``route``.
+        layers: codecs by name pattern, the first match winning over ``route``: a codec, a :class:`Route`,
+            the name of a codec, or None for uncompressed.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -85,7 +135,7 @@ class Router:
         route: Route,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
+        layers: Mapping[str, CodecLike] | None = None,
     ) -> None:
         check_number("Compressor", "threshold", threshold, 0, 2**63 - 1, integer=True)
         if not isinstance(exclude, Sequence) or isinstance(exclude, str) or not _strings(exclude):
@@ -96,7 +146,23 @@ class Router:
         self._threshold = threshold
         self._exclude = tuple(exclude)
         self._layers = {
-            p: _layer_route(p, codec, route.exchange) for p, codec in (layers or {}).items()
+            pattern: route_of(given, route.exchange, f"Compressor.layers[{pattern!r}]")
+            for pattern, given in (layers or {}).items()
+        }
+
+    @property
+    def route(self) -> Route:
+        """What most tensors take."""
+        return self._route
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ranks compare, fit for JSON."""
+        return {
+            "codec": str(self._route),
+            "threshold": self._threshold,
+            "exclude": list(self._exclude),
+            "layers": {pattern: str(route) for pattern, route in self._layers.items()},
         }
 
     @property
@@ -205,16 +271,3 @@ def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
 
 def _strings(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
-
-
-def _layer_route(pattern: str, codec: Codec | str | None, exchange: str) -> Route:
-    if codec is None:
-        return UNCOMPRESSED_ROUTE
-    if isinstance(codec, str):
-        check_choice("Compressor", f"layers[{pattern!r}]", codec, tuple(SCHEMES))
-        return Route(SCHEMES[codec].codec(), SCHEMES[codec].feedback, exchange)
-    if not isinstance(codec, Codec):
-        raise TypeError(
-            f"Compressor.layers[{pattern!r}]: expected a codec, a name or None, got {codec!r}"
-        )
-    return Route(codec, scheme_of(codec).feedback, exchange)

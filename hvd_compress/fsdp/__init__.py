@@ -1,7 +1,7 @@
 """Compressors for models that PyTorch's FSDP2 shards within a host and replicates between hosts (HSDP).
 
-``hvdc.OneBit(model, mesh=mesh)`` takes the place of FSDP2's own all-reduce between the replicas. Needs no
-Horovod.
+``hvdc.Compressor(model, OneBit(), mesh=mesh)`` takes the place of FSDP2's own all-reduce between the
+replicas. Needs no Horovod.
 """
 
 from hvd_compress.needs import need
@@ -9,25 +9,19 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
-from hvd_compress.codecs.frontends import compressors
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
 from hvd_compress.fsdp.stateful import RankStates
 from hvd_compress.ranks.errors import ExchangeError
 
-# OneBit, Int8 and so on, and Compression; __init__.pyi lists them.
-_made = compressors(__name__, Compressor)
-globals().update(_made)
-
 __all__ = [
     "AdaGrad",
-    "OwnerStep",
     "CompressedReduceScatter",
     "Compressor",
     "ErrorFeedback",
     "ExchangeError",
+    "OwnerStep",
     "PayloadError",
     "RankStates",
-    *_made,
 ]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_choice
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import guard
+from hvd_compress.codecs.checks import check_choice
 from hvd_compress.engine import owner_steps
-from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import slots_of
 from hvd_compress.engine.state import expect_state
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
@@ -32,6 +33,7 @@ _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"al
 """Exchanges that do not ask for hosts: here, the ranks of a host hold different shards."""
 
 
+@guard
 class Compressor(ProcessGroupCompressor):
     """Averages the shards of an FSDP2 model's gradients over its replicas, encoded.
 
@@ -39,26 +41,15 @@ class Compressor(ProcessGroupCompressor):
     The compressor sets FSDP2's all-reduce hook of every module, and averages each rank's shards with the
     ranks that have the same ones. Residuals are those of the rank's shards alone.
     Making it takes all ranks: they compare their settings, and the first replica's parameters and buffers
-    are broadcast to the others. Subclasses choose the codec; these arguments are common to all of them.
+    are broadcast to the others.
 
     Args:
         model: whose modules went through ``fully_shard(module, mesh=mesh["shard"])``.
-        codec: what shards of gradients are encoded with.
-        feedback: coefficients of error feedback.
+        codec: what shards of gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a
+            codec's name.
         mesh: the ranks, as for FSDP2: replicas along its first dimension, shards along the second one.
         process_group: in place of ``mesh``, the ranks with the same shards as this one.
-        exchange: how payloads get from replica to replica: ``"allgather"``, ``"two_shot"`` or
-            ``"integer_sum"``.
-        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
-            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
-        threshold: shards with fewer elements are averaged as they are, one allreduce a module.
-        exclude: name patterns (``fnmatch``, such as ``"norm.*"``) of parameters to send as they are.
-        layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
-        warmup_steps: steps at the start that go uncompressed (1-bit SGD's cold start, section 5.2).
-        seed: of the stochastic codecs' noise, the same on every rank.
-        grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
-            follow when it changes the scale.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
+        options: :class:`~hvd_compress.engine.options.Options`; all exchanges but ``"hierarchical"``.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y", or the model is not FSDP2's, adds
@@ -70,42 +61,19 @@ class Compressor(ProcessGroupCompressor):
     def __init__(
         self,
         model: torch.nn.Module,
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
         mesh: DeviceMesh | None = None,
         process_group: dist.ProcessGroup | None = None,
-        exchange: str = EXCHANGE_NAMES[0],
-        owner_step: OwnerStep | None = None,
-        threshold: int = DEFAULT_THRESHOLD,
-        exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
-        warmup_steps: int = 0,
-        seed: int = 0,
-        grad_scaler: Any | None = None,
-        threads: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        check_choice("Compressor", "exchange", exchange, _FLAT)
         found = sharded(model)
         group = replicas(mesh, process_group, found.mesh)
         self._numbered = slots_of(
             [(name, _like(shard, dtype)) for name, shard, dtype in found.parameters]
         )
-        super().__init__(
-            self._numbered,
-            codec,
-            feedback,
-            exchange=exchange,
-            owner_step=owner_step,
-            threshold=threshold,
-            exclude=exclude,
-            layers=layers,
-            warmup_steps=warmup_steps,
-            seed=seed,
-            grad_scaler=grad_scaler,
-            threads=threads,
-            process_group=group,
-        )
+        super().__init__(self._numbered, codec, process_group=group, **options)
+        check_choice("Compressor", "exchange", self._exchange, _FLAT)
         self._shards = found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
@@ -119,13 +87,10 @@ class Compressor(ProcessGroupCompressor):
         except (TypeError, ValueError) as error:
             problem = error
         settings = {
-            "codec": f"{codec}, {feedback}, {exchange}",
-            "threshold": threshold,
-            "exclude": list(exclude),
-            "layers": str(layers),
-            "warmup_steps": warmup_steps,
-            "seed": seed,
-            "owner_step": owner_steps.describe(owner_step),
+            **self._router.settings,
+            "warmup_steps": self._warmup_steps,
+            "seed": self._seed,
+            "owner_step": owner_steps.describe(self._owner_step),
             "parameters": [slot.name for slot in self._slots],
         }
         self._agree_at_first(problem, settings)

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, NoiseKey
-from hvd_compress.codecs.base import check_threads
-from hvd_compress.codecs.registry import scheme_of
+from hvd_compress.codecs.checks import check_threads
 from hvd_compress.engine.state import expect_state
 from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.sharding import Reduced, reduced
@@ -216,7 +215,7 @@ def _check(codec: Any, seed: int, threads: int | None, modules: Sequence[Reduced
             f"CompressedReduceScatter.codec: expected a codec of hvd_compress.codecs such as Int8(), got "
             f"{codec!r}"
         )
-    if scheme_of(codec).feedback.alpha == 1:
+    if codec.feedback.alpha == 1:
         raise ValueError(
             f"CompressedReduceScatter.codec: expected a codec that trains without error feedback, such as "
             f"Int8(), got {codec}"

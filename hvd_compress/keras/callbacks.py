@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.checks import check_number
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.variables import broadcast_variables
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.checks import check_number
 from hvd_compress.keras.callbacks import shared_state
 from hvd_compress.keras.optimizer import DistributedOptimizer, distribute_again, is_distributed
 from hvd_compress.tensorflow.elastic import AnyCompressor, TensorFlowState

@@ -12,8 +12,10 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from tensorflow.python.ops import control_flow_util
 
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.codecs.checks import check_number
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called
@@ -57,6 +59,8 @@ class Exchange:
             "sparse_as_dense": sparse_as_dense,
             "process_set": process_set,
         }
+        if isinstance(compression, Codec | Route):
+            compression = Compressor(compression, process_set=process_set)
         kind = compression if isinstance(compression, type) else type(compression)
         if issubclass(kind, Compressor):
             write = "DistributedOptimizer(optimizer, {})"

@@ -8,7 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvd_compress.codecs.base import check_number
+from hvd_compress.codecs.checks import check_number
 
 
 class LearningRateSchedule(keras.callbacks.Callback):

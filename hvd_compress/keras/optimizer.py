@@ -44,8 +44,9 @@ def DistributedOptimizer(
     Args:
         optimizer: any of ``keras.optimizers`` but ``MultiOptimizer``, whose parts are to be given instead,
             each with a compressor of its own.
-        compression: a compressor of :mod:`hvd_compress.tensorflow`, of which an optimizer needs its own,
-            or ``hvd.Compression.fp16``; None sends gradients as they are.
+        compression: a codec such as ``hvd_compress.Int8()``; a compressor of
+            :mod:`hvd_compress.tensorflow` for other options, of which an optimizer needs its own; or
+            ``hvd.Compression.fp16``. None sends gradients as they are.
         op: ``hvd.Average`` or ``hvd.Sum``.
         gradient_predivide_factor: an average's gradients are divided by it before they are added, and
             multiplied by it afterwards.

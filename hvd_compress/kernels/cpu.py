@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.codecs import BF16, Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.base import check_threads
+from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.cpu_arrays import (
     as_numpy,
     bits_of,

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_compress.codecs.base import check_threads
+from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.batch import (
     Arrays,
     BatchPayloadError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.codecs.base import check_threads
+from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.batch import Arrays, check_lengths, check_places
 from hvd_compress.kernels.cpu_arrays import pointer_to, size_of
 from hvd_compress.kernels.cpu_library import load, spec_pointer

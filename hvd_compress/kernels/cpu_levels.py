@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.codecs.base import check_threads
+from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.cpu_arrays import feedback_pointer, pointer_to
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import LevelKernels

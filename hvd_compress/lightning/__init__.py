@@ -11,6 +11,7 @@ from hvd_compress.needs import need
 
 need(__name__)
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,38 +19,39 @@ import lightning.pytorch as lightning
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from hvd_compress.codecs import Codec
+from hvd_compress.exchanges.routing import Route, route_of
 
 __all__ = ["CompressGradients"]
 
 
 class CompressGradients(lightning.Callback):
-    """Has gradients sent encoded: ``Trainer(strategy="ddp", callbacks=[CompressGradients(OneBit)])``.
+    """Sends gradients encoded: ``Trainer(strategy="ddp", callbacks=[CompressGradients(Int8())])``.
 
     With half precision (``precision="16-mixed"``), the compressor gets Lightning's ``grad_scaler``.
     Checkpoints hold the residuals of all ranks, each as large as the model in float32, and another number
     of ranks may go on with them.
 
     Args:
-        make: called with the ``DistributedDataParallel`` model when there is one, and ``grad_scaler=`` if
-            losses are scaled: a class of :mod:`hvd_compress.ddp`, or a ``functools.partial`` of one, as
-            ``partial(OneBit, exchange="two_shot")``.
+        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
+            ``"auto"`` for :class:`hvd_compress.ddp.Auto`.
+        options: of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
 
     Attributes:
-        compressor: what ``make`` returned; None before training.
+        compressor: made when training starts; None before.
 
     Raises:
-        TypeError: ``make`` is not callable; when training starts, it made no compressor, or several devices
-            train without ``DistributedDataParallel``.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; when training starts, several
+            devices train without ``DistributedDataParallel``.
     """
 
-    def __init__(self, make: Callable[..., hvdc.Compressor]) -> None:
-        if not callable(make):
-            raise TypeError(
-                f"CompressGradients.make: expected a class such as hvd_compress.ddp.OneBit, got {make!r}: "
-                f"the callback makes the compressor when there is a model"
-            )
+    def __init__(self, codec: Codec | Route | str, **options: Any) -> None:
+        if codec == "auto":
+            self._make: Callable[..., hvdc.Compressor] = functools.partial(hvdc.Auto, **options)
+        else:
+            route = route_of(codec, "", "CompressGradients.codec")
+            self._make = functools.partial(hvdc.Compressor, codec=route, **options)
         self.compressor: hvdc.Compressor | None = None
-        self._make = make
         self._model: DistributedDataParallel | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -67,13 +69,9 @@ class CompressGradients(lightning.Callback):
             )
         if self.compressor is None:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            made = self._make(model, **({} if scaler is None else {"grad_scaler": scaler}))
-            if not isinstance(made, hvdc.Compressor):
-                raise TypeError(
-                    f"CompressGradients.make: expected to get a compressor of hvd_compress.ddp, got "
-                    f"{type(made).__name__}"
-                )
-            self.compressor = made
+            self.compressor = self._make(
+                model, **({} if scaler is None else {"grad_scaler": scaler})
+            )
         if model is not self._model:
             model.register_comm_hook(self.compressor, hvdc.hook)
             self._model = model

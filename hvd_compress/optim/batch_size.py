@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import base
+from hvd_compress.codecs import checks
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class BatchSizeSelector:
     ) -> None:
         sizes = list(sizes)
         for size in sizes:
-            base.check_number("BatchSizeSelector", "sizes", size, 1, 2**31, integer=True)
+            checks.check_number("BatchSizeSelector", "sizes", size, 1, 2**31, integer=True)
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"BatchSizeSelector.sizes: expected rising sizes, got {sizes}")
         if not any(one is optimizer for one in states):
@@ -94,7 +94,7 @@ class BatchSizeSelector:
                 "BatchSizeSelector.states: expected the optimizer among what a trial changes, got "
                 f"{[type(one).__name__ for one in states]}"
             )
-        base.check_number("BatchSizeSelector", "tolerance", tolerance, 0.0, 1.0)
+        checks.check_number("BatchSizeSelector", "tolerance", tolerance, 0.0, 1.0)
         self._sizes, self._optimizer, self._states = sizes, optimizer, list(states)
         self._tolerance, self._group = tolerance, process_group
         self.size = sizes[0]
@@ -180,8 +180,8 @@ class LearningRateSearch:
     """
 
     def __init__(self, *, decay: float = 0.7, least: float = 0.0) -> None:
-        base.check_number("LearningRateSearch", "decay", decay, 0.001, 0.999)
-        base.check_number("LearningRateSearch", "least", least, 0.0, 1.0)
+        checks.check_number("LearningRateSearch", "decay", decay, 0.001, 0.999)
+        checks.check_number("LearningRateSearch", "least", least, 0.0, 1.0)
         self._decay, self._least = decay, least
         self._best = float("-inf")
         self.factor = 1.0

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress.codecs import base
-from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
+from hvd_compress.distributed.compressor import compressor_of
 from hvd_compress.distributed.work import Work
+from hvd_compress.exchanges.routing import Route
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,9 @@ class DoubleBuffering:
     Args:
         params: ``model.named_parameters()``.
         optimizer: makes the updates; a learning-rate scheduler may change it between minibatches.
-        compressor: of :mod:`hvd_compress.distributed`, such as ``OneBit()``; it is this object's alone.
+        codec: what gradients are encoded with: a codec such as ``OneBit()``, a
+            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
+            options, which is this object's alone.
         enabled: whether minibatches are cut in half; None measures.
         trial_steps: minibatches of each way that are measured, after one that is not.
 
@@ -69,13 +72,13 @@ class DoubleBuffering:
         self,
         params: Any,
         optimizer: torch.optim.Optimizer,
-        compressor: hvdc.Compressor,
+        codec: Codec | Route | str | hvdc.Compressor,
         *,
         enabled: bool | None = None,
         trial_steps: int = 10,
     ) -> None:
         call = "DoubleBuffering(model.named_parameters(), optimizer, {})"
-        expect_instance("DoubleBuffering", compressor, hvdc.Compressor, call, "OneBit()")
+        compressor = compressor_of(codec, "DoubleBuffering", call)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"DoubleBuffering.optimizer: expected a torch.optim.Optimizer, got "
@@ -85,7 +88,7 @@ class DoubleBuffering:
             raise TypeError(
                 f"DoubleBuffering.enabled: expected True, False or None, got {enabled!r}"
             )
-        base.check_number("DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True)
+        checks.check_number("DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True)
         self._named = {name: p for name, p in params if p.requires_grad}
         if not self._named:
             raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
@@ -101,6 +104,11 @@ class DoubleBuffering:
         self._delayed: list[torch.Tensor] | None = None
         settings = {"enabled": enabled, "trial_steps": trial_steps}
         begin_alike(compressor, self._named, settings)
+
+    @property
+    def compressor(self) -> hvdc.Compressor:
+        """What sends the gradients: its counters, residuals and routes."""
+        return self._compressor
 
     def parts(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """Cuts this rank's samples of a minibatch into what to compute between two calls of :meth:`step`.

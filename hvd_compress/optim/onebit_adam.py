@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import hvd_compress.distributed as hvdc
-from hvd_compress.codecs import base
-from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
+from hvd_compress.distributed.compressor import compressor_of
+from hvd_compress.exchanges.routing import Route
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,11 @@ class OneBitAdam(torch.optim.Optimizer):
     Args:
         params: ``model.named_parameters()``, or groups of them. Without names, tensors are numbered, and a
             compressor's ``layers`` and ``exclude`` find none.
-        compressor: of :mod:`hvd_compress.distributed`, such as ``OneBit(warmup_steps=1000)``; it is this
-            optimizer's alone.
+        codec: what momenta are encoded with: a codec such as ``OneBit()``, a
+            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
+            options, which is this optimizer's alone and has ``warmup_steps`` of its own.
+        warmup_steps: steps at the start in which gradients travel uncompressed and the variance is learnt;
+            needed with a codec.
         lr: the learning rate.
         betas: how much the momentum and the variance keep in each step.
         eps: added to the divisor.
@@ -62,32 +66,39 @@ class OneBitAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: Any,
-        compressor: hvdc.Compressor,
+        codec: Codec | Route | str | hvdc.Compressor,
         *,
+        warmup_steps: int | None = None,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        call = "OneBitAdam(model.named_parameters(), {})"
-        expect_instance(
-            "OneBitAdam", compressor, hvdc.Compressor, call, "OneBit(warmup_steps=1000)"
-        )
+        if isinstance(codec, hvdc.Compressor) and warmup_steps is not None:
+            raise ValueError(
+                f"OneBitAdam.warmup_steps: expected those of the compressor, got {warmup_steps}, too"
+            )
+        call = "OneBitAdam(model.named_parameters(), {}, warmup_steps=1000)"
+        compressor = compressor_of(codec, "OneBitAdam", call, warmup_steps=warmup_steps or 0)
         if compressor.warmup_steps < 1:
             raise ValueError(
-                f"OneBitAdam.compressor: expected one whose first steps are uncompressed, as "
-                f"OneBit(warmup_steps=1000), to learn the variance in, got "
-                f"warmup_steps={compressor.warmup_steps}"
+                f"OneBitAdam.warmup_steps: expected uncompressed steps at the start to learn the variance "
+                f"in, such as 1000, got {compressor.warmup_steps}"
             )
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            base.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
+            checks.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
         for beta in betas:
-            base.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
+            checks.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
         self._compressor = compressor
         self.skipped_steps = 0
         super().__init__(
             params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         )
+
+    @property
+    def compressor(self) -> hvdc.Compressor:
+        """What sends the momenta: its counters, residuals and routes."""
+        return self._compressor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, on every rank; all get the first rank's parameters.

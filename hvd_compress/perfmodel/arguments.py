@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.machines import Link
@@ -91,21 +91,20 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
     """Every codec through every exchange; once, where Horovod itself reduces it.
 
     Args:
-        codecs: schemes, with settings after a colon, as in ``onebit:group=512``.
+        codecs: names of codecs, with settings after a colon, as in ``onebit:group=512``.
         exchanges: names of exchanges.
 
     Raises:
-        ValueError, TypeError: there is no such scheme or exchange, or it takes no such setting.
+        ValueError, TypeError: there is no such codec or exchange, or it takes no such setting.
     """
     made: list[Route] = []
     for text in codecs:
         name, _, settings = text.partition(":")
-        if name not in SCHEMES:
-            raise ValueError(f"codec: expected one of {', '.join(SCHEMES)}, got {name!r}")
+        if name not in CODECS:
+            raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {name!r}")
         fields = dict(_setting(part) for part in settings.split(",") if part)
-        scheme = SCHEMES[name]
         for exchange in exchanges:
-            route = Route(scheme.codec(**fields), scheme.feedback, exchange)
+            route = Route(CODECS[name](**fields), exchange=exchange)
             if not route.uncompressed or route.codec not in [
                 known.codec for known in made if known.uncompressed
             ]:

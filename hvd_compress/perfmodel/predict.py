@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
 from hvd_compress.perfmodel import plots
 from hvd_compress.perfmodel.arguments import (
@@ -171,7 +171,7 @@ def add_to(commands: Any) -> None:
         nargs="+",
         default=["none", "fp16", "onebit"],
         metavar="CODEC",
-        help=f"{', '.join(SCHEMES)}, with settings as in onebit:group=512",
+        help=f"{', '.join(CODECS)}, with settings as in onebit:group=512",
     )
     add("--exchange", nargs="+", choices=EXCHANGE_NAMES, default=["two_shot"])
     add_machine(predict, default="terngrad_ethernet")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hvd_compress.codecs import SCHEMES, Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_choice
-from hvd_compress.codecs.registry import scheme_of
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, Route, Router
-from hvd_compress.planner.measured import Coding
+from hvd_compress.codecs.checks import check_choice
+from hvd_compress.exchanges.routing import (
+    EXCHANGE_NAMES,
+    UNCOMPRESSED_ROUTE,
+    Route,
+    Router,
+    route_of,
+)
 from hvd_compress.planner.plans import PlannedTensor
 
 DEFAULT_CODECS = ("fp16", "int8", "onebit")
@@ -20,9 +23,8 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
     """Every allowed route, those without a codec first; ``TypeError`` or ``ValueError`` if one is wrong.
 
     Args:
-        codecs: names of schemes, which have their papers' error feedback, codecs, or pairs of a codec
-            and its :class:`ErrorFeedback`.
-        exchanges: names of exchanges.
+        codecs: codecs, :class:`~hvd_compress.Route` objects or names of codecs.
+        exchanges: names of exchanges, for what has none of its own.
     """
     kinds = {"codecs": (codecs, "codecs or their names"), "exchanges": (exchanges, "names")}
     for field, (given, kind) in kinds.items():
@@ -31,9 +33,12 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
     for exchange in exchanges:
         check_choice("Auto", "exchanges", exchange, EXCHANGE_NAMES)
     routes = []
-    for one in (Route(*_coding(given)) for given in codecs):
-        names = [one.exchange] if one.uncompressed else exchanges
-        routes += [dataclasses.replace(one, exchange=name) for name in names]
+    for one in (route_of(given, "", "Auto.codecs") for given in codecs):
+        if one.uncompressed:
+            routes.append(replace(one, exchange=EXCHANGE_NAMES[0]))
+        else:
+            names = [one.exchange] if one.exchange else exchanges
+            routes += [replace(one, exchange=name) for name in names]
     return sorted(dict.fromkeys(routes), key=lambda route: not route.uncompressed)
 
 
@@ -68,17 +73,3 @@ def tensor_of(
             choices.append(taken)
     width = 4 if dtype == "bfloat16" else item_bytes  # Horovod has no bfloat16.
     return PlannedTensor(name, shape, width, tuple(choices), dtype)
-
-
-def _coding(given: Any) -> Coding:
-    if isinstance(given, str):
-        check_choice("Auto", "codecs", given, tuple(SCHEMES))
-        return SCHEMES[given].codec(), SCHEMES[given].feedback
-    codec, *rest = given if isinstance(given, tuple) and given else (given,)
-    if isinstance(codec, Codec) and not rest:
-        return codec, scheme_of(codec).feedback
-    if isinstance(codec, Codec) and [type(one) for one in rest] == [ErrorFeedback]:
-        return codec, rest[0]
-    raise TypeError(
-        f"Auto.codecs: expected names, codecs, or pairs of a codec and ErrorFeedback, got {given!r}"
-    )

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from queue import Queue
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_choice
+from hvd_compress.codecs import Codec
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.comm import Exchanging
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.inquiry import Inquiry
+from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES, Group
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import shared
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.bucket import Bucket, Part
@@ -43,23 +43,21 @@ class ProcessGroupCompressor(CompressorBase):
     makes.
 
     Args:
-        slots: as for :class:`CompressorBase`, and so are ``codec``, ``feedback`` and ``options``.
-        exchange: how payloads travel.
+        slots: as for :class:`CompressorBase`, and so are ``codec`` and ``options``.
         process_group: the ranks; None is the default group.
     """
+
+    _chained = True
 
     def __init__(
         self,
         slots: Iterable[Slot],
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
-        exchange: str = EXCHANGE_NAMES[0],
         process_group: dist.ProcessGroup | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
-        check_choice("Compressor", "exchange", exchange, tuple(EXCHANGES))
-        super().__init__(slots, codec, feedback, exchange=exchange, chained=True, **options)
+        super().__init__(slots, codec, **options)
         self._process_group = process_group
         self._bound = False
         self._step: Step | None = None
@@ -67,12 +65,10 @@ class ProcessGroupCompressor(CompressorBase):
         # By number, how gradients travelled when the ranks agreed last, where set_codec was called since.
         self._former: dict[int, Route] | None = None
 
-    def set_codec(
-        self, codec: Codec, feedback: ErrorFeedback | None = None, layers: str = "*"
-    ) -> None:
+    def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         self._bind()
         former = {slot.index: slot.route for slot in self._slots} if self._agreed else None
-        super().set_codec(codec, feedback, layers)
+        super().set_codec(codec, layers)
         self._former = self._former or former
 
     def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:

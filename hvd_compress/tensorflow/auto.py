@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs import NoCompression
+from hvd_compress.codecs.calls import guard
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, Route
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, CodecLike, Route
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed, tensor_of
 from hvd_compress.planner.explain import explain
@@ -39,6 +39,7 @@ _Kind = tuple[tuple[int, ...], str]
 """A gradient's shape and dtype: alike ones travel alike."""
 
 
+@guard
 class Auto(Compressor):
     """Measures network and codecs, and sends each gradient in the way that is predicted to be fastest.
 
@@ -53,8 +54,8 @@ class Auto(Compressor):
 
     Args:
         variables: the tape's sources, as ``model.trainable_variables``; None leaves it to :meth:`plan`.
-        codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
-            their papers' error feedback, codecs, or pairs of a codec and its :class:`ErrorFeedback`.
+        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
+            :class:`~hvd_compress.Route` objects or names of codecs.
         exchanges: how payloads may travel; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``threads`` and
             ``name``, as for :class:`Compressor`.
@@ -64,19 +65,19 @@ class Auto(Compressor):
         ExchangeError: ``hvd.init()`` was not called; or what :meth:`plan` raises.
     """
 
-    chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step", "device")
+    chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step", "device")
 
     def __init__(
         self,
         variables: Sequence[Any] | None = None,
         *,
-        codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
+        codecs: Sequence[CodecLike] = DEFAULT_CODECS,
         exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
         routes = allowed(codecs, exchanges)
         # On the host: some exchanges have no kernels elsewhere.
-        super().__init__(NoCompression(), OFF, device=HOST, **options)
+        super().__init__(NoCompression(), device=HOST, **options)
         self._allowed = tuple(routes)
         ranks = self._collectives
         everywhere = ranks.size == hvd.size()

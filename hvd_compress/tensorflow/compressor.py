@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,13 +14,16 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import check_choice, check_number, check_threads
+from hvd_compress.codecs.calls import guard_methods
+from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
     EXCHANGE_NAMES,
+    CodecLike,
     Route,
     Router,
+    route_of,
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
@@ -100,30 +103,25 @@ class _Encoded:
     token: tf.Tensor
 
 
+@guard_methods("compress", "decompress", write="compression={}")
 class Compressor(tf.Module, HorovodCompressor):
     """Sends gradients encoded; pass one to ``hvd.DistributedGradientTape(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
 
     Args:
-        codec: what gradients are encoded with.
-        feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"integer_sum"`` or
-            ``"hierarchical"``, for which all ranks have to make the compressor at the same time.
+        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         owner_step: None: what owners do between two shots is one operation, which has no place for a step.
-        threshold: gradients with fewer elements are left to Horovod, which fuses them.
-        exclude: patterns (``fnmatch``) of gradients to leave to Horovod. They are called ``gradient.0``,
-            ``gradient.1`` and so on, in the order of the tape's sources; None and sparse ones do not count.
-            With :func:`hvd_compress.keras.DistributedOptimizer` they are the variables' paths.
-        layers: other codecs by pattern: a codec, a scheme's name or None for uncompressed.
-        warmup_steps: steps at the start that go uncompressed.
-        seed: of the stochastic codecs' noise, the same on every rank.
         process_set: as the tape's or optimizer's; None is all ranks.
-        threads: kernel threads; None is TensorFlow's number for one operation.
         device: where gradients are encoded and residuals kept, ``"GPU:0"`` or ``"CPU:0"`` for example; None
             is TensorFlow's first GPU, if it has one and the exchange has kernels for it.
         name: what this compressor's collectives are called by; None numbers compressors in the order in
             which they are made, which must then be the same on every rank.
+        options: :class:`~hvd_compress.exchanges.options.SharedOptions`. All ranks make a compressor with
+            ``exchange="hierarchical"`` at the same time. For ``exclude`` and ``layers``, gradients are
+            called ``gradient.0``, ``gradient.1`` and so on, in the order of the tape's sources; None and
+            sparse ones do not count. With :func:`hvd_compress.keras.DistributedOptimizer`, their names are
+            the variables' paths.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -133,14 +131,14 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def __init__(
         self,
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
+        feedback: ErrorFeedback | None = None,
         exchange: str = EXCHANGE_NAMES[0],
         owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
+        layers: Mapping[str, CodecLike] | None = None,
         warmup_steps: int = 0,
         seed: int = 0,
         process_set: Any | None = None,
@@ -165,6 +163,10 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"distributed and fsdp have owner steps"
             )
         check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, tuple(_EXCHANGES))
+        route = route_of(codec, exchange, "Compressor.codec")
+        if feedback is not None:
+            route = replace(route, feedback=feedback)
+        exchange = route.exchange
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
         super().__init__(name="hvd_compress")
@@ -179,7 +181,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._device = choose(device, exchange, _EXCHANGES[exchange].on_gpu)
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
-        self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
+        self._router = Router(route, threshold, exclude, layers)
         _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps
         self._seed = seed

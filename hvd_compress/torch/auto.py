@@ -8,12 +8,12 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs import NoCompression
+from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import equal_hosts
@@ -23,6 +23,7 @@ _TIMEOUT = 60.0
 """Seconds for ranks that have ended the same step."""
 
 
+@guard_methods("compress", "decompress", write="compression={}")
 class Auto(Planning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
@@ -35,8 +36,8 @@ class Auto(Planning, Compressor):
 
     Args:
         named_parameters: as for :class:`Compressor`.
-        codecs: what gradients may be encoded with, besides going as they are: names of schemes, which have
-            their papers' error feedback, codecs, or pairs of a codec and its :class:`ErrorFeedback`.
+        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
+            :class:`~hvd_compress.Route` objects or names of codecs.
         exchanges: how payloads may travel; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``grad_scaler``,
             ``threads`` and ``name``, as for :class:`Compressor`. Nothing is measured in the
@@ -51,12 +52,12 @@ class Auto(Planning, Compressor):
         self,
         named_parameters: NamedParameters,
         *,
-        codecs: Sequence[str | Codec | tuple[Codec, ErrorFeedback]] = DEFAULT_CODECS,
+        codecs: Sequence[CodecLike] = DEFAULT_CODECS,
         exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
         self._candidates = allowed(codecs, exchanges)
-        super().__init__(named_parameters, NoCompression(), OFF, **options)
+        super().__init__(named_parameters, NoCompression(), **options)
         self._take_routes_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
-from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import Group
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import Collectives, equal_hosts
@@ -41,31 +42,19 @@ class Sent:
     encoded: bool
 
 
+@guard_methods("compress", "decompress", write="compression={}")
 class Compressor(CompressorBase, HorovodCompressor):
     """Sends gradients encoded; pass one to ``hvd.DistributedOptimizer(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
-    Subclasses choose the codec; these arguments are common to all of them.
 
     Args:
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
-        codec: what gradients are encoded with.
-        feedback: coefficients of error feedback.
-        exchange: how payloads get from rank to rank: ``"allgather"``, ``"two_shot"``, ``"hierarchical"``
-            or ``"integer_sum"``.
-        owner_step: what the owner of a part does with the ranks' average before it sends it to all, an
-            :class:`OwnerStep`; with ``exchange="two_shot"`` only.
-        threshold: tensors with fewer elements are left to Horovod, which fuses them.
-        exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of parameters to leave to Horovod.
-        layers: other codecs by name pattern: a codec, a scheme's name or None for uncompressed.
-        warmup_steps: steps at the start that go uncompressed (1-bit SGD's cold start, section 5.2).
-        seed: of the stochastic codecs' noise, the same on every rank.
+        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         process_set: as the optimizer's; None is all ranks.
-        grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
-            follow when it changes the scale.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
         name: what this compressor's collectives are called by; differs where two models whose parameters
             have the same names exchange gradients at the same time.
+        options: :class:`~hvd_compress.engine.options.Options`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -77,39 +66,17 @@ class Compressor(CompressorBase, HorovodCompressor):
     def __init__(
         self,
         named_parameters: NamedParameters,
-        codec: Codec,
-        feedback: ErrorFeedback,
+        codec: Codec | Route | str,
         *,
-        exchange: str = EXCHANGE_NAMES[0],
-        owner_step: OwnerStep | None = None,
-        threshold: int = DEFAULT_THRESHOLD,
-        exclude: Sequence[str] = (),
-        layers: Mapping[str, Codec | str | None] | None = None,
-        warmup_steps: int = 0,
-        seed: int = 0,
         process_set: Any | None = None,
-        grad_scaler: Any | None = None,
-        threads: int | None = None,
         name: str = "hvd_compress",
+        **options: Unpack[Options],
     ) -> None:
         slots = Slots(named_parameters)
         # The first parameter's name keeps two models apart whose gradients are under way at one time.
         self._prefix = f"{name}.{next(iter(slots)).name}"
         self._process_set = process_set
-        super().__init__(
-            slots,
-            codec,
-            feedback,
-            exchange=exchange,
-            owner_step=owner_step,
-            threshold=threshold,
-            exclude=exclude,
-            layers=layers,
-            warmup_steps=warmup_steps,
-            seed=seed,
-            grad_scaler=grad_scaler,
-            threads=threads,
-        )
+        super().__init__(slots, codec, **options)
         self._exchanging = False
         self._take_place()
         self._choose_routes(list(self._slots))

@@ -15,12 +15,11 @@ if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
 from benchmarks import frontends
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import OneBit
 from hvd_compress.exchanges.routing import Route
 
 ROOT = Path(__file__).parent.parent.parent
-SCHEME = SCHEMES["onebit"]
-ROUTE = Route(SCHEME.codec(), SCHEME.feedback)
+ROUTE = Route(OneBit(), exchange="allgather")
 
 
 def test_both_sides_do_the_same_work() -> None:

@@ -14,7 +14,6 @@ from hvd_compress.codecs import (
     CODECS,
     ECQ,
     FP16,
-    SCHEMES,
     Codec,
     ErrorFeedback,
     Int8,
@@ -23,7 +22,6 @@ from hvd_compress.codecs import (
     Ternary,
     codec_from_config,
 )
-from hvd_compress.codecs.registry import scheme_of
 
 BAD_GROUPS = (
     (0, ValueError),
@@ -149,21 +147,18 @@ def test_the_configuration_that_was_given_is_left_alone() -> None:
 
 
 def test_papers_feedback() -> None:
-    feedback = {name: (s.feedback.alpha, s.feedback.beta) for name, s in SCHEMES.items()}
+    feedback = {name: (codec.feedback.alpha, codec.feedback.beta) for name, codec in CODECS.items()}
     assert feedback["onebit"] == (1.0, 1.0)
     assert feedback["ecq"] == (0.01, 1.0)
-    assert all(not SCHEMES[name].feedback.enabled for name in ("int8", "ternary", "qsgd", "none"))
-    assert scheme_of(ECQ(1)) is SCHEMES["ecq"]
-    assert scheme_of(OneBit("column")) is SCHEMES["onebit"]
+    assert all(not CODECS[name].feedback.enabled for name in ("int8", "ternary", "qsgd", "none"))
 
 
-def test_a_codec_of_no_scheme_has_no_feedback() -> None:
+def test_a_codec_has_no_feedback_unless_it_says_so() -> None:
     @dataclass(frozen=True)
     class Other(Codec):
         pass
 
-    assert scheme_of(Other()).codec is Other
-    assert not scheme_of(Other()).feedback.enabled
+    assert not Other().feedback.enabled
 
 
 def test_payload_sizes_in_bits() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.contract.frontend import Form, Job
 from tests.contract.process_groups import ProcessGroupFrontend
@@ -72,5 +73,5 @@ class Distributed(ProcessGroupFrontend):
         form = {k: options.pop(k) for k in ("op", "one_by_one", "group") if k in options}
         model, chosen = self._probe(shapes, dtype, options)
         options = {"threshold": 0, **options}
-        compressor = hvdc.Compressor(codec, feedback, exchange=exchange, **options)
+        compressor = hvdc.Compressor(Route(codec, feedback), exchange=exchange, **options)
         return _Job(model, compressor, chosen, form)

@@ -9,6 +9,7 @@ import pytest
 
 from hvd_compress.codecs import (
     ECQ,
+    Codec,
     OneBit,
     Ternary,
 )
@@ -80,12 +81,12 @@ def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
     beside.step(0)
     last = frontend.size - 1
     if frontend.rank == last:
-        beside.job.compressor.set_codec(*_CHANGED[exchange])
+        beside.job.compressor.set_codec(_CHANGED[exchange])
     with pytest.raises(frontend.errors, match=rf"on rank {last}|set_codec: .* on some ranks only"):
         beside.job.step(gradients(frontend.rank, 1, SHAPES))
     frontend.barrier()  # All of them are still there.
 
 
-_CHANGED = {"integer_sum": (Ternary(),)} | dict.fromkeys(
-    ("allgather", "two_shot", "hierarchical"), (ECQ(),)
+_CHANGED: dict[str, Codec] = {"integer_sum": Ternary()} | dict.fromkeys(
+    ("allgather", "two_shot", "hierarchical"), ECQ()
 )

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.shards import transpose_back
 from hvd_compress.ranks.counters import Counters
@@ -149,7 +150,7 @@ class HorovodTensorFlow(Frontend):
         if "process_set" in options:
             for_tape["process_set"] = options["process_set"]
         options = {"exchange": exchange, "threshold": 0, **options}
-        compressor = hvdc.Compressor(codec, feedback, **options)
+        compressor = hvdc.Compressor(Route(codec, feedback), **options)
         step = taped(shapes, dtype, compressor, **for_tape)
         run = tf.function(step) if graph else step
         return TensorFlowJob(list(shapes), dtype, compressor, run)

@@ -10,6 +10,7 @@ import horovod.torch as hvd
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.contract.frontend import OF_HOROVOD, Form, Job
 from tests.contract.pytorch import TorchFrontend, TorchJob
@@ -70,7 +71,7 @@ class HorovodTorch(TorchFrontend):
         if "process_set" in options:
             for_horovod["process_set"] = options["process_set"]
         options = {"exchange": exchange, "threshold": 0, **options}
-        compressor = hvdc.Compressor(model.named_parameters(), codec, feedback, **options)
+        compressor = hvdc.Compressor(model.named_parameters(), Route(codec, feedback), **options)
         return _Job(model, compressor, chosen, **for_horovod)
 
     def group_of(self, *ranks: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_compress import Route
 from hvd_compress.codecs import (
     BF16,
     ECQ,
@@ -93,7 +94,7 @@ def a_change_of_codec_loses_no_mass(frontend: Frontend, exchange: str) -> None:
     balance = _Balance(exchange)
     for step in range(8):
         if step in (2, 4, 6):
-            beside.job.compressor.set_codec(*_CHANGES[exchange][step // 2 - 1])
+            beside.job.compressor.set_codec(Route(*_CHANGES[exchange][step // 2 - 1]))
         everybodys = beside.everybodys(3 * step)
         balance.add(beside.job.step(everybodys[frontend.rank]), everybodys)
     assert beside.job.compressor.residual_norm() == 0

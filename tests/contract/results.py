@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hvd_compress import Route
 from hvd_compress.codecs import ECQ, Int8, OneBit, Ternary
 from tests.contract.beside import Beside, assert_mean
 from tests.contract.cases import FULL, NONE, ROWS, SHAPES, USUAL, WEAK, Row
@@ -34,8 +35,8 @@ def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:
             beside.step(step, change=thin_out)
         if step == 4:
             jobs[1].job.load(jobs[1].job.save())
-            jobs[1].job.compressor.set_codec(*USUAL[exchange])
-            jobs[1].job.compressor.set_codec(jobs[1].codec, jobs[1].feedback)
+            jobs[1].job.compressor.set_codec(Route(*USUAL[exchange]))
+            jobs[1].job.compressor.set_codec(Route(jobs[1].codec, jobs[1].feedback))
     for beside in jobs:
         beside.assert_kept()
     plain, coded = (beside.job.counters for beside in jobs)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.torch_models import Probe
 
@@ -23,7 +24,7 @@ def distributed(
     for_ddp = {name: options.pop(name) for name in known & options.keys()}
     # Small buckets, so that there are several.
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": 0.01, **for_ddp})
-    compressor = hvdc.Compressor(ddp, codec, feedback, **{"threshold": 0, **options})
+    compressor = hvdc.Compressor(ddp, Route(codec, feedback), **{"threshold": 0, **options})
     ddp.register_comm_hook(compressor, hvdc.hook)
     return ddp, compressor
 

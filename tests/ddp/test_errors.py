@@ -41,7 +41,7 @@ def test_a_rank_that_forgot_its_state() -> None:
         exchange(ddp, targets(SHAPES, dist.get_rank(), step))
 
     def resumed(ddp: DistributedDataParallel) -> hvdc.Compressor:
-        made = hvdc.OneBit(ddp, threshold=0)
+        made = hvdc.Compressor(ddp, OneBit(), threshold=0)
         if dist.get_rank() == 0:
             made.load_state_dict(compressor.state_dict())
         return made
@@ -116,7 +116,7 @@ def test_a_codec_that_was_changed_in_the_cold_start_of_an_owner_step() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_parameters_of_another_model() -> None:
     ddp = DistributedDataParallel(Probe(SHAPES))
-    ddp.register_comm_hook(hvdc.OneBit(Probe(SHAPES)), hvdc.hook)
+    ddp.register_comm_hook(hvdc.Compressor(Probe(SHAPES), OneBit()), hvdc.hook)
     with pytest.raises(hvdc.ExchangeError, match="expected the parameters that this compressor"):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
 
@@ -124,7 +124,7 @@ def test_parameters_of_another_model() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_sparse_gradients() -> None:
     ddp = DistributedDataParallel(torch.nn.Embedding(100, 40, sparse=True))
-    ddp.register_comm_hook(hvdc.OneBit(ddp), hvdc.hook)
+    ddp.register_comm_hook(hvdc.Compressor(ddp, OneBit()), hvdc.hook)
     with pytest.raises(hvdc.ExchangeError, match="expected dense gradients, got sparse ones"):
         ddp(torch.tensor([1, 2])).sum().backward()
 
@@ -219,43 +219,55 @@ def test_wrong_arguments_fail_at_construction() -> None:
     )
     elsewhere = [("a", torch.nn.Parameter(torch.zeros(5000, device="meta")))]
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (TypeError, "expected pairs", lambda: hvdc.OneBit(ddp.module.a)),
-        (ValueError, "got none", lambda: hvdc.OneBit(iter(()))),
-        (ValueError, "multiple of 64", lambda: hvdc.OneBit(ddp, group=100)),
-        (TypeError, "unexpected keyword", lambda: hvdc.OneBit(ddp, levels=4)),
-        (ValueError, "alpha <= beta", lambda: hvdc.OneBit(ddp, beta=0.5)),
-        (ValueError, "threshold", lambda: hvdc.OneBit(ddp, threshold=-1)),
-        (ValueError, "seed", lambda: hvdc.OneBit(ddp, seed=2**32)),
+        (TypeError, "expected pairs", lambda: hvdc.Compressor(ddp.module.a, OneBit())),
+        (ValueError, "got none", lambda: hvdc.Compressor(iter(()), OneBit())),
+        (ValueError, "multiple of 64", lambda: hvdc.Compressor(ddp, OneBit(group=100))),
+        (TypeError, "unexpected keyword", lambda: hvdc.Compressor(ddp, OneBit(), levels=4)),
+        (
+            ValueError,
+            "alpha <= beta",
+            lambda: hvdc.Compressor(ddp, OneBit(), feedback=ErrorFeedback(1.0, 0.5)),
+        ),
+        (ValueError, "threshold", lambda: hvdc.Compressor(ddp, OneBit(), threshold=-1)),
+        (ValueError, "seed", lambda: hvdc.Compressor(ddp, OneBit(), seed=2**32)),
         # Names are those of the module in it.
-        (ValueError, "matches a parameter", lambda: hvdc.OneBit(ddp, exclude=["module.a"])),
-        (ValueError, "expected skip_all_reduce_unused_params=False", lambda: hvdc.OneBit(skipping)),
-        (TypeError, "GradScaler", lambda: hvdc.OneBit(ddp, grad_scaler=2.0)),
-        (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", ddp)),
+        (
+            ValueError,
+            "matches a parameter",
+            lambda: hvdc.Compressor(ddp, OneBit(), exclude=["module.a"]),
+        ),
+        (
+            ValueError,
+            "expected skip_all_reduce_unused_params=False",
+            lambda: hvdc.Compressor(skipping, OneBit()),
+        ),
+        (TypeError, "GradScaler", lambda: hvdc.Compressor(ddp, OneBit(), grad_scaler=2.0)),
+        (ValueError, "expected one of", lambda: hvdc.Compressor(ddp, "zip")),
         (
             TypeError,
             r"load_state_dict: expected what state_dict\(\) returned, got None",
-            lambda: hvdc.OneBit(ddp).load_state_dict(None),
+            lambda: hvdc.Compressor(ddp, OneBit()).load_state_dict(None),
         ),
         (
             TypeError,
             r"another package, hvd_compress.distributed.Int8: write .*\(hvd_compress.ddp.Int8\(model\),",
-            lambda: hvdc.hook(of_all_reduce.Int8(), None),
+            lambda: hvdc.hook(of_all_reduce.Compressor(Int8()), None),
         ),
         (
             ValueError,
             "a: expected a parameter in the memory of the CPU, got one on meta",
-            lambda: hvdc.OneBit(elsewhere),
+            lambda: hvdc.Compressor(elsewhere, OneBit()),
         ),
     ]
     for error, message, call in wrong:
         with pytest.raises(error, match=message):
             call()
-    hvdc.OneBit(elsewhere, exclude=["a"])
-    hvdc.OneBit(ddp, exclude=["a"], layers={"b": "int8"})
+    hvdc.Compressor(elsewhere, OneBit(), exclude=["a"])
+    hvdc.Compressor(ddp, OneBit(), exclude=["a"], layers={"b": "int8"})
 
 
 def test_the_use_of_a_compressor_needs_a_process_group() -> None:
-    for compressor in (hvdc.OneBit(Probe(SHAPES)), hvdc.Auto(Probe(SHAPES))):
+    for compressor in (hvdc.Compressor(Probe(SHAPES), OneBit()), hvdc.Auto(Probe(SHAPES))):
         for use in (compressor.routes, compressor.state_dict):
             with pytest.raises(hvdc.ExchangeError, match=re.escape("init_process_group() before")):
                 use()

@@ -191,11 +191,11 @@ def test_process_group() -> None:
     members = dist.new_group([0, 2])
     if dist.get_rank() == 1:
         with pytest.raises(hvdc.ExchangeError, match="with this rank in it"):
-            hvdc.OneBit(Probe(SHAPES), process_group=members)
+            hvdc.Compressor(Probe(SHAPES), OneBit(), process_group=members)
         return
     ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), process_group=members)
     with pytest.raises(ValueError, match="expected the model's own"):
-        hvdc.OneBit(ddp, process_group=dist.group.WORLD)
+        hvdc.Compressor(ddp, OneBit(), process_group=dist.group.WORLD)
     simulation = Simulation("allgather", OneBit(), ErrorFeedback(), SHAPES, 2)
     for step in range(3):
         gradients = [targets(SHAPES, r, step) for r in (0, 2)]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ddp.probes import Probe, distributed, exchange, gradients_of
 from tests.ranks import on_ranks
@@ -28,7 +29,7 @@ def test_changing_the_codec_loses_no_mass() -> None:
     changes = {2: Int8("linear"), 4: OneBit("column"), 6: Int8(), 8: OneBit(), 10: NoCompression()}
     for step in range(12):
         if step in changes:
-            compressor.set_codec(changes[step], ErrorFeedback() if step == 2 else None)
+            compressor.set_codec(Route(changes[step], ErrorFeedback() if step == 2 else None))
         gradients = [targets(SHAPES, r, step) for r in range(2)]
         if step in (6, 10):
             for mine in gradients:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 from tests.ddp.probes import Probe, exchange, gradients_of
 from tests.ranks import on_ranks
 
@@ -23,7 +24,7 @@ SHAPES = {"a": (64, 33), "b": (1000,)}
 @pytest.mark.parametrize("name", ("onebit", "auto"))
 def test_a_compressor_joins_ranks_that_come_later(name: str, tmp_path: Path) -> None:
     model = Probe(SHAPES)
-    compressor = hvdc.Compression.by_name(name, model, threshold=0)
+    compressor = hvdc.Compressor(model, name, threshold=0)
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
     )
@@ -35,7 +36,7 @@ def test_a_compressor_joins_ranks_that_come_later(name: str, tmp_path: Path) -> 
         assert compressor.counters.steps == 1
         assert set(compressor.routes()) == set(SHAPES)
         if name == "onebit":
-            twin = hvdc.OneBit(model, threshold=0)
+            twin = hvdc.Compressor(model, OneBit(), threshold=0)
             again = DistributedDataParallel(model)
             again.register_comm_hook(twin, hvdc.hook)
             first = gradients_of(ddp)
@@ -52,7 +53,7 @@ def test_one_file_holds_the_states_of_all_ranks() -> None:
 
     def make() -> tuple[DistributedDataParallel, hvdc.Compressor]:
         model = DistributedDataParallel(Probe(SHAPES))
-        compressor = hvdc.OneBit(model, threshold=0)
+        compressor = hvdc.Compressor(model, OneBit(), threshold=0)
         model.register_comm_hook(compressor, hvdc.hook)
         return model, compressor
 
@@ -134,7 +135,7 @@ def test_accelerate_goes_on_from_its_checkpoint_bit_for_bit() -> None:
         accelerator, model = Accelerator(cpu=True), nn.Linear(64, 100)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = accelerator.prepare(model, sgd)
-        compressor = hvdc.OneBit(model)
+        compressor = hvdc.Compressor(model, OneBit())
         model.register_comm_hook(compressor, hvdc.hook)
         accelerator.register_for_checkpointing(hvdc.GatheredState(compressor))
         return accelerator, model, optimizer, compressor

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
 from hvd_compress.engine.state import unsent
 from tests.torch_models import Probe, targets
@@ -61,7 +62,7 @@ def main(port: str, folder: str, name: str, share: str, *turns: str) -> None:
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False)
     store.set(f"process of {name}", str(os.getpid()))
     model = Probe(SHAPES)
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     diloco: DiLoCo | None = None
     for turn in turns:
         number, members, last = turn.split(":")

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ECQ, Int8, NoCompression, OneBit
-from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.diloco import DiLoCo
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets
@@ -26,7 +25,7 @@ AVERAGE = functools.partial(torch.optim.SGD, lr=1.0)
 
 def _compressor(codec: Any = None, exchange: str = "allgather") -> hvdc.Compressor:
     codec = codec or Int8()
-    return hvdc.Compressor(codec, scheme_of(codec).feedback, exchange=exchange, threshold=0)
+    return hvdc.Compressor(codec, exchange=exchange, threshold=0)
 
 
 def _learn(model: torch.nn.Module, rank: int, step: int) -> None:
@@ -54,7 +53,7 @@ class _Everywhere:
         self.common = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self.velocity: dict[str, torch.Tensor] = {}
         self.ranks = [{n: v.clone() for n, v in self.common.items()} for _ in range(ranks)]
-        feedback = scheme_of(codec).feedback
+        feedback = codec.feedback
         self._simulations = [
             Simulation(exchange, codec, feedback, {n: SHAPES[n] for n in names}, ranks)
             for names in fragments
@@ -196,7 +195,7 @@ def test_two_ranks_go_on_where_three_were() -> None:
     pair = dist.new_group([0, 1])
     if dist.get_rank() < 2:
         fewer = Probe(SHAPES)
-        compressor = hvdc.OneBit(threshold=0, process_group=pair)
+        compressor = hvdc.Compressor(OneBit(), threshold=0, process_group=pair)
         other = DiLoCo(fewer, compressor, sync_every=2)
         other.load_resized(states)
         assert_same_bits(dict(fewer.named_parameters()), diloco.common_parameters)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
 from hvd_compress.diloco.progress import Progress, behind, merged, sources
 from tests import jobs
@@ -140,7 +141,7 @@ def test_a_rank_leaves_with_nothing_lost_whatever_the_exchange() -> None:
     pair = dist.new_group([0, 1])
     for exchange, fragments in (("allgather", 1), ("two_shot", 3)):
         model = Probe(member.SHAPES)
-        compressor = hvdc.OneBit(exchange=exchange, threshold=0)
+        compressor = hvdc.Compressor(OneBit(), exchange=exchange, threshold=0)
         diloco = DiLoCo(model, compressor, sync_every=3, fragments=fragments)
         _train(diloco, model, range(7))
         with pytest.raises(hvdc.ExchangeError, match="got that of rank 2 of the new group"):
@@ -149,7 +150,7 @@ def test_a_rank_leaves_with_nothing_lost_whatever_the_exchange() -> None:
         unsent = [member.unsent_of(state["compressor"]) for state in states]
         if dist.get_rank() == 2:
             continue
-        again = hvdc.OneBit(exchange=exchange, threshold=0)
+        again = hvdc.Compressor(OneBit(), exchange=exchange, threshold=0)
         again.load_for_rebind(states[dist.get_rank()]["compressor"])
         again.rebind(pair)
         for name, after in member.unsent_of(again.state_dict()).items():
@@ -173,7 +174,12 @@ def test_an_exchange_that_ended_well_on_one_rank_alone_counts_on_all() -> None:
     for failing, exchange in ((0, "allgather"), (1, "two_shot"), (2, "allgather")):
         model, undisturbed = Probe(member.SHAPES), Probe(member.SHAPES)
         sides = [
-            (DiLoCo(one, hvdc.OneBit(threshold=0, exchange=exchange), sync_every=2), one)
+            (
+                DiLoCo(
+                    one, hvdc.Compressor(OneBit(), threshold=0, exchange=exchange), sync_every=2
+                ),
+                one,
+            )
             for one in (model, undisturbed)
         ]
         for diloco, one in sides:
@@ -214,7 +220,7 @@ def test_an_exchange_that_ended_well_on_one_rank_alone_counts_on_all() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
     model = Probe(member.SHAPES)
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     diloco = DiLoCo(model, compressor, sync_every=2)
     _train(diloco, model, range(2))
     member.wait_for_norms(compressor)
@@ -232,7 +238,7 @@ def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_ranks_that_cannot_go_on() -> None:
     model = Probe(member.SHAPES)
-    diloco = DiLoCo(model, hvdc.OneBit(threshold=0), sync_every=4, delay=2)
+    diloco = DiLoCo(model, hvdc.Compressor(OneBit(), threshold=0), sync_every=4, delay=2)
     _train(diloco, model, range(4))
     match = "expected no exchange under way; call synchronize"
     with pytest.raises(hvdc.ExchangeError, match=match):
@@ -252,7 +258,9 @@ def test_ranks_that_cannot_go_on() -> None:
     if dist.get_rank():
         other = DiLoCo.__new__(DiLoCo)
         with pytest.raises(hvdc.ExchangeError, match="sync_every: 4 on rank 0, 5 on rank 1"):
-            other.__init__(Probe(member.SHAPES), hvdc.OneBit(threshold=0), sync_every=5, delay=2)  # type: ignore[misc]
+            other.__init__(
+                Probe(member.SHAPES), hvdc.Compressor(OneBit(), threshold=0), sync_every=5, delay=2
+            )  # type: ignore[misc]
     else:
         with pytest.raises(hvdc.ExchangeError, match="sync_every: 4 on rank 0, 5 on rank 1"):
             diloco.rebind()

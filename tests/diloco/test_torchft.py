@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import Int8
 from hvd_compress.diloco import DiLoCo
 from tests.jobs import ROOT
 from tests.torch_models import Probe
@@ -144,7 +145,7 @@ def test_wrong_arguments_with_a_manager() -> None:
     model = Probe({"p": (10,)})
 
     def make(manager: object, **options: int) -> DiLoCo:
-        return DiLoCo(model, hvdc.Int8(), sync_every=4, manager=manager, **options)  # type: ignore[arg-type]
+        return DiLoCo(model, hvdc.Compressor(Int8()), sync_every=4, manager=manager, **options)  # type: ignore[arg-type]
 
     with pytest.raises(TypeError, match=r"expected a torchft.Manager, got int"):
         make(3)

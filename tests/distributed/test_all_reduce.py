@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import FP16, Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
@@ -28,7 +29,9 @@ GONE = r"peer|Broken pipe|timed out|first error"
 
 
 def _compressor(exchange: str, **options: Any) -> hvdc.Compressor:
-    return hvdc.Compressor(*USUAL[exchange], exchange=exchange, **{"threshold": 0, **options})
+    return hvdc.Compressor(
+        Route(*USUAL[exchange]), exchange=exchange, **{"threshold": 0, **options}
+    )
 
 
 def _reduce(
@@ -44,7 +47,9 @@ def test_every_codec_on_four_ranks() -> None:
     """Of the contract, which has up to three, and four on two hosts."""
     for exchange in ("allgather", "two_shot", "integer_sum"):
         for codec, feedback in ROWS[exchange]:
-            compressor = hvdc.Compressor(codec, feedback, exchange=exchange, threshold=0, seed=5)
+            compressor = hvdc.Compressor(
+                Route(codec, feedback), exchange=exchange, threshold=0, seed=5
+            )
             simulation = Simulation(exchange, codec, feedback, SHAPES, 4, seed=5)
             for step in range(3):
                 everybodys = [targets(SHAPES, rank, step) for rank in range(4)]
@@ -76,7 +81,7 @@ def test_payloads_of_any_length_in_calls_that_overlap() -> None:
     """Some calls need a second collective, and others do not."""
     codec, feedback = ECQ(coding="entropy"), ErrorFeedback(0.01, 1.0)
     for exchange in ("allgather", "two_shot"):
-        compressor = hvdc.Compressor(codec, feedback, exchange=exchange, threshold=0)
+        compressor = hvdc.Compressor(Route(codec, feedback), exchange=exchange, threshold=0)
         simulation = Simulation(exchange, codec, feedback, SHAPES, 3)
         for step in range(6):
             everybodys = [targets(SHAPES, rank, step) for rank in range(3)]
@@ -116,7 +121,7 @@ def test_residuals_are_settled_when_a_call_is_over() -> None:
 def test_tensors_in_any_order_of_memory_and_of_several_dtypes() -> None:
     shapes = {"turned": (70, 40), "strided": (50, 30), "half": (3000,), "brain": (2000,)}
     dtypes = {"half": torch.float16, "brain": torch.bfloat16}
-    compressor = hvdc.OneBit()
+    compressor = hvdc.Compressor(OneBit())
     simulation = Simulation("allgather", OneBit(), ErrorFeedback(), shapes, 2)
     for step in range(3):
         everybodys = [
@@ -140,7 +145,7 @@ def test_tensors_in_any_order_of_memory_and_of_several_dtypes() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_small_tensors_and_sums_go_as_they_are() -> None:
-    compressor = hvdc.OneBit(exclude=["left.*"], layers={"eight": Int8()})
+    compressor = hvdc.Compressor(OneBit(), exclude=["left.*"], layers={"eight": Int8()})
     rank = dist.get_rank()
     for op, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, 2)):
         for dtype in (torch.float32, torch.float64):
@@ -165,7 +170,7 @@ def test_small_tensors_and_sums_go_as_they_are() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_infinity_is_seen_on_every_rank_and_leaves_no_trace() -> None:
     """Of the tensors of that call; others' residuals move on."""
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     rank = dist.get_rank()
     for step in range(2):
         _reduce(compressor, targets(SHAPES, rank, step))
@@ -219,13 +224,13 @@ def _alone() -> Any:
 @on_ranks(2, launcher="torchrun")
 def test_a_state_is_loaded_before_the_first_call_and_not_where_it_does_not_fit() -> None:
     rank = dist.get_rank()
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     for step in range(2):
         _reduce(compressor, targets(SHAPES, rank, step))
     file = io.BytesIO()
     torch.save(compressor.state_dict(), file)
     state = torch.load(io.BytesIO(file.getvalue()))
-    other = hvdc.OneBit(threshold=0)
+    other = hvdc.Compressor(OneBit(), threshold=0)
     with pytest.raises(ValueError, match=f"expected rank {rank}, got {1 - rank}"):
         other.load_state_dict({**state, "rank": 1 - rank})
     assert not other.routes()
@@ -236,7 +241,7 @@ def test_a_state_is_loaded_before_the_first_call_and_not_where_it_does_not_fit()
     assert other.routes() == compressor.routes()
     gradients = targets(SHAPES, rank, 2)
     assert_same_bits(_reduce(other, gradients), _reduce(compressor, gradients))
-    third = hvdc.OneBit(threshold=0)
+    third = hvdc.Compressor(OneBit(), threshold=0)
     _reduce(third, {"b": targets(SHAPES, rank, 0)["b"]})
     with pytest.raises(ValueError, match="load a state before the first call"):
         third.load_state_dict(state)
@@ -244,7 +249,7 @@ def test_a_state_is_loaded_before_the_first_call_and_not_where_it_does_not_fit()
 
 @on_ranks(2, launcher="torchrun")
 def test_the_codec_changes_for_later_keys_too() -> None:
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     with pytest.raises(hvdc.ExchangeError, match="expected a call of all_reduce before"):
         compressor.set_codec(Int8())
     hvdc.all_reduce(torch.randn(3000), compressor, key="first")
@@ -258,7 +263,7 @@ def test_the_codec_changes_for_later_keys_too() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_what_is_wrong_on_every_rank() -> None:
     """Each raises its own error, and all can go on."""
-    compressor = hvdc.OneBit(threshold=100)
+    compressor = hvdc.Compressor(OneBit(), threshold=100)
     good = torch.randn(3000)
     hvdc.all_reduce(good, compressor, key="good")
     expanded, twice = torch.randn(1, 300).expand(10, 300), torch.randn(3000)
@@ -327,7 +332,7 @@ def test_calls_that_differ() -> None:
     ]
     for shape, options, odd_shape, odd_options, message in cases:
         for overlap in (False, True):
-            compressor = hvdc.OneBit()
+            compressor = hvdc.Compressor(OneBit())
             if overlap:
                 hvdc.all_reduce(torch.randn(3000), compressor, key="before")
             kind: tuple[type[Exception], str] = (hvdc.ExchangeError, f"(?s){message}")
@@ -349,10 +354,10 @@ def _make(what: Any) -> Any:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_compressor_that_one_rank_has_made_anew() -> None:
-    compressor = hvdc.FP16(threshold=0)
+    compressor = hvdc.Compressor(FP16(), threshold=0)
     hvdc.all_reduce(torch.randn(3000), compressor)
     if dist.get_rank() == 1:
-        compressor = hvdc.FP16(threshold=0)
+        compressor = hvdc.Compressor(FP16(), threshold=0)
     with pytest.raises(hvdc.ExchangeError, match="calls before: 1 on rank 0, 0 on rank 1"):
         hvdc.all_reduce(torch.randn(3000), compressor)
     dist.barrier()
@@ -364,9 +369,9 @@ def test_a_rank_outside_of_the_group() -> None:
     tensor = torch.full((3000,), float(dist.get_rank()))
     if dist.get_rank() == 1:
         with pytest.raises(hvdc.ExchangeError, match="expected a process group with this rank in"):
-            hvdc.all_reduce(tensor, hvdc.OneBit(), group=group)
+            hvdc.all_reduce(tensor, hvdc.Compressor(OneBit()), group=group)
     else:
-        hvdc.all_reduce(tensor, hvdc.OneBit(), group=group)
+        hvdc.all_reduce(tensor, hvdc.Compressor(OneBit()), group=group)
         assert tensor.eq(1.0).all()
     dist.barrier()
 
@@ -393,7 +398,7 @@ def test_a_rank_that_fails_while_others_send() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_key_whose_first_call_failed_on_one_rank() -> None:
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     hvdc.all_reduce(torch.randn(3000), compressor, key="before")
     rank = dist.get_rank()
     pack = hvdc.Compressor._pack
@@ -420,7 +425,7 @@ def _fail(batch: Batch, work: Any, size: int, dtype: torch.dtype = torch.uint8) 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_calls_under_way_when_a_rank_leaves() -> None:
     """Calls behind the one that notices it do not wait for ever."""
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     mine = targets(SHAPES, dist.get_rank(), 0)
     _reduce(compressor, mine)
     if dist.get_rank() == 1:
@@ -460,7 +465,7 @@ def test_calls_behind_one_that_fails_on_one_rank_only() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_an_altered_payload() -> None:
-    compressor = hvdc.OneBit(threshold=0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
     _reduce(compressor, targets(SHAPES, dist.get_rank(), 0))
     start = Collectives.start
 
@@ -479,7 +484,7 @@ def test_an_altered_payload() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_first_call_that_is_wrong() -> None:
-    compressor = hvdc.OneBit()
+    compressor = hvdc.Compressor(OneBit())
     with pytest.raises(TypeError, match="expected a tensor or a list of tensors, got int"):
         hvdc.all_reduce(3, compressor)  # type: ignore[arg-type]
     tensor = torch.full((3000,), float(dist.get_rank()))
@@ -491,4 +496,4 @@ def test_without_a_process_group() -> None:
     with pytest.raises(
         hvdc.ExchangeError, match=r"torch.distributed.init_process_group\(\) before"
     ):
-        hvdc.all_reduce(torch.ones(3000), hvdc.OneBit())
+        hvdc.all_reduce(torch.ones(3000), hvdc.Compressor(OneBit()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from tests import jobs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -107,15 +107,15 @@ def _printed(launcher: str, ranks: int, script: str) -> str:
 def test_the_table_of_codecs(name: str) -> None:
     row = re.search(rf"\| `{name}` \| ([\d.]+) \| (yes|no) \| (yes|no) \|", PAGE)
     assert row
-    scheme = SCHEMES[NAMES[name]]
-    bits = scheme.codec().bits_per_element((4096, 4096))
+    codec = CODECS[NAMES[name]]
+    bits = codec().bits_per_element((4096, 4096))
     assert float(row[1]) == pytest.approx(bits, abs=0.001)
-    assert (row[2] == "yes") == scheme.feedback.enabled
-    assert (row[3] == "yes") == (scheme.codec.error == "unbiased")
+    assert (row[2] == "yes") == codec.feedback.enabled
+    assert (row[3] == "yes") == (codec.error == "unbiased")
 
 
-def test_every_scheme_is_in_the_table() -> None:
-    assert sorted(NAMES.values()) == sorted(SCHEMES)
+def test_every_codec_is_in_the_table() -> None:
+    assert sorted(NAMES.values()) == sorted(CODECS)
 
 
 def test_no_page_shows_one_bit_with_adam() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, ErrorFeedback, Int8, NoCompression, OneBit
-from hvd_compress.codecs.registry import OFF, SCHEMES
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import (
     MAX_GATHERED_BYTES,
     UNCOMPRESSED_ROUTE,
@@ -19,7 +19,7 @@ from hvd_compress.exchanges.routing import (
     warn_of_growth,
 )
 
-ONE_BIT = Route(OneBit(), ErrorFeedback())
+ONE_BIT = Route(OneBit(), ErrorFeedback(), "allgather")
 
 
 def test_small_empty_and_excluded_tensors_go_uncompressed() -> None:
@@ -35,8 +35,8 @@ def test_small_empty_and_excluded_tensors_go_uncompressed() -> None:
 def test_the_first_matching_layer_wins() -> None:
     layers: dict[str, Codec | str | None] = {"a.*": "ecq", "*.weight": Int8("linear"), "z": None}
     router = Router(ONE_BIT, 0, layers=layers)
-    assert router.choose("a.weight", (10,), "float32") == Route(ECQ(), SCHEMES["ecq"].feedback)
-    assert router.choose("b.weight", (10,), "float32") == Route(Int8("linear"), OFF)
+    assert router.choose("a.weight", (10,), "float32") == Route(ECQ(), ECQ.feedback, "allgather")
+    assert router.choose("b.weight", (10,), "float32") == Route(Int8("linear"), OFF, "allgather")
     assert router.choose("z", (10,), "float32") == UNCOMPRESSED_ROUTE
     assert router.choose("other", (10,), "float32") == ONE_BIT
 
@@ -115,7 +115,7 @@ def test_gathers_that_overflow_horovods_counters() -> None:
         ({"layers": ["fc3"]}, TypeError, "Compressor.layers: expected codecs by name pattern"),
         ({"layers": {3: None}}, TypeError, "Compressor.layers: expected codecs by name pattern"),
         ({"layers": {"a": "zip"}}, ValueError, "Compressor.layers['a']: expected one of 'onebit'"),
-        ({"layers": {"a": OneBit}}, TypeError, "Compressor.layers['a']: expected a codec, a name"),
+        ({"layers": {"a": OneBit}}, TypeError, "Compressor.layers['a']: expected a codec, a Route"),
     ),
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -133,13 +133,15 @@ def test_a_codec_of_ones_own_is_routed_without_feedback() -> None:
         error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
 
     assert Router(ONE_BIT, 0, layers={"a": Own()}).choose("a", (10,), "float32") == Route(
-        Own(), OFF
+        Own(), OFF, "allgather"
     )
 
 
 def test_another_route_keeps_thresholds_and_exclusions() -> None:
-    router = Router(ONE_BIT, 100, ("head.*",), {"z": None}).with_route(Route(Int8(), OFF))
-    assert router.choose("z", (1000,), "float32") == Route(Int8(), OFF)
+    router = Router(ONE_BIT, 100, ("head.*",), {"z": None}).with_route(
+        Route(Int8(), OFF, "allgather")
+    )
+    assert router.choose("z", (1000,), "float32") == Route(Int8(), OFF, "allgather")
     assert router.choose("z", (99,), "float32") == UNCOMPRESSED_ROUTE
     assert router.choose("head.w", (1000,), "float32") == UNCOMPRESSED_ROUTE
 
@@ -148,9 +150,9 @@ def test_a_payload_longer_than_its_gradient_is_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=r"norm, shape \(2048,\): OneBit\(group='row'\) takes 16672"
     ):
-        warn_of_growth("norm", (2048,), Route(OneBit("row"), ErrorFeedback()), 4)
+        warn_of_growth("norm", (2048,), Route(OneBit("row"), ErrorFeedback(), "allgather"), 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_growth("norm", (2048,), Route(OneBit("column"), ErrorFeedback()), 4)
-        warn_of_growth("dense", (32, 64), Route(OneBit("row"), ErrorFeedback()), 4)
-        warn_of_growth("small", (64,), Route(OneBit("row"), ErrorFeedback()), 4)
+        warn_of_growth("norm", (2048,), Route(OneBit("column"), ErrorFeedback(), "allgather"), 4)
+        warn_of_growth("dense", (32, 64), Route(OneBit("row"), ErrorFeedback(), "allgather"), 4)
+        warn_of_growth("small", (64,), Route(OneBit("row"), ErrorFeedback(), "allgather"), 4)

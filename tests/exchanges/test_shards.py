@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import OneBit
-from hvd_compress.codecs.base import TILE
+from hvd_compress.codecs.checks import TILE
 from hvd_compress.exchanges.shards import GRAIN, Shards, shared, transpose, transpose_back
 
 COUNTS = st.integers(0, 40 * GRAIN)

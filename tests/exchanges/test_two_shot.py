@@ -7,8 +7,9 @@ import pytest
 
 from hvd_compress.codecs import Int8, NoiseKey, OneBit
 from hvd_compress.codecs.base import Codec
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import HEADER_BYTES
-from hvd_compress.codecs.registry import CODECS, OFF
+from hvd_compress.codecs.registry import CODECS
 from hvd_compress.exchanges import two_shot
 from hvd_compress.exchanges.shards import Shards, tells_of_a_failure
 from hvd_compress.kernels.reference import ReferenceKernels

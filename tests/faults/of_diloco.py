@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.diloco import DiLoCo
 from tests.contract.frontend import Arrays, Job
@@ -64,5 +65,5 @@ class OfDiLoCo(ProcessGroupFrontend):
     ) -> Job:
         model, chosen = self._probe(shapes, dtype, options)
         options = {"threshold": 0, **options}
-        compressor = hvdc.Compressor(codec, feedback, exchange=exchange, **options)
+        compressor = hvdc.Compressor(Route(codec, feedback), exchange=exchange, **options)
         return _Job(model, compressor, chosen)

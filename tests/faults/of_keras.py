@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.keras as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.contract.frontend import Job
 from tests.contract.horovod_tensorflow import HorovodTensorFlow, TensorFlowJob
@@ -30,7 +31,7 @@ class Keras(HorovodTensorFlow):
         **options: Any,
     ) -> Job:
         compressor = hvdc.Compressor(
-            codec, feedback, exchange=exchange, **{"threshold": 0, **options}
+            Route(codec, feedback), exchange=exchange, **{"threshold": 0, **options}
         )
         optimizer = hvdc.DistributedOptimizer(keras.optimizers.SGD(1.0), compressor)
         variables = [keras.Variable(np.zeros(shape, dtype)) for shape in shapes.values()]

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hvd_compress.fsdp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.torch_models import Probe, Shapes, Simulation, assert_same_bits, targets
 
@@ -60,7 +61,9 @@ def make(
 ) -> tuple[Any, hvdc.Compressor]:
     """A model and its compressor, which encodes everything unless the options say otherwise."""
     net = shard(Net(shapes), mesh, **(sharding or {}))
-    return net, hvdc.Compressor(net, codec, feedback, mesh=mesh, **{"threshold": 0, **options})
+    return net, hvdc.Compressor(
+        net, Route(codec, feedback), mesh=mesh, **{"threshold": 0, **options}
+    )
 
 
 def backward(net: Any, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 
 import hvd_compress.fsdp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from tests.contract.cases import FULL, ROWS, USUAL
 from tests.fsdp.probes import (
@@ -90,7 +91,7 @@ def test_replicas_begin_and_stay_alike() -> None:
     )
     net[1].running_mean += dist.get_rank() // 2
     net = shard(net, mesh)
-    hvdc.OneBit(net, process_group=mesh.get_group("replicate"), threshold=64)
+    hvdc.Compressor(net, OneBit(), process_group=mesh.get_group("replicate"), threshold=64)
     assert_replicas_are_alike(mesh, net)
     assert not net[1].running_mean.any()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -253,7 +254,7 @@ def test_torch_compile() -> None:
     mesh = mesh_of(2)
     net = shard(Net(SHAPES), mesh)
     compiled = torch.compile(net, backend="aot_eager")
-    compressor = hvdc.Compressor(compiled, OneBit(), FULL, mesh=mesh, threshold=0)
+    compressor = hvdc.Compressor(compiled, Route(OneBit(), FULL), mesh=mesh, threshold=0)
     beside = Beside(mesh, "allgather", OneBit(), FULL)
     assert list(compressor.routes()) == list(SHAPES)
     for step in range(3):

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.fsdp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.engine.batch import Batch
 from tests.contract.cases import FULL
@@ -89,10 +90,10 @@ def test_what_it_is_not_for() -> None:
     ]
     for model, options, kind, message in cases:
         with pytest.raises(kind, match=message):
-            hvdc.OneBit(model, **options)
-    hvdc.OneBit(good, **row)
+            hvdc.Compressor(model, OneBit(), **options)
+    hvdc.Compressor(good, OneBit(), **row)
     with pytest.raises(ValueError, match="expected a module without an all-reduce hook"):
-        hvdc.OneBit(good, **row)
+        hvdc.Compressor(good, OneBit(), **row)
     dist.barrier()
 
 
@@ -113,8 +114,7 @@ def test_ranks_that_disagree() -> None:
             with pytest.raises(kinds, match=message):
                 hvdc.Compressor(
                     net,
-                    codec if mine else OneBit(),
-                    FULL if not mine else _stable(codec),
+                    Route(codec if mine else OneBit(), FULL if not mine else _stable(codec)),
                     mesh=mesh,
                     **chosen,
                 )
@@ -206,7 +206,7 @@ def test_a_backward_pass_that_breaks_off() -> None:
     results = []
     for stumbles in (False, True):
         net = shard(_Layers(), mesh)
-        compressor = hvdc.OneBit(net, mesh=mesh, threshold=0)
+        compressor = hvdc.Compressor(net, OneBit(), mesh=mesh, threshold=0)
         generator = torch.Generator().manual_seed(dist.get_rank())
         for step in range(3):
             x = torch.randn(3, 40, generator=generator)
@@ -239,7 +239,7 @@ def test_a_module_that_runs_twice() -> None:
     """An error on every rank, after which all can go on."""
     mesh = mesh_of(2)
     net = shard(_Twice(), mesh)
-    compressor = hvdc.OneBit(net, mesh=mesh)
+    compressor = hvdc.Compressor(net, OneBit(), mesh=mesh)
     x = torch.randn(3, 40, requires_grad=True)
     net(x, 1).sum().backward()
     before = compressor.state_dict()["tensors"]["layer.weight"]["residual"].clone()

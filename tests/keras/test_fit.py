@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hvd_compress.keras as hvdc
-from hvd_compress.codecs import SCHEMES
+from hvd_compress.codecs import CODECS
 from tests.keras.probes import (
     BATCH,
     CLASSES,
@@ -34,8 +34,8 @@ def _trained(compression: object, optimizer: keras.optimizers.Optimizer, **optio
 
 @on_ranks(2, launcher="tensorflow")
 def test_every_codec_and_none() -> None:
-    for name in SCHEMES:
-        compressor = hvdc.Compression.by_name(name, threshold=THRESHOLD)
+    for name in CODECS:
+        compressor = hvdc.Compressor(name, threshold=THRESHOLD)
         _trained(compressor, keras.optimizers.SGD(0.2, momentum=0.9))
         assert compressor.counters.steps == UPDATES
     plain = _trained(None, keras.optimizers.SGD(0.2, momentum=0.9))
@@ -90,7 +90,7 @@ def test_mixed_precision() -> None:
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     try:
         for name in (None, "onebit"):
-            compressor = name and hvdc.Compression.by_name(name, threshold=THRESHOLD)
+            compressor = name and hvdc.Compressor(name, threshold=THRESHOLD)
             optimizer = keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(0.1), initial_scale=2.0**22
             )

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import OneBit
 from hvd_compress.optim import (
     BatchSizeSelector,
     DoubleBuffering,
@@ -87,7 +88,10 @@ def test_a_trial_that_was_not_chosen_leaves_no_trace() -> None:
     for sizes in ([8, 16], [8]):
         model, optimizer = _optimizer()
         buffering = DoubleBuffering(
-            model.named_parameters(), optimizer, hvdc.OneBit(threshold=0), enabled=True
+            model.named_parameters(),
+            optimizer,
+            hvdc.Compressor(OneBit(), threshold=0),
+            enabled=True,
         )
 
         def train(

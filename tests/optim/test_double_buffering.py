@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.optim import DoubleBuffering, double_buffering
 from tests.ranks import on_ranks
@@ -36,7 +37,7 @@ def _batch(rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _make(model: nn.Module, **options: Any) -> tuple[DoubleBuffering, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    compressor = hvdc.Compressor(CODEC, ErrorFeedback(), exchange="two_shot", threshold=0)
+    compressor = hvdc.Compressor(Route(CODEC, ErrorFeedback()), exchange="two_shot", threshold=0)
     return DoubleBuffering(model.named_parameters(), optimizer, compressor, **options), optimizer
 
 
@@ -158,7 +159,7 @@ def test_what_it_refuses() -> None:
         with pytest.raises(ValueError, match="expected tensors of one length of at least 2"):
             list(buffering.parts(*tensors))
     with pytest.raises(ValueError, match="expected parameters to train, got none"):
-        DoubleBuffering([], optimizer, hvdc.OneBit())
+        DoubleBuffering([], optimizer, hvdc.Compressor(OneBit()))
     wrong: Any = OneBit()
     with pytest.raises(
         TypeError, match=r"DoubleBuffering\(model.named_parameters\(\), optimizer, "

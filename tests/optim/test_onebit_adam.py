@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Int8, OneBit
-from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.optim import OneBitAdam
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets
@@ -25,7 +24,7 @@ OPTIONS: dict[str, Any] = {"lr": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.1}
 def _compressor(codec: Any = None, **options: Any) -> hvdc.Compressor:
     codec = codec or OneBit()
     options = {"threshold": 0, "warmup_steps": WARM, **options}
-    return hvdc.Compressor(codec, scheme_of(codec).feedback, **options)
+    return hvdc.Compressor(codec, **options)
 
 
 def _model() -> Probe:
@@ -86,7 +85,7 @@ def test_then_the_average_of_the_encoded_momenta_is_the_momentum() -> None:
         for step in range(WARM):
             _gradients(model, step)
             optimizer.step()
-        feedback = scheme_of(codec).feedback
+        feedback = codec.feedback
         simulation = Simulation(exchange, codec, feedback, SHAPES, 2)
         states = {name: optimizer.state[p] for name, p in model.named_parameters()}
         momentum = {name: state["exp_avg"].clone() for name, state in states.items()}

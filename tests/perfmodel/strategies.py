@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, NoCompression, OneBit, Ternary
-from hvd_compress.codecs.registry import scheme_of
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, Route
 from hvd_compress.perfmodel.cost import refusal
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
@@ -20,7 +19,7 @@ CODECS = (OneBit(), Int8(), Ternary(), ECQ(), FP16(), NoCompression())
 
 def route_of(codec: Codec, exchange: str) -> Route:
     """With the feedback of the codec's paper."""
-    return Route(codec, scheme_of(codec).feedback, exchange)
+    return Route(codec, exchange=exchange)
 
 
 def _possible(route: Route) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, LevelCodec, NoCompression, OneBit, Ternary
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.integer_sum import bits_of
 from hvd_compress.exchanges.registry import EXCHANGES
@@ -39,7 +39,9 @@ def test_allreduce(count: int, hosts: int, local: int, element_bytes: int) -> No
     for codec, width in ((NoCompression(), element_bytes), (FP16(), 2)):
         counters = Counters()
         counters.add_allreduce(cluster.ranks, width * count)
-        sent = wire_bytes((count,), Route(codec, OFF), cluster, element_bytes=element_bytes)
+        sent = wire_bytes(
+            (count,), Route(codec, OFF, "allgather"), cluster, element_bytes=element_bytes
+        )
         assert math.isclose(sent, counters.wire_bytes)
 
 

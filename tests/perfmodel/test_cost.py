@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import FP16, NoCompression, OneBit
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.cost import seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.codecs import ECQ, OneBit
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.networks import NETWORKS
@@ -66,11 +66,15 @@ def test_speeds_fit_the_route() -> None:
     lab, gpu = profiles.load("lab"), profiles.load("ecq")
     (onebit,) = (one for one in lab.speeds if one.codec == OneBit())
     assert lab.speed(route_of(OneBit(), "two_shot")).encode == onebit.encode_with_feedback
-    assert lab.speed(Route(OneBit(), OFF)).encode == onebit.encode < onebit.encode_with_feedback
+    assert (
+        lab.speed(Route(OneBit(), OFF, "allgather")).encode
+        == onebit.encode
+        < onebit.encode_with_feedback
+    )
     # Another group was not measured; the same codec's speed stands for it.
-    assert lab.speed(Route(OneBit(512), OFF)).decode == onebit.decode
+    assert lab.speed(Route(OneBit(512), OFF, "allgather")).decode == onebit.decode
     # Nothing was measured there: memory traffic.
-    assert math.isclose(gpu.speed(Route(ECQ(), OFF)).encode, 12 / 3.46e11)
+    assert math.isclose(gpu.speed(Route(ECQ(), OFF, "allgather")).encode, 12 / 3.46e11)
 
 
 def test_clusters_are_full_machines() -> None:

@@ -14,9 +14,9 @@ from hvd_compress.planner.plans import PlannedTensor
 
 OFF = ErrorFeedback(alpha=0.0)
 HALVES = Route(FP16(), OFF)
-GATHERED = Route(OneBit(), ErrorFeedback())
+GATHERED = Route(OneBit(), ErrorFeedback(), "allgather")
 SHOTS = Route(OneBit(), ErrorFeedback(), "two_shot")
-BYTES = Route(Int8(), OFF)
+BYTES = Route(Int8(), OFF, "allgather")
 ROUTES = (UNCOMPRESSED_ROUTE, HALVES, BYTES, GATHERED, SHOTS)
 
 LARGE = PlannedTensor("large", (4096, 4096), 4, ROUTES)

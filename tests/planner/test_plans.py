@@ -152,7 +152,7 @@ def test_labels_tell_routes_apart():
     assert label(UNCOMPRESSED_ROUTE, ROUTES) == "none"
     assert label(HALVES, ROUTES) == "fp16"
     assert label(GATHERED, ROUTES) == "onebit allgather"
-    linear = Route(Int8("linear"), OFF)
+    linear = Route(Int8("linear"), OFF, "allgather")
     assert label(BYTES, [BYTES, linear]) != label(linear, [BYTES, linear])
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import Int8
-from hvd_compress.codecs.registry import OFF
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel.cost import Cost
 from hvd_compress.planner.plans import Candidate

@@ -1,87 +1,134 @@
-"""What the frontends' classes say of themselves, each in its framework; no ranks are needed."""
+"""How the frontends' compressors are called, each in its framework; no ranks are needed."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pickle
 import pydoc
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from hvd_compress.codecs import SCHEMES
-from hvd_compress.codecs.docstrings import entries_of
-from hvd_compress.codecs.frontends import title_of
-from scripts import stubs
+import hvd_compress
+from hvd_compress import codecs
+from hvd_compress.codecs import CODECS
 from tests.frameworks import without_keras, without_tensorflow
 
 FRONTENDS = ("torch", "distributed", "ddp", "fsdp", "tensorflow", "keras")
+NAMED = ("torch", "tensorflow", "keras")
+"""Frontends for Horovod, whose compressors Horovod's users know by the codecs' names."""
 
 
 @pytest.fixture(params=FRONTENDS)
 def hvdc(request: pytest.FixtureRequest) -> Any:
     """A frontend."""
+    return _module(request.param)
+
+
+@pytest.fixture(params=NAMED)
+def named(request: pytest.FixtureRequest) -> Any:
+    """A frontend whose compressors have the codecs' names, too."""
+    return _module(request.param)
+
+
+def _module(frontend: str) -> Any:
     reasons = {"tensorflow": without_tensorflow, "keras": without_keras}
-    if request.param in reasons and (reason := reasons[request.param]()):
+    if frontend in reasons and (reason := reasons[frontend]()):
         pytest.skip(reason)
-    return importlib.import_module(f"hvd_compress.{request.param}")
+    return importlib.import_module(f"hvd_compress.{frontend}")
 
 
-def test_every_scheme_has_a_class(hvdc: Any) -> None:
-    for scheme in SCHEMES.values():
-        title = title_of(scheme)
-        cls = getattr(hvdc, title)
-        assert title in hvdc.__all__
-        assert issubclass(cls, hvdc.Compressor) and pickle.loads(pickle.dumps(cls)) is cls
+def test_codecs_are_in_the_package_itself() -> None:
+    for codec in CODECS.values():
+        assert getattr(hvd_compress, codec.__name__) is codec
+        assert codec.__name__ in hvd_compress.__all__
 
 
-def test_signature_and_help_show_every_option(hvdc: Any) -> None:
-    own = [
-        p for p in inspect.signature(hvdc.Compressor).parameters if p not in ("codec", "feedback")
-    ]
-    signature = inspect.signature(hvdc.OneBit)
-    assert sorted(signature.parameters) == sorted([*own, "group", "alpha", "beta"])
-    documented = entries_of(hvdc.OneBit, "Args")
-    assert documented.keys() == signature.parameters.keys()
-    text = pydoc.plain(pydoc.render_doc(hvdc.OneBit))
-    for parameter in signature.parameters.values():
-        assert parameter.annotation is not parameter.empty
-        assert f"{parameter.name}: " in text
-    assert "group: Union[int, Literal['tensor', 'row', 'column']] = 1024" in text
-    model = ("model",) if _needs_a_model(hvdc) else ()
-    bound = signature.bind(*model, group=64, alpha=0.5, exchange="two_shot")
-    assert bound.arguments["group"] == 64
+def test_every_option_is_in_signature_and_help(hvdc: Any) -> None:
+    signature = inspect.signature(hvdc.Compressor)
+    assert all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values())
+    text = pydoc.plain(pydoc.render_doc(hvdc.Compressor))
+    for name in signature.parameters:
+        assert f"{name}: " in text
 
 
-def test_wrong_calls_are_answered(hvdc: Any) -> None:
-    keywords = ", ".join(inspect.signature(hvdc.OneBit).parameters)
+def test_typed_options_are_those_that_there_are() -> None:
+    from hvd_compress.engine.compressor import CompressorBase
+    from hvd_compress.engine.options import Options
+
+    parameters = inspect.signature(CompressorBase.__init__).parameters.values()
+    assert set(get_type_hints(Options)) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_tensorflow_has_the_shared_options() -> None:
+    if reason := without_tensorflow():
+        pytest.skip(reason)
+    from hvd_compress.exchanges.options import SharedOptions
+    from hvd_compress.tensorflow import Compressor
+
+    assert set(get_type_hints(SharedOptions)) <= set(inspect.signature(Compressor).parameters)
+
+
+def test_named_compressors_pass_all_fields_on(named: Any) -> None:
+    for codec in CODECS.values():
+        cls = getattr(named, codec.__name__)
+        assert cls.__name__ in named.__all__
+        assert issubclass(cls, named.Compressor) and pickle.loads(pickle.dumps(cls)) is cls
+        parameters = inspect.signature(cls).parameters
+        fields = {field.name: field.default for field in dataclasses.fields(codec)}
+        assert fields.items() <= {(p.name, p.default) for p in parameters.values()}
+        others = parameters.keys() - fields.keys()
+        assert others == inspect.signature(named.Compressor).parameters.keys() - {"codec"}
+
+
+def test_a_named_compressor_is_one_with_that_codec() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    import hvd_compress.torch as hvdc
+
+    hvd.init()
+    model = torch.nn.Linear(40, 40)
+    settings: dict[str, dict[str, Any]] = {
+        "OneBit": {"group": 64},
+        "Int8": {"kind": "static", "group": 128, "offset": 2},
+        "Ternary": {"bucket": 64, "clip": 3.0, "coding": "entropy"},
+        "ECQ": {"levels": 3, "norm": "l2", "bucket": 64, "coding": "entropy"},
+        "QSGD": {"levels": 3, "norm": "l2", "bucket": 64, "coding": "entropy"},
+    }
+    for codec in CODECS.values():
+        fields = settings.get(codec.__name__, {})
+        made = getattr(hvdc, codec.__name__)(model, threshold=0, **fields)
+        assert made.routes()["weight"].codec == codec(**fields)
+        assert made.routes()["weight"].feedback == codec.feedback
+
+
+def test_wrong_calls_are_answered(named: Any) -> None:
+    keywords = ", ".join(inspect.signature(named.OneBit).parameters)
     expected = (
         f"OneBit: expected 'group', got an unexpected keyword 'gruop'. Its keywords: {keywords}"
     )
     with pytest.raises(TypeError, match=f"^{re.escape(expected)}$"):
-        hvdc.OneBit(None, gruop=3)
-    if _needs_a_model(hvdc):
-        with pytest.raises(TypeError, match=r"^OneBit: expected OneBit\(model\), got no model$"):
-            hvdc.OneBit()
-    else:
-        with pytest.raises(TypeError, match=r"^OneBit: expected OneBit\(\), .* got 1 positional"):
-            hvdc.OneBit(None)
+        named.OneBit(None, gruop=3)
+
+
+def test_missing_arguments_are_named(hvdc: Any) -> None:
+    needed = "model, Int8()" if _needs_a_model(hvdc) else "Int8()"
+    with pytest.raises(
+        TypeError, match=f"^Compressor: expected {re.escape(f'Compressor({needed})')}, got no"
+    ):
+        hvdc.Compressor()
+    near = re.escape("Compressor: expected 'threshold', got an unexpected keyword 'treshold'")
+    with pytest.raises(TypeError, match=near):
+        hvdc.Compressor(codecs.Int8(), treshold=3)
 
 
 def _needs_a_model(hvdc: Any) -> bool:
     return not any(name in hvdc.Compressor.__module__ for name in ("tensorflow", "distributed"))
-
-
-@pytest.mark.parametrize("frontend", stubs.FRONTENDS)
-def test_stub_is_up_to_date(frontend: str) -> None:
-    if frontend == "tensorflow" and (reason := without_tensorflow()):
-        pytest.skip(reason)
-    assert stubs.path_of(frontend).read_text() == stubs.stub(frontend), (
-        "run: python -m scripts.stubs"
-    )
 
 
 def test_horovod_is_given_a_class() -> None:
@@ -94,6 +141,16 @@ def test_horovod_is_given_a_class() -> None:
         write = rf"the class {cls.__name__}: write compression={cls.__name__}\(model\)"
         with pytest.raises(TypeError, match=write):
             hvd.allreduce(torch.ones(3), op=hvd.Average, compression=cls)
+
+
+def test_horovod_is_given_a_codec() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    with pytest.raises(
+        TypeError, match=r"the codec Int8\(.*: write compression=hvdc\.Compressor\(model, Int8"
+    ):
+        hvd.allreduce(torch.ones(3), op=hvd.Average, compression=codecs.Int8())
 
 
 def test_tensorflow_is_given_a_class() -> None:
@@ -135,13 +192,20 @@ def process_group() -> Iterator[None]:
     ("state", "got"),
     (
         (
-            lambda hvdc: hvdc.Int8,
-            r"the class Int8: write .*register_comm_hook\(Int8\(model\), hook\)",
+            lambda hvdc: hvdc.Compressor,
+            r"the class Compressor: write .*register_comm_hook\(Compressor\(model, Int8\(\)\), hook\)",
         ),
-        (lambda hvdc: None, r"None: write .*register_comm_hook\(OneBit\(model\), hook\)"),
+        (
+            lambda hvdc: None,
+            r"None: write .*register_comm_hook\(Compressor\(model, Int8\(\)\), hook\)",
+        ),
+        (
+            lambda hvdc: codecs.OneBit(),
+            r"the codec OneBit\(.*register_comm_hook\(Compressor\(model, OneBit\(",
+        ),
         (lambda hvdc: "onebit", "type str: write"),
     ),
-    ids=("class", "None", "str"),
+    ids=("class", "None", "codec", "str"),
 )
 @pytest.mark.usefixtures("process_group")
 def test_ddp_is_given_another_state(state: Callable[[Any], Any], got: str) -> None:

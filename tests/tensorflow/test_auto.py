@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.tensorflow import auto
@@ -31,7 +32,7 @@ def test_each_plan_is_that_of_a_fixed_choice() -> None:
         ("fp16", "allgather", {}),
     ]
     for codec, exchange, tape in plans:
-        fixed = hvdc.Compression.by_name(codec, threshold=THRESHOLD, exchange=exchange, seed=3)
+        fixed = hvdc.Compressor(codec, threshold=THRESHOLD, exchange=exchange, seed=3)
         route = by(codec, exchange)
         with deciding(lambda routes, route=route: [route(routes)] * len(SHAPES)):  # type: ignore[misc]
             compressor = start(codecs=(codec,), exchanges=(exchange,), seed=3)
@@ -84,7 +85,7 @@ def test_gradients_in_ways_of_their_own() -> None:
     fixed = [
         hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot"),
         hvdc.OneBit(threshold=THRESHOLD),
-        hvdc.Compressor(*_int8(), threshold=THRESHOLD, exchange="two_shot"),
+        hvdc.Compressor(Route(*_int8()), threshold=THRESHOLD, exchange="two_shot"),
         hvdc.OneBit(threshold=THRESHOLD),
     ]
     mixed, courses = Course(compressor), [Course(one) for one in fixed]
@@ -308,7 +309,7 @@ def test_arguments() -> None:
     for error, message, options in wrong:
         with pytest.raises(error, match=message):
             hvdc.Auto(**options)
-    compressor = hvdc.Compression.by_name("auto", codecs=(OneBit(),), threshold=THRESHOLD)
+    compressor = hvdc.Auto(codecs=(OneBit(),), threshold=THRESHOLD)
     assert isinstance(compressor, hvdc.Auto) and compressor.settled
     gradients = targets(0, 0)
     assert_same(exchange_with(compressor, graph=True)(gradients), gradients)

@@ -282,7 +282,7 @@ def test_arguments() -> None:
         (TypeError, "expected a sequence of codecs", {"codecs": "onebit"}),
         (ValueError, "expected one of", {"codecs": ("onebits",)}),
         (TypeError, "pairs of a codec and ErrorFeedback, got 3", {"codecs": (3,)}),
-        (TypeError, "pairs of a codec", {"codecs": ((OneBit(), 1.0),)}),
+        (TypeError, "a Route or a codec's name", {"codecs": ((OneBit(), 1.0),)}),
         (ValueError, "expected one of", {"exchanges": ("ring",)}),
         (TypeError, "expected a sequence of names", {"exchanges": "allgather"}),
         (TypeError, "unexpected keyword", {"layers": {}}),
@@ -291,9 +291,7 @@ def test_arguments() -> None:
     for error, message, options in wrong:
         with pytest.raises(error, match=message):
             hvdc.Auto(model, **options)
-    compressor = hvdc.Compression.by_name(
-        "auto", model, codecs=("onebit",), exchanges=EXCHANGE_NAMES
-    )
+    compressor = hvdc.Auto(model, codecs=("onebit",), exchanges=EXCHANGE_NAMES)
     assert isinstance(compressor, hvdc.Auto)
     with pytest.raises(ValueError, match="which chooses among"):
         compressor.set_codec(OneBit())

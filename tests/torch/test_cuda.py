@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.engine.executors import Executors
 from tests.contract import results
@@ -46,8 +47,7 @@ def _a_step_with_inf_is_dropped(exchange_name: str) -> None:
     model = Probe(SHAPES)
     compressor = hvdc.Compressor(
         model.named_parameters(),
-        OneBit(),
-        ErrorFeedback(),
+        Route(OneBit(), ErrorFeedback()),
         threshold=0,
         exchange=exchange_name,
         name=exchange_name,
@@ -85,7 +85,7 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
     with deferred_kernels():
         model = Probe({"a": (3000,)})
         compressor = hvdc.Compressor(
-            model.named_parameters(), OneBit(), ErrorFeedback(), threshold=0
+            model.named_parameters(), Route(OneBit(), ErrorFeedback()), threshold=0
         )
         optimizer = distributed(model, compressor)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import ErrorFeedback
 from hvd_compress.codecs import Int8, OneBit
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -242,9 +243,17 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (ValueError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=100)),
         (TypeError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=1.5)),
         (TypeError, "unexpected keyword", lambda: hvdc.OneBit(parameters, levels=4)),
-        (ValueError, "alpha", lambda: hvdc.OneBit(parameters, alpha=1.5)),
-        (ValueError, "alpha <= beta", lambda: hvdc.OneBit(parameters, beta=0.5)),
-        (ValueError, r"expected alpha < 0\.\d+", lambda: hvdc.ECQ(parameters, alpha=0.5)),
+        (ValueError, "alpha", lambda: hvdc.OneBit(parameters, feedback=ErrorFeedback(1.5))),
+        (
+            ValueError,
+            "alpha <= beta",
+            lambda: hvdc.OneBit(parameters, feedback=ErrorFeedback(1.0, 0.5)),
+        ),
+        (
+            ValueError,
+            r"expected alpha < 0\.\d+",
+            lambda: hvdc.ECQ(parameters, feedback=ErrorFeedback(0.5)),
+        ),
         (ValueError, "expected one of", lambda: hvdc.Int8(parameters, kind="float")),
         (ValueError, "threshold", lambda: hvdc.OneBit(parameters, threshold=-1)),
         (TypeError, "warmup_steps", lambda: hvdc.OneBit(parameters, warmup_steps=1.0)),
@@ -260,7 +269,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (ValueError, "onebit", lambda: hvdc.OneBit(parameters, layers={"a": "two"})),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(parameters, grad_scaler=2.0)),
         (TypeError, "d: expected dtype", lambda: hvdc.OneBit(double)),
-        (ValueError, "expected one of", lambda: hvdc.Compression.by_name("zip", parameters)),
+        (ValueError, "expected one of", lambda: hvdc.Compressor(parameters, "zip")),
         (
             hvdc.ExchangeError,
             "registered process set",

@@ -12,11 +12,9 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.codecs import (
     CODECS,
-    SCHEMES,
     ErrorFeedback,
     NoCompression,
     NoiseKey,
-    Scheme,
 )
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
@@ -128,10 +126,10 @@ def test_a_codec_of_ones_own_works_by_name() -> None:
         def native(self) -> dict[str, int | float]:
             raise NotImplementedError
 
-    CODECS["halves"], SCHEMES["halves"] = Halves, Scheme(Halves, ErrorFeedback())
+    CODECS["halves"] = Halves
     try:
         model = Probe(SHAPES)
-        compressor = hvdc.Compression.by_name("halves", model.named_parameters(), threshold=0)
+        compressor = hvdc.Compressor(model.named_parameters(), "halves", threshold=0)
         optimizer = distributed(model, compressor)
         simulation = Simulation("allgather", Halves(), ErrorFeedback(), SHAPES, 1)
         for step in range(2):
@@ -140,4 +138,4 @@ def test_a_codec_of_ones_own_works_by_name() -> None:
             assert_same_bits(got, simulation.average([gradients]))
             assert torch.equal(got["a"], (got["a"] * 2).round() / 2)
     finally:
-        del CODECS["halves"], SCHEMES["halves"]
+        del CODECS["halves"]

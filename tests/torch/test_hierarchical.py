@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback, OneBit
 from tests import jobs
 from tests.ranks import on_ranks
@@ -30,7 +31,7 @@ def _start(
 ) -> tuple[Probe, hvdc.Compressor]:
     model = Probe(SHAPES, dtype)
     options = {"exchange": "hierarchical", "threshold": 0, **options}
-    return model, hvdc.Compressor(model.named_parameters(), codec, feedback, **options)
+    return model, hvdc.Compressor(model.named_parameters(), Route(codec, feedback), **options)
 
 
 def _raises_in_first_step(message: str, **options: Any) -> None:

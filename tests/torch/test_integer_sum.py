@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import (
     ECQ,
     ErrorFeedback,
@@ -26,7 +27,7 @@ WEAK = ErrorFeedback(0.01, 1.0)
 def _start() -> tuple[Probe, hvdc.Compressor]:
     model = Probe(SHAPES)
     options = {"exchange": "integer_sum", "threshold": 0}
-    return model, hvdc.Compressor(model.named_parameters(), ECQ(), WEAK, **options)
+    return model, hvdc.Compressor(model.named_parameters(), Route(ECQ(), WEAK), **options)
 
 
 @on_ranks(3, alone=True)

@@ -186,13 +186,13 @@ def test_buckets_that_need_more_beside_others_that_do_not() -> None:
     with pytest.warns(
         UserWarning, match=r"a: ECQ\(.* makes no message shorter for a gradient on a device"
     ):
-        hvdc.Compressor(elsewhere, CODEC, WEAK)
+        hvdc.Compressor(elsewhere, Route(CODEC, WEAK))
     limit, buckets.LIMIT = buckets.LIMIT, 0
     names = list(SHAPES)
     for name in RANKS:
         model = Probe(SHAPES)
         compressor = hvdc.Compressor(
-            model.named_parameters(), CODEC, WEAK, exchange=name, threshold=0
+            model.named_parameters(), Route(CODEC, WEAK), exchange=name, threshold=0
         )
         optimizer = distributed(model, compressor)
         simulation = Simulation(name, CODEC, WEAK, SHAPES, 3, local=3)

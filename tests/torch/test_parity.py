@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.torch
+from hvd_compress import Route
 from hvd_compress.codecs import BF16, ECQ, ErrorFeedback, Int8, OneBit, Ternary
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.plan import Table
@@ -71,7 +72,7 @@ def test_payloads_are_those_of_the_frontend_for_ddp() -> None:
         for codec, feedback in ROWS:
             model = _model(dtype)
             compressor = hvd_compress.torch.Compressor(
-                model, codec, feedback, threshold=100, seed=3
+                model, Route(codec, feedback), threshold=100, seed=3
             )
             by_horovod = _record(compressor)
             optimizer = horovod_probes.distributed(model, compressor)

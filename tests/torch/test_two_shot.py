@@ -11,7 +11,9 @@ import horovod.torch as hvd
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import (
+    CODECS,
     Codec,
     ErrorFeedback,
     OneBit,
@@ -41,7 +43,11 @@ def _start(
 ) -> tuple[Probe, hvdc.Compressor]:
     model = Probe(SHAPES)
     compressor = hvdc.Compressor(
-        model.named_parameters(), codec, feedback, exchange="two_shot", threshold=0, **options
+        model.named_parameters(),
+        Route(codec, feedback),
+        exchange="two_shot",
+        threshold=0,
+        **options,
     )
     return model, compressor
 
@@ -87,10 +93,10 @@ def test_a_bucket_some_of_whose_tensors_are_frozen() -> None:
 
 @on_ranks(2)
 def test_every_scheme_by_name() -> None:
-    for name in hvdc.Compression.names:
+    for name in CODECS:
         model = Probe(SHAPES)
         parameters = model.named_parameters()
-        compressor = hvdc.Compression.by_name(name, parameters, exchange="two_shot", threshold=0)
+        compressor = hvdc.Compressor(parameters, name, exchange="two_shot", threshold=0)
         optimizer = distributed(model, compressor)
         for step in range(2):
             exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
@@ -24,8 +25,8 @@ SHAPES = {"a": (40, 170), "b": (3000,), "c": (700,)}
 
 def _start(name: str = "onebit", **options: Any) -> tuple[Probe, hvdc.Compressor, Any]:
     model = Probe(SHAPES)
-    compressor = hvdc.Compression.by_name(
-        name, model.named_parameters(), **{"exchange": "two_shot", "threshold": 0, **options}
+    compressor = hvdc.Compressor(
+        model.named_parameters(), name, **{"exchange": "two_shot", "threshold": 0, **options}
     )
     where = {key: options[key] for key in ("process_set",) if key in options}
     return model, compressor, distributed(model, compressor, **where)
@@ -47,8 +48,7 @@ def test_adagrad_between_the_shots() -> None:
         model = Probe(SHAPES)
         compressor = hvdc.Compressor(
             model.named_parameters(),
-            codec,
-            ErrorFeedback(),
+            Route(codec, ErrorFeedback()),
             exchange="two_shot",
             owner_step=hvdc.AdaGrad(initial=0.25),
             threshold=0,
@@ -74,8 +74,7 @@ def test_adagrad_is_that_of_torch_where_nothing_is_lost() -> None:
     model, plain = Probe(SHAPES), Probe(SHAPES)
     compressor = hvdc.Compressor(
         model.named_parameters(),
-        NoCompression(),
-        ErrorFeedback(),
+        Route(NoCompression(), ErrorFeedback()),
         exchange="two_shot",
         owner_step=hvdc.AdaGrad(),
         threshold=0,
@@ -147,8 +146,7 @@ def _dropped(codec: Codec, feedback: ErrorFeedback, bad: dict[str, Any], toleran
     model = Probe(SHAPES)
     compressor = hvdc.Compressor(
         model.named_parameters(),
-        codec,
-        feedback,
+        Route(codec, feedback),
         exchange="two_shot",
         owner_step=hvdc.AdaGrad(initial=1.0),
         threshold=0,

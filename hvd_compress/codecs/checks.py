@@ -1,0 +1,69 @@
+"""Checks of settings; their errors say what was expected and what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+TILE = 64
+"""Contiguous groups are multiples of this many elements: a tile of noise and of bit planes."""
+
+MAX_GROUP = 65536
+"""The largest contiguous group; anything larger is ``"tensor"``."""
+
+
+def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("tensor",)) -> None:
+    """Raises unless ``value`` is a contiguous group size or one of ``words``.
+
+    Raises:
+        TypeError: neither an int nor a string.
+        ValueError: a size that is not a multiple of 64 up to 65,536, or an unknown word.
+    """
+    expected = f"a multiple of {TILE} up to {MAX_GROUP} or one of {', '.join(map(repr, words))}"
+    if isinstance(value, str):
+        good = value in words
+    elif isinstance(value, int) and not isinstance(value, bool):
+        good = 0 < value <= MAX_GROUP and value % TILE == 0
+    else:
+        raise TypeError(f"{owner}.{field}: expected {expected}, got {value!r}")
+    if not good:
+        raise ValueError(f"{owner}.{field}: expected {expected}, got {value!r}")
+
+
+def check_choice(owner: str, field: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}")
+
+
+def check_number(
+    owner: str, field: str, value: Any, low: float, high: float, *, integer: bool = False
+) -> None:
+    """Raises unless ``value`` is a number with ``low <= value <= high``.
+
+    Raises:
+        TypeError: not a number (an integer, where ``integer``).
+        ValueError: out of range or NaN.
+    """
+    types = (int, np.integer) if integer else (int, float, np.integer, np.floating)
+    what = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{owner}.{field}: expected {what} in [{low}, {high}], got {value!r}")
+
+
+def check_threads(owner: str, threads: Any) -> None:
+    """Raises as :func:`check_number`, unless it is a number of threads that kernels can use."""
+    check_number(owner, "threads", threads, 1, 1024, integer=True)
+
+
+def store(instance: Any, field: str, value: float) -> None:
+    """Sets a field of a frozen dataclass to the plain Python number that it was given as.
+
+    2, 2.0 and ``numpy.float32(2)`` are equal, so configurations with them are; their JSON, and with
+    it their hash, must be equal too.
+    """
+    object.__setattr__(instance, field, value)

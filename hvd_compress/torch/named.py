@@ -1,0 +1,146 @@
+"""The codecs' own compressors: :class:`Compressor` with the codec's fields passed through by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Unpack
+
+import hvd_compress.codecs as codecs
+from hvd_compress.codecs.calls import guard
+from hvd_compress.engine.options import Options as SharedOptions
+from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.torch.compressor import Compressor
+
+
+class Options(SharedOptions, total=False):
+    """What :class:`Compressor` takes by name."""
+
+    process_set: Any | None
+    name: str
+
+
+@guard
+class OneBit(Compressor):
+    """1-bit SGD with error feedback (Seide et al., 2014).
+
+    The same as ``Compressor(model, hvd_compress.OneBit(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        group: int | Literal["tensor", "row", "column"] = codecs.OneBit.group,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.OneBit(group), **options)
+
+
+@guard
+class Int8(Compressor):
+    """8-bit data types (Dettmers, 2016).
+
+    The same as ``Compressor(model, hvd_compress.Int8(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        kind: Literal["dynamic", "linear", "static", "mantissa"] = codecs.Int8.kind,
+        group: int | Literal["tensor"] = codecs.Int8.group,
+        offset: int = codecs.Int8.offset,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.Int8(kind, group, offset), **options)
+
+
+@guard
+class Ternary(Compressor):
+    """TernGrad (Wen et al., 2017).
+
+    The same as ``Compressor(model, hvd_compress.Ternary(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        bucket: int | Literal["tensor"] = codecs.Ternary.bucket,
+        clip: float | None = codecs.Ternary.clip,
+        coding: Literal["plain", "entropy"] = codecs.Ternary.coding,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.Ternary(bucket, clip, coding), **options)
+
+
+@guard
+class ECQ(Compressor):
+    """ECQ-SGD, quantization with error feedback (Wu et al., 2018).
+
+    The same as ``Compressor(model, hvd_compress.ECQ(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        levels: int = codecs.ECQ.levels,
+        norm: Literal["l2", "linf"] = codecs.ECQ.norm,
+        bucket: int | Literal["tensor"] = codecs.ECQ.bucket,
+        coding: Literal["plain", "entropy"] = codecs.ECQ.coding,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.ECQ(levels, norm, bucket, coding), **options)
+
+
+@guard
+class QSGD(Compressor):
+    """QSGD, quantization without error feedback (Alistarh et al., 2017).
+
+    The same as ``Compressor(model, hvd_compress.QSGD(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        levels: int = codecs.QSGD.levels,
+        norm: Literal["l2", "linf"] = codecs.QSGD.norm,
+        bucket: int | Literal["tensor"] = codecs.QSGD.bucket,
+        coding: Literal["plain", "entropy"] = codecs.QSGD.coding,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.QSGD(levels, norm, bucket, coding), **options)
+
+
+@guard
+class FP16(Compressor):
+    """Half precision, added in half precision by an allreduce.
+
+    The same as ``Compressor(model, hvd_compress.FP16(), ...)``.
+    """
+
+    def __init__(self, named_parameters: NamedParameters, **options: Unpack[Options]) -> None:
+        super().__init__(named_parameters, codecs.FP16(), **options)
+
+
+@guard
+class BF16(Compressor):
+    """bfloat16, gathered and added in float32.
+
+    The same as ``Compressor(model, hvd_compress.BF16(), ...)``.
+    """
+
+    def __init__(self, named_parameters: NamedParameters, **options: Unpack[Options]) -> None:
+        super().__init__(named_parameters, codecs.BF16(), **options)
+
+
+@guard
+class NoCompression(Compressor):
+    """Gradients as they are, with the counters of the others.
+
+    The same as ``Compressor(model, hvd_compress.NoCompression(), ...)``.
+    """
+
+    def __init__(self, named_parameters: NamedParameters, **options: Unpack[Options]) -> None:
+        super().__init__(named_parameters, codecs.NoCompression(), **options)
