@@ -162,7 +162,6 @@ lint: $(LINT)
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES))
 
 format: $(LINT)
-	$(PY) -m scripts.stubs
 	$(VENV)/bin/ruff check --fix --exit-zero .
 	$(VENV)/bin/ruff format .
 	$(if $(CPP_FILES),$(VENV)/bin/clang-format -i $(CPP_FILES))
