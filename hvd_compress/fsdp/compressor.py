@@ -316,9 +316,13 @@ class Compressor(ProcessGroupCompressor):
         buffer: torch.Tensor | None,
         divisor: int,
     ) -> Part:
-        # How many replicas use each gradient, and how many do not.
-        absent = [any(row is one for one in self._absent.values()) for row in rows]
-        marks = rows[0].new_tensor([absent, [not one for one in absent]])
+        # How many replicas do not use each gradient, and how many do.
+        marks = rows[0].new_zeros(2, len(rows))
+        marks[1] = 1
+        for position, row in enumerate(rows):
+            if any(row is one for one in self._absent.values()):
+                # By kernels: the host would have to wait for a copy to a device.
+                marks[0, position], marks[1, position] = 1, 0
         self._marks.append(marks)
         return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
 
