@@ -353,6 +353,17 @@ class Batch:
         for position in self._originals:
             flags[position] = 0  # By a kernel: the host would have to wait for a copy to a device.
 
+    def uneven(self) -> torch.Tensor:
+        """Whether some ranks alone used a gradient, as far as this rank knows: shape=(), bool.
+
+        Where only the flags' maximum comes back, ranks that used all gradients do not learn of the others.
+        """
+        assert self._flags is not None
+        given = self._flags[:, : len(self.gradients)]
+        own = torch.zeros_like(given[0])
+        self.write_flags(own)
+        return (given != own).any()
+
     def _take_over(self) -> None:
         """Releases what other exchanges and codecs have left, and takes up this exchange's residuals."""
         encoder, plan = self._encoder, self.plan

@@ -15,15 +15,18 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.engine import owner_steps
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import slots_of
+from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state import expect_state
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.exchanges.routing import Route
+from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.groups import replicas
+from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.bucket import Bucket, Part
 from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.ranks import agreement
@@ -77,10 +80,22 @@ class Compressor(ProcessGroupCompressor):
         self._shards = found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
-        self._task: int | None = None  # Autograd's number of the backward pass under way.
-        self._seen: set[int] = set()
+        self._pass = BackwardPass(self._end)
+        self._seen: set[int] = set()  # Modules by number, in this step.
         self._failure: Exception | None = None
-        self._partial: dict[int, torch.Tensor] = {}
+        self._partial: dict[int, torch.Tensor] = {}  # By parameter: not yet exchanged.
+        self._waiting: list[torch.Tensor] = []  # Parameters without a gradient until then.
+        self._absent: dict[
+            int, torch.Tensor
+        ] = {}  # By parameter: what is sent where it is not used.
+        self._marks: list[torch.Tensor] = []
+        self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
+        # Frozen, and no codec is for them, such as quantized weights.
+        self._as_is = {
+            number
+            for number, (_, _, dtype) in enumerate(found.parameters)
+            if number in found.frozen and str(dtype).removeprefix("torch.") not in ENCODABLE
+        }
         problem = None
         try:
             self._bind()
@@ -96,7 +111,7 @@ class Compressor(ProcessGroupCompressor):
         self._agree_at_first(problem, settings)
         self._broadcast(model)
         for number, unit in enumerate(found.units):
-            unit.module.set_reduce_scatter_unused_params(True, recurse=False)
+            unit.watch()
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,33 +165,49 @@ class Compressor(ProcessGroupCompressor):
         )
         self._forget_agreement()
 
+    def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
+        super()._choose_routes([slot for slot in slots if slot.index not in self._as_is], router)
+
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
         """FSDP2's hook: averages over the replicas what the shards' ranks have added up, in place."""
-        if unit.accumulates:
-            before = self._partial.get(number)
-            self._partial[number] = output.clone() if before is None else before.add_(output)
-            output.zero_()
-            return
-        rest = self._partial.pop(number, None)
-        if rest is not None:
-            output.add_(rest)
-        task = torch._C._current_graph_task_id()
-        if self._task not in (None, task):
-            self._break_off()  # The last backward pass has not come to its end.
-        if number in self._seen:
+        keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
+        if self._pass.watch():
             self._break_off()
+        if unit.elements != output.numel():
             raise ExchangeError(
-                f"{unit.name or 'the model'}: expected its gradients once in a backward pass, got them "
-                f"again: a module that FSDP2 shards has to run once in a forward pass"
+                f"{unit.name or 'the model'}: expected {unit.elements} elements, as its gradients have, "
+                f"got {output.numel()}"
             )
+        if unit.accumulates:
+            self._accumulate(unit, output)
+            return
+        if number in self._seen:  # FSDP2 reduces what came first, and what came since.
+            self._close()
         self._seen.add(number)
-        if self._task is None:
-            # Behind FSDP2's own callback, in which the hooks of the first layers may be called.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            self._task = task
+        if self._step is None:
             self._attempt(self._start)
         self._attempt(lambda: self._average(unit, output))
+
+    def _accumulate(self, unit: Unit, output: torch.Tensor) -> None:
+        """Keeps gradients for a later exchange; FSDP2 gets zeros."""
+        for place in unit.places:
+            if place.begin is None:
+                continue
+            if place.parameter._post_accumulate_grad_hooks:
+                raise ExchangeError(
+                    f"{self._numbered[place.number].name}: expected a parameter without hooks, in a "
+                    f"backward pass with set_requires_all_reduce(False), got one of "
+                    f"register_post_accumulate_grad_hook(), which would see zeros"
+                )
+            shard = output.as_strided(place.shape, place.strides, place.begin)
+            if place.number in self._partial:
+                self._partial[place.number].add_(shard)
+            else:
+                self._partial[place.number] = shard.clone()
+            if place.parameter.grad is None:
+                self._waiting.append(place.parameter)
+        output.zero_()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Works, unless something went wrong: the other ranks wait for this one until the step's end."""
@@ -188,10 +219,11 @@ class Compressor(ProcessGroupCompressor):
 
     def _break_off(self) -> None:
         """Forgets a backward pass without an end: residuals are what they were before."""
-        self._task = None
         self._step = self._failure = None
         self._seen.clear()
         self._partial.clear()
+        self._waiting.clear()
+        self._uneven.clear()
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self) -> None:
@@ -202,16 +234,25 @@ class Compressor(ProcessGroupCompressor):
         self._step = self._begin()
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
-        places, count = unit.places()
-        if count != output.numel():
-            raise ExchangeError(
-                f"{unit.name or 'the model'}: expected {count} elements, as its parameters have, got "
-                f"{output.numel()}"
-            )
-        bucket = Bucket(output, output.device, 1 / self._size)
+        bucket = Bucket(output, output.device, 1 if unit.adds_up else 1 / self._size)
+        self._absent.clear()
         tensors = []
-        for index, shape, strides, begin in places:
-            slot, shard = self._numbered[index], output.as_strided(shape, strides, begin)
+        for place in unit.places:
+            slot, rest = self._numbered[place.number], self._partial.pop(place.number, None)
+            if place.begin is None:
+                # Sent all the same, as zeros: other replicas expect it, and may have a gradient.
+                shard = output.new_zeros(place.shape)
+                self._absent[slot.index] = shard
+            else:
+                shard = output.as_strided(place.shape, place.strides, place.begin)
+            if rest is not None:
+                if place.begin is None:
+                    raise ExchangeError(
+                        f"{slot.name}: expected a gradient in the backward pass that exchanges, as in one "
+                        f"with set_requires_all_reduce(False) before, got none: call "
+                        f"set_reduce_scatter_unused_params(True)"
+                    )
+                shard.add_(rest)
             if shard.dtype != slot.parameter.dtype:
                 raise ExchangeError(
                     f"{slot.name}: expected a gradient of {slot.parameter.dtype}, as when the compressor "
@@ -223,35 +264,82 @@ class Compressor(ProcessGroupCompressor):
         self._confirm(bucket)
         self._step.add(bucket)
         bucket.future.wait()
+        for part in bucket.parts:
+            if isinstance(part.content, Batch):
+                self._uneven.append(part.content.uneven())
+        for marks in self._marks:
+            self._uneven.append((marks != 0).all(0).any())
+        self._marks.clear()
+
+    def _uses(self, slot: Slot) -> bool:
+        return slot.index not in self._absent
+
+    def _as_it_is(
+        self,
+        rows: list[torch.Tensor],
+        dtype: torch.dtype,
+        buffer: torch.Tensor | None,
+        divisor: int,
+    ) -> Part:
+        # How many replicas do not use each gradient, and how many do.
+        marks = rows[0].new_zeros(2, len(rows))
+        marks[1] = 1
+        for position, row in enumerate(rows):
+            if any(row is one for one in self._absent.values()):
+                # By kernels: the host would have to wait for a copy to a device.
+                marks[0, position], marks[1, position] = 1, 0
+        self._marks.append(marks)
+        return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
+
+    def _close(self) -> None:
+        """Ends a step, on every rank alike: at the end of a pass, or where a module comes again in it."""
+        step, self._step = self._step, None
+        self._seen.clear()
+        if self._failure is not None:
+            self._among_shards(dropped=True, failed=True)
+        elif step is not None:
+            self._attempt(step.close)
 
     def _end(self) -> None:
         """Called at the end of a backward pass, by every rank: whether the step counts."""
-        step, self._step = self._step, None
+        for parameter in self._waiting:
+            parameter.grad = None
+        self._waiting.clear()
+        if self._seen:
+            self.counters.steps += 1
+            self._close()
         failure, self._failure = self._failure, None
-        self._task = None
-        self._seen.clear()
-        self.counters.steps += 1
         if failure is not None:
-            self._among_shards(dropped=True, failed=True)
             raise failure
-        assert step is not None
-        step.close()
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Replicas agree already, but know nothing of the other shards."""
-        dropped, failed = self._among_shards(dropped=bool(dropped), failed=False)
+        dropped, failed, uneven = self._among_shards(dropped=bool(dropped), failed=False)
         if failed:
             raise ExchangeError(
                 "expected averages of all shards, but the exchange of another one failed; the own error of "
                 "its ranks says why"
             )
+        if uneven:
+            raise ExchangeError(
+                "expected all replicas to use the same parameters in a backward pass, got others on some: "
+                "call set_reduce_scatter_unused_params(True), with which ranks send zeros for a parameter "
+                "that they do not use"
+            )
         return dropped
 
-    def _among_shards(self, *, dropped: bool, failed: bool) -> tuple[bool, bool]:
-        """Whether either is so on some rank that shares the parameters out with this one."""
-        words = torch.tensor([dropped, failed], dtype=torch.int32, device=self._device)
+    def _among_shards(self, *, dropped: bool, failed: bool) -> tuple[bool, bool, bool]:
+        """Whether either is so on some rank that shares the parameters out with this one.
+
+        Returns:
+            Both, and whether replicas have used different parameters of some shard.
+        """
+        words = torch.tensor([dropped, failed, False], dtype=torch.int32, device=self._device)
+        if self._uneven:
+            words[2] = torch.stack(self._uneven).any()
+            self._uneven.clear()
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
-        return bool(words[0]), bool(words[1])
+        return bool(words[0]), bool(words[1]), bool(words[2])
 
     def _agree_at_first(self, problem: Exception | None, settings: dict[str, Any]) -> None:
         """Compares settings over the whole mesh; an error of one rank is one of all.

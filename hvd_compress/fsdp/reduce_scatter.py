@@ -15,6 +15,7 @@ from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.engine.state import expect_state
 from hvd_compress.exchanges.routing import ENCODABLE
+from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.sharding import Reduced, reduced
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.transport import ProcessGroupTransport
@@ -79,7 +80,7 @@ class CompressedReduceScatter:
             noise_rank=dist.get_rank(),  # Replicas of a shard group draw other noise.
         )
         self._passes = 0
-        self._task: int | None = None  # Autograd's number of the backward pass under way.
+        self._pass = BackwardPass(self._end)
         self._device = modules[0].device
         self._raise_everywhere("arguments of CompressedReduceScatter", problem)
         settings = {
@@ -125,14 +126,8 @@ class CompressedReduceScatter:
 
     def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
         """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            if self._task is not None:  # That pass has ended with an error, which was raised then.
-                self._collectives.failure = None
-            # Behind FSDP2's own callback, in which the gradients of the first layers may be reduced.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            self._task = task
-            self._passes += 1
+        if self._pass.watch():  # The one before has ended with an error, which was raised then.
+            self._collectives.failure = None
         with self._collectives.telling(whole.device):
             scale = _factor(op, self._collectives.size)
         own.copy_(self._collectives.reduce_scatter(whole, content, self._codec, scale=scale))
@@ -141,7 +136,7 @@ class CompressedReduceScatter:
 
     def _end(self) -> None:
         """Called at the end of a backward pass, by every rank: raises what has failed in it, everywhere."""
-        self._task = None
+        self._passes += 1
         with self._collectives.keeping():
             self._collectives.settle()
         failure, self._collectives.failure = self._collectives.failure, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,11 +17,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...], int]
-"""A parameter's number, and its shard's shape, strides and first element in the memory of a hook."""
+
+@dataclass(frozen=True)
+class Place:
+    """A shard in the memory of a hook.
+
+    Attributes:
+        number: of the parameter.
+        shape: of the shard.
+        strides: of the shard.
+        begin: its first element there; None where this rank's shard group has no gradient of it.
+        parameter: whose ``grad`` gets the shard.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int | None
+    parameter: torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Unit:
     """A module that FSDP2 reduces the gradients of at once.
 
@@ -30,27 +46,57 @@ class Unit:
         module: the module.
         numbers: of its parameters in the model.
         group: what FSDP2 calls its parameter group.
+        places: of the parameters that need gradients, in the reduction under way.
+        elements: of that reduction.
     """
 
     name: str
     module: FSDPModule
     numbers: tuple[int, ...]
     group: Any
+    places: list[Place] = field(default_factory=list)
+    elements: int = 0
 
-    def places(self) -> tuple[list[Place], int]:
-        """Where the shards stand, of the parameters that need gradients now, and elements in all."""
-        found, begin = [], 0
+    def watch(self) -> None:
+        """Sets :attr:`places` before each reduction, in which FSDP2 leaves out what has no gradient."""
+        post_backward = self.group.post_backward
+
+        def watched(*unused: Any) -> None:
+            self.look()
+            post_backward(*unused)
+
+        self.group.post_backward = watched
+
+    def look(self) -> None:
+        """Finds the gradients that FSDP2 would reduce now."""
+        self.places, self.elements = [], 0
+        unused_too = self.group.reduce_scatter_unused_params
         for number, parameter in zip(self.numbers, self.group.fsdp_params, strict=True):
-            if parameter.sharded_param.requires_grad:
+            # The unsharded one decides: it is what a script freezes while its module is unsharded.
+            whole = getattr(parameter, "_unsharded_param", parameter.sharded_param)
+            needed = whole.requires_grad
+            present = (
+                parameter.unsharded_accumulated_grad is not None
+                or whole.grad is not None
+                or (unused_too and needed)
+            )
+            if present or needed:
                 shape, strides = parameter.sharded_size, parameter.contiguous_sharded_stride
-                found.append((number, tuple(shape), tuple(strides), begin))
-                begin += parameter.padded_sharded_param_size.numel()
-        return found, begin
+                begin = self.elements if present else None
+                sharded = parameter.sharded_param
+                self.places.append(Place(number, tuple(shape), tuple(strides), begin, sharded))
+            if present:
+                self.elements += parameter.padded_sharded_param_size.numel()
 
     @property
     def accumulates(self) -> bool:
         """Whether ``set_requires_all_reduce(False)`` holds."""
         return not self.group.all_reduce_grads
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether FSDP2 has divided by a divisor of the user's own, which counts all ranks."""
+        return self.group.gradient_divide_factor is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +107,13 @@ class Sharded:
         mesh: of one dimension.
         units: its modules.
         parameters: this rank's shards by name, and the dtype that their gradients are reduced in.
+        frozen: the numbers of those that need no gradient.
     """
 
     mesh: DeviceMesh
     units: list[Unit]
     parameters: list[tuple[str, torch.Tensor, torch.dtype]]
+    frozen: frozenset[int]
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -85,7 +133,8 @@ def sharded(model: torch.nn.Module) -> Sharded:
     with _as_in_this_version():
         found = _look(modules, list(model.named_parameters()))
         for unit in found.units:
-            _ = unit.places(), unit.accumulates, unit.module.set_reduce_scatter_unused_params
+            unit.look()
+            _ = unit.accumulates, unit.adds_up, unit.group.post_backward
         return found
 
 
@@ -145,13 +194,15 @@ def _reduced(where: str, name: str, module: Any, group: Any) -> Reduced:
             f"set_allocate_memory_from_process_group for nothing else"
         )
     parameters = [one.sharded_param for one in group.fsdp_params]
+    # All that need gradients are of one dtype; frozen ones, such as quantized weights, may be of any.
+    first = next((one for one in parameters if one.requires_grad), parameters[0])
     policy = group.mp_policy
     return Reduced(
         name,
         module,
         group._reduce_scatter_process_group,
         group.device,
-        policy.reduce_dtype or policy.param_dtype or parameters[0].dtype,
+        policy.reduce_dtype or policy.param_dtype or first.dtype,
         sum(parameter.numel() for parameter in parameters),
     )
 
@@ -204,6 +255,8 @@ def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, A
 
 
 def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) -> Sharded:
+    if not named:
+        raise ValueError("Compressor.model: expected a model with parameters, got one without")
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     units: list[Unit] = []
     dtypes: dict[int, torch.dtype] = {}
@@ -244,7 +297,8 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
                 f"model.to_empty() and fill it first"
             )
         parameters.append((name, local, dtypes[number]))
-    return Sharded(next(iter(meshes.values())), units, parameters)
+    frozen = frozenset(n for n, (_, one) in enumerate(named) if not one.requires_grad)
+    return Sharded(next(iter(meshes.values())), units, parameters, frozen)
 
 
 def _check_mesh(where: str, info: Any) -> None:

@@ -228,9 +228,10 @@ def test_residuals_follow_the_loss_scale() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_parameters_that_are_frozen_or_not_used() -> None:
-    """Not used by one rank of a replica: zeros."""
+    """Not used by one rank of a replica: zeros, where FSDP2 is asked for them."""
     mesh = mesh_of(2)
     net, _ = make(mesh, OneBit(), FULL)
+    net.set_reduce_scatter_unused_params(True)
     beside = Beside(mesh, "allgather", OneBit(), FULL)
     for step in range(3):
         gradients = targets(SHAPES, dist.get_rank(), step)

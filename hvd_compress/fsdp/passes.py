@@ -1,0 +1,42 @@
+"""The end of a backward pass."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import torch
+
+
+class BackwardPass:
+    """Calls a function at the end of the backward pass under way; knows whether one broke off.
+
+    Args:
+        end: the function.
+    """
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._queued: weakref.ref[functools.partial[None]] | None = None
+
+    def watch(self) -> bool:
+        """Queues ``end``, unless the pass under way has it already.
+
+        A backward pass within another one, as activation checkpointing makes it, belongs to that one.
+
+        Returns:
+            Whether the pass before this one broke off: ``end`` was not called, and will not be.
+        """
+        # Autograd forgets its callbacks with the pass that they were queued in.
+        broken = self._queued is not None and self._queued() is None
+        if broken or self._queued is None:
+            call = functools.partial(self._call)
+            # Behind FSDP2's own callback, in which gradients of the first layers may be reduced.
+            torch.autograd.Variable._execution_engine.queue_callback(call)
+            self._queued = weakref.ref(call)
+        return broken
+
+    def _call(self) -> None:
+        self._queued = None
+        self._end()
