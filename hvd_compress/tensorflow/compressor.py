@@ -21,6 +21,7 @@ from hvd_compress.exchanges.routing import (
     EXCHANGE_NAMES,
     Route,
     Router,
+    warn_of_dtypes,
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
@@ -388,6 +389,8 @@ class Compressor(tf.Module, HorovodCompressor):
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
         label = self._label(position)
         route = self._router.choose(label, tuple(size), gradient.dtype.name)
+        if route.uncompressed and not self._router.wanted(label, tuple(size)).uncompressed:
+            warn_of_dtypes({label: gradient.dtype.name})
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
             self._exchanges[route.exchange].check(slot)
