@@ -27,6 +27,7 @@ from hvd_compress.exchanges.routing import (
 from hvd_compress.exchanges.shards import Shared
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -180,6 +181,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._device = choose(device, exchange, _EXCHANGES[exchange].on_gpu)
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
+        warn_of_separate_jobs(hvd.size())
         self._router = Router(Route(codec, feedback, exchange), threshold, exclude, layers)
         _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps

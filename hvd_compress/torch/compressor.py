@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route
 from hvd_compress.ranks import token
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.torch.collectives import Collectives, equal_hosts
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Step
@@ -218,6 +220,7 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _take_place(self) -> None:
         ranks = self._collectives = Collectives(self._process_set, self._prefix)
+        warn_of_separate_jobs(hvd.size())
         self._join(_group_of(ranks))
         self._step = Step(
             ranks,
@@ -299,6 +302,16 @@ class Compressor(CompressorBase, HorovodCompressor):
         if self._step.complete:
             for slot in self._exchanged:
                 slot.exchanges += 1
+        left = [s for s in self._frozen if s.parameter.grad is not None and not s.frozen]
+        if left:
+            self._frozen.difference_update(left)
+            names = ", ".join(sorted(slot.name for slot in left))
+            warnings.warn(
+                f"expected this optimizer to exchange all gradients, got none of {names}: Horovod "
+                f"exchanges what required gradients when hvd.DistributedOptimizer was made; unless another "
+                f"optimizer has them, make it again after requires_grad_(True), or ranks drift apart",
+                stacklevel=2,
+            )
         self._exchanged.clear()
 
     def _end(self, dropped: bool | torch.Tensor) -> None:

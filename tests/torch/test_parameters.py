@@ -57,6 +57,17 @@ def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
 
 
 @on_ranks(2)
+def test_a_layer_that_the_optimizer_does_not_know() -> None:
+    """As stock, Horovod does not exchange it; ranks are told."""
+    model = Probe(SHAPES)
+    model.base.requires_grad_(False)
+    optimizer = distributed(model, hvdc.OneBit(model, threshold=100))
+    model.base.requires_grad_(True)
+    with pytest.warns(UserWarning, match="got none of base: .* make it again after requires_grad_"):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+
+
+@on_ranks(2)
 def test_gradients_from_before_a_layer_was_frozen_are_averaged() -> None:
     model = Probe(SHAPES)
     optimizer = distributed(model, hvdc.OneBit(model, threshold=100), backward_passes_per_step=2)
