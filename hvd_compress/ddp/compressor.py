@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
+from hvd_compress.engine.comm import byte_count
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.exchanges.routing import Route
@@ -64,9 +65,10 @@ class Compressor(ProcessGroupCompressor):
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
         self._by_parameter = {slot.parameter: slot for slot in self._slots}
+        self._watched: set[Slot] = set()
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
-                _note_use(slot.parameter, self._used, slot.index)
+                self._watch(slot)
         if process_group is not None or dist.is_initialized():
             self._bind()
 
@@ -116,17 +118,34 @@ class Compressor(ProcessGroupCompressor):
 
     def _packed(self, bucket: GradBucket) -> Bucket:
         buffer = bucket.buffer()
-        if buffer.is_sparse:
-            raise ExchangeError(
-                "expected dense gradients, got sparse ones; make them with sparse=False"
-            )
         packed = Bucket(buffer, buffer.device, 1 / self._size)
         slots = [self._slot_of(parameter) for parameter in bucket.parameters()]
-        pairs = zip(slots, bucket.gradients(), strict=True)
-        tensors = ((slot, self._like(slot, row), row) for slot, row in pairs)
-        self._pack(packed, tensors, buffer=buffer)
+        if buffer.is_sparse:  # Of one parameter.
+            self.counters.uncompressed_bytes += byte_count(buffer)
+            packed.parts.append(self._as_it_is([buffer], buffer.dtype, buffer, self._size))
+        else:
+            rows = bucket.gradients()
+            if slots[0].parameter.is_complex():
+                # The bucket has two real numbers for each, and DDP's rows are too short by half.
+                rows = list(buffer.split([2 * slot.count for slot in slots]))
+            pairs = list(zip(slots, rows, strict=True))
+            for slot, row in pairs:
+                if slot not in self._watched:
+                    self._begin_to_watch(slot, row)
+            tensors = ((slot, self._like(slot, row), row) for slot, row in pairs)
+            self._pack(packed, tensors, buffer=buffer)
         self._used -= {slot.index for slot in slots}
         return packed
+
+    def _watch(self, slot: Slot) -> None:
+        _note_use(slot.parameter, self._used, slot.index)
+        self._watched.add(slot)
+
+    def _begin_to_watch(self, slot: Slot, row: torch.Tensor) -> None:
+        """Called with the first gradient of a parameter that was frozen when this compressor was made."""
+        if bool(row.any()):
+            self._used.add(slot.index)
+        self._watch(slot)
 
     def _uses(self, slot: Slot) -> bool:
         return slot.index in self._used
@@ -137,6 +156,8 @@ class Compressor(ProcessGroupCompressor):
         DDP gives a parameter that is dense in memory, such as one in channels_last, its own order of memory
         in the bucket; codecs see tensors in row-major order.
         """
+        if slot.parameter.is_complex():
+            return row
         strides = self._strides.get(slot.index)
         if strides is None or strides[0] != slot.parameter.stride():
             own = slot.parameter.stride()

@@ -15,6 +15,13 @@ Exchanging = Generator["Collective", torch.Tensor, None]
 """An exchange under way: yields collectives, and is sent their results."""
 
 
+def byte_count(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a sparse one, those of its indices and values."""
+    if tensor.is_sparse:
+        return byte_count(tensor._indices()) + byte_count(tensor._values())
+    return tensor.numel() * tensor.element_size()
+
+
 @dataclass(eq=False)
 class Collective:
     """One collective that an exchange asks for; a driver starts it and sends back its result.
@@ -51,7 +58,7 @@ class Collective:
         if self.ranks == 1:
             return
         before = counters.wire_bytes
-        size = self.message.numel() * self.message.element_size()
+        size = byte_count(self.message)
         if self.kind == "all_gather":
             counters.add_allgather(self.ranks, size)
         elif self.kind == "all_to_all":

@@ -24,17 +24,23 @@ from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES, Group
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
+    ENCODABLE,
     EXCHANGE_NAMES,
+    UNCOMPRESSED_ROUTE,
     CodecLike,
     Route,
     Router,
+    check_feedback,
     matching,
     route_of,
+    warn_of_dtypes,
     warn_of_growth,
     warn_of_places,
 )
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+
+_ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 
 
 class CompressorBase:
@@ -82,6 +88,8 @@ class CompressorBase:
         owner_steps.check(owner_step, route.exchange)
         self._slots = slots
         self._exchange = route.exchange
+        # Whose routes are checked when they are trained.
+        self._frozen: set[Slot] = set()
         self._owner_step = owner_step
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=self._chained)
@@ -133,9 +141,9 @@ class CompressorBase:
         self._choose_routes(chosen, self._router.with_route(route))
 
     def routes(self) -> dict[str, Route]:
-        """How each parameter's gradient travels, by name."""
+        """How each parameter's gradient travels, by name; frozen parameters have none."""
         self._bind()
-        return {slot.name: slot.route for slot in self._slots}
+        return {slot.name: slot.route for slot in self._slots if not slot.frozen}
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, loss scaling taken out."""
@@ -238,6 +246,7 @@ class CompressorBase:
 
     def _check_route(self, slot: Slot, route: Route) -> None:
         """Raises ``ValueError`` where a parameter's gradients cannot take a route."""
+        check_feedback(slot.name, slot.shape, route)
         exchange = EXCHANGES[route.exchange]
         device = slot.parameter.device
         if not exchange.on_device and device.type != "cpu":
@@ -259,18 +268,56 @@ class CompressorBase:
                 )
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        """Gives slots their routes."""
+        """Gives slots their routes.
+
+        Those of frozen parameters are checked when they are trained: what is never sent cannot be wrong.
+        """
         router = router or self._router
         chosen = []
+        too_wide = {}
         for slot in slots:
-            dtype = str(slot.parameter.dtype).removeprefix("torch.")
-            route = router.choose(slot.name, slot.shape, dtype)
-            if not route.uncompressed:
-                self._check_route(slot, route)
-                warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
-                warn_of_places(slot.name, route, slot.parameter.device.type)
+            route = router.wanted(slot.name, slot.shape)
+            if not route.uncompressed and slot.dtype not in ENCODABLE:
+                if not slot.frozen:
+                    too_wide[slot.name] = slot.dtype
+                route = UNCOMPRESSED_ROUTE
+            self._frozen.discard(slot)
+            if slot.frozen:
+                self._frozen.add(slot)
+            else:
+                self._take_route(slot, route)
             chosen.append((slot, route))
+        warn_of_dtypes(too_wide)
         self._set_routes(chosen)
+
+    def _take_route(self, slot: Slot, route: Route) -> None:
+        """Checks that a parameter's gradients can take a route, and warns where they had better not."""
+        if not route.uncompressed:
+            self._check_route(slot, route)
+            warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
+            warn_of_places(slot.name, route, slot.parameter.device.type)
+
+    def _take_up(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Called with every gradient: checks what may have changed since its route was chosen.
+
+        Raises:
+            TypeError, ValueError: the parameter was frozen then, and its gradients cannot take that
+                route; or it has another dtype or shape now.
+        """
+        if slot in self._frozen:
+            self._take_route(slot, slot.route)
+            self._frozen.remove(slot)
+        if gradient.shape != slot.shape and slot.parameter.shape != slot.shape:
+            got = f"shape {tuple(slot.parameter.shape)}"
+        elif not slot.route.uncompressed and gradient.dtype not in _ENCODABLE:
+            got = f"dtype {str(gradient.dtype).removeprefix('torch.')}"
+        else:
+            return
+        raise TypeError(
+            f"{slot.name}: expected a gradient of dtype {', '.join(ENCODABLE)} and shape {slot.shape}, as "
+            f"when the compressor was made, got {got}: make the compressor again after the model's last "
+            f"change"
+        )
 
     def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
         """Has gradients travel in other ways from now on."""
@@ -289,10 +336,9 @@ class CompressorBase:
         """What ranks compare: the settings, and what the next payloads of all or some slots depend on."""
         tensors = {}
         for slot in self._slots if slots is None else slots:
-            dtype = str(slot.parameter.dtype).removeprefix("torch.")
             packed = packs(slot.route.codec, slot.parameter.device.type)
             tensors[slot.name] = (
-                f"{dtype} {list(slot.shape)} by {slot.route}{', packed' * packed}, step {slot.step}"
+                f"{slot.dtype} {list(slot.shape)} by {slot.route}{', packed' * packed}, step {slot.step}"
             )
         return {
             "format version": FORMAT_VERSION,

@@ -177,6 +177,17 @@ class Slot(Holder):
     exchanges: int = 0
     pending: bool = False
 
+    @property
+    def frozen(self) -> bool:
+        """Whether it is a parameter that is not trained now; a plain tensor never is."""
+        parameter = self.parameter
+        return not parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
+
+    @property
+    def dtype(self) -> str:
+        """The parameter's dtype, without ``torch.`` in front."""
+        return str(self.parameter.dtype).removeprefix("torch.")
+
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The parameter's shape."""

@@ -16,7 +16,8 @@ class Uncompressed:
     Args:
         gradients: results are written over them.
         dtype: that they are added in.
-        buffer: memory that holds exactly these gradients, one behind the other, if there is any.
+        buffer: memory that holds exactly these gradients, one behind the other, if there is any; or a
+            sparse gradient alone.
         divisor: what gradients are divided by before they are added: in half precision, a sum might
             overflow.
     """
@@ -35,6 +36,7 @@ class Uncompressed:
     ) -> None:
         self._gradients = gradients
         self._divisor = divisor
+        self._buffer = buffer
         if buffer is None or buffer.dtype != dtype:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(dtype)
         self._values = buffer.div_(divisor) if divisor > 1 else buffer
@@ -48,6 +50,8 @@ class Uncompressed:
         """Writes ``scale`` times the sum over the gradients."""
         if scale * self._divisor != 1:
             self._values.mul_(scale * self._divisor)
+        if self._values is self._buffer:
+            return
         parts = self._values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():

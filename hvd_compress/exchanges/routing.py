@@ -172,28 +172,23 @@ class Router:
         return [route.codec for route in routes if not route.uncompressed]
 
     def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
-        """The route of one tensor.
+        """The route of one tensor; uncompressed for a dtype that is not one of :data:`ENCODABLE`.
 
         Raises:
             ValueError: error feedback would not be stable for a tensor of that size.
-            TypeError: a tensor of that dtype cannot be encoded.
         """
+        route = self.wanted(name, shape)
+        if not route.uncompressed and dtype not in ENCODABLE:
+            return UNCOMPRESSED_ROUTE
+        check_feedback(name, shape, route)
+        return route
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Route:
+        """The route of one tensor if its dtype can be encoded; whether it can take it is not checked."""
         if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
             return UNCOMPRESSED_ROUTE
         pattern = self._matches(name, tuple(self._layers))
-        route = self._layers[pattern] if pattern else self._route
-        if route.uncompressed:
-            return route
-        if dtype not in ENCODABLE:
-            raise TypeError(
-                f"{name}: expected dtype {', '.join(ENCODABLE)}, got {dtype}; exclude it by name to send "
-                f"it uncompressed"
-            )
-        try:
-            route.feedback.check(route.codec, shape)
-        except ValueError as error:
-            raise ValueError(f"{name}, shape {shape}: {error}") from None
-        return route
+        return self._layers[pattern] if pattern else self._route
 
     def with_route(self, route: Route) -> Router:
         """The same thresholds and exclusions around another route, for all layers alike."""
@@ -207,6 +202,31 @@ class Router:
     @staticmethod
     def _matches(name: str, patterns: Sequence[str]) -> str | None:
         return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
+    """Raises ``ValueError`` where error feedback would not be stable for a tensor of that size."""
+    if route.uncompressed:
+        return
+    try:
+        route.feedback.check(route.codec, shape)
+    except ValueError as error:
+        raise ValueError(f"{name}, shape {shape}: {error}") from None
+
+
+def warn_of_dtypes(dtypes: Mapping[str, str]) -> None:
+    """Warns of tensors that go uncompressed because their dtype cannot be encoded.
+
+    Args:
+        dtypes: by the tensors' names.
+    """
+    if dtypes:
+        shown = ", ".join(f"{name} ({dtype})" for name, dtype in dtypes.items())
+        warnings.warn(
+            f"expected dtype {', '.join(ENCODABLE)} to compress a gradient; these go uncompressed in their "
+            f"own dtype: {shown}",
+            stacklevel=3,
+        )
 
 
 def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:

@@ -236,6 +236,7 @@ class ProcessGroupCompressor(CompressorBase):
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
         for slot, tensor, row in tensors:
             self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+            self._take_up(slot, tensor)
             warming_up, goes = self._warming_up(slot), self._goes_uncompressed(slot)
             slot.exchanges += 1
             if not tensor.numel():

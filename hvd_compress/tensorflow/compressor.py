@@ -24,11 +24,13 @@ from hvd_compress.exchanges.routing import (
     Route,
     Router,
     route_of,
+    warn_of_dtypes,
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -182,6 +184,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         self._router = Router(route, threshold, exclude, layers)
+        warn_of_separate_jobs(hvd.size())
         _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps
         self._seed = seed
@@ -390,6 +393,8 @@ class Compressor(tf.Module, HorovodCompressor):
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
         label = self._label(position)
         route = self._router.choose(label, tuple(size), gradient.dtype.name)
+        if route.uncompressed and not self._router.wanted(label, tuple(size)).uncompressed:
+            warn_of_dtypes({label: gradient.dtype.name})
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
             self._exchanges[route.exchange].check(slot)

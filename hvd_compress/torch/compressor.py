@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -22,6 +23,7 @@ from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import token
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.torch.collectives import Collectives, equal_hosts
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Step
@@ -52,8 +54,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
         codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         process_set: as the optimizer's; None is all ranks.
-        name: what this compressor's collectives are called by; differs where two models whose parameters
-            have the same names exchange gradients at the same time.
+        name: what the names of this compressor's collectives begin with. The first parameter's name
+            follows, and a number where this process has made such a compressor before: all ranks make
+            their compressors in the same order.
         options: :class:`~hvd_compress.engine.options.Options`.
 
     Raises:
@@ -73,8 +76,14 @@ class Compressor(CompressorBase, HorovodCompressor):
         **options: Unpack[Options],
     ) -> None:
         slots = Slots(named_parameters)
-        # The first parameter's name keeps two models apart whose gradients are under way at one time.
-        self._prefix = f"{name}.{next(iter(slots)).name}"
+        for slot in slots:
+            if slot.parameter.is_complex() and not slot.frozen:
+                raise TypeError(
+                    f"{slot.name}: expected a parameter of real numbers, got {slot.dtype}, which Horovod "
+                    f"cannot add up: keep its real and imaginary parts in one of float32 "
+                    f"(torch.view_as_complex)"
+                )
+        self._prefix = _distinct(f"{name}.{next(iter(slots)).name}")
         self._process_set = process_set
         super().__init__(slots, codec, **options)
         self._exchanging = False
@@ -131,28 +140,36 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"{slot.name}: expected its last gradient to be decompressed first, got another one; call "
                 f"optimizer.step() or optimizer.synchronize() after each backward pass"
             )
+        self._take_up(slot, tensor)
         if not self._exchanging:
             self._begin()
         counters, size = self.counters, self._collectives.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         self._exchanged[slot] = None
+        # Horovod goes on to exchange a parameter that is frozen later. Zeros must not take a residual
+        # along; others are gradients from before.
+        idle = slot.frozen and not bool(tensor.any())
         encoded = not self._goes_uncompressed(slot)
         if encoded:
             slot.pending = True
-            self._step.add(slot, tensor, counters)
+            self._step.add(slot, tensor, counters, idle=idle)
             sent = self._token_rows[slot.index]
         else:
-            sent = self._uncompressed(slot, tensor, self._warming_up(slot))
+            sent = self._uncompressed(slot, tensor, self._warming_up(slot), idle)
         counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, Sent(slot, tensor, encoded)
 
-    def decompress(self, tensor: torch.Tensor, ctx: Sent) -> torch.Tensor:
+    def decompress(self, tensor: torch.Tensor, ctx: Sent | None) -> torch.Tensor:
         """Horovod's exit: the reduced gradient, in the memory and dtype of the one given to compress.
+
+        Horovod does not give sparse gradients to compress: without ``ctx``, they are returned as they are.
 
         Raises:
             ExchangeError: an operation that compressed gradients cannot follow, or ranks that differ.
             PayloadError: a payload was altered on its way.
         """
+        if ctx is None:
+            return tensor
         if self._exchanging:
             self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1
@@ -170,6 +187,7 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _take_place(self) -> None:
         ranks = self._collectives = Collectives(self._process_set, self._prefix)
+        warn_of_separate_jobs(hvd.size())
         self._join(_group_of(ranks))
         self._step = Step(
             ranks,
@@ -220,6 +238,9 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         configuration = super()._configuration(slots)
+        # Horovod waits for ever for a rank without hooks for a gradient.
+        trained = {slot.name: not slot.frozen for slot in self._slots}
+        configuration["requires_grad of"] = trained
         if self._hosts_in_use() is not None:
             ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
             configuration["hosts"] = hosts.describe(*ranks)
@@ -248,20 +269,43 @@ class Compressor(CompressorBase, HorovodCompressor):
         if self._step.complete:
             for slot in self._exchanged:
                 slot.exchanges += 1
+        left = [s for s in self._frozen if s.parameter.grad is not None and not s.frozen]
+        if left:
+            self._frozen.difference_update(left)
+            names = ", ".join(sorted(slot.name for slot in left))
+            warnings.warn(
+                f"expected this optimizer to exchange all gradients, got none of {names}: Horovod "
+                f"exchanges what required gradients when hvd.DistributedOptimizer was made; unless another "
+                f"optimizer has them, make it again after requires_grad_(True), or ranks drift apart",
+                stacklevel=2,
+            )
         self._exchanged.clear()
 
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
         self._changes = Changes()
 
-    def _uncompressed(self, slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.Tensor:
+    def _uncompressed(
+        self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
+    ) -> torch.Tensor:
         """What Horovod adds up itself, with what earlier codecs have left."""
         self._kernels.order(gradient)
         scale = self._encoder.loss_scale
-        self._changes.release(slot, gradient, scale)
-        self._changes.release_owned(slot, gradient, scale)
+        if not idle:
+            self._changes.release(slot, gradient, scale)
+            self._changes.release_owned(slot, gradient, scale)
         sent = gradient.to(self._sent_dtype(slot, gradient, warming_up))
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
+
+
+_made: dict[str, int] = {}
+"""How many compressors this process has made, by what the names of their collectives begin with."""
+
+
+def _distinct(prefix: str) -> str:
+    """A name for another compressor, whose collectives may be under way with those of earlier ones."""
+    number = _made[prefix] = _made.get(prefix, -1) + 1
+    return f"{prefix}.{number}" if number else prefix
 
 
 def _group_of(ranks: Collectives) -> Group:

@@ -63,6 +63,7 @@ class Step:
     ) -> None:
         self._warming_up = warming_up
         self._cold: set[Slot] = set()
+        self._idle: set[Slot] = set()
         self._collectives = collectives
         self._batches = batches
         self._hosts = hosts
@@ -98,12 +99,24 @@ class Step:
         """Called before a step's first gradient."""
         self._scales.clear()
         self._cold.clear()
+        self._idle.clear()
         self._participation.begin()
         self._visit_end_of_backward()
 
-    def add(self, slot: Slot, gradient: torch.Tensor, counters: Counters) -> None:
-        """Takes a gradient that is to be encoded; sends its bucket if that is complete."""
+    def add(
+        self, slot: Slot, gradient: torch.Tensor, counters: Counters, *, idle: bool = False
+    ) -> None:
+        """Takes a gradient that is to be encoded; sends its bucket if that is complete.
+
+        Args:
+            slot: of its parameter.
+            gradient: results are written over it.
+            counters: get what is encoded.
+            idle: whether this rank does not train the parameter now. If none does, its residual stays.
+        """
         self._encoded = True
+        if idle:
+            self._idle.add(slot)
         if self._warming_up(slot):
             self._cold.add(slot)
         bucket = self._buckets.add(slot, gradient)
@@ -131,7 +144,8 @@ class Step:
         if not self._release(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
             raise ExchangeError(
                 f"{name}: expected all {size} ranks of the compressor's process set, got "
-                f"only those of the optimizer: pass the same process_set to both"
+                f"only those of the optimizer: pass the same process_set to both, and make compressors in "
+                f"the same order on every rank"
             )
 
     def scale(self, reduced: torch.Tensor, name: str) -> float:
@@ -207,7 +221,8 @@ class Step:
             slots, gradients = bucket.sorted(lambda slot: (slot in self._cold) != encoded)  # noqa: B023
             if not slots:
                 continue
-            batch, exchanging = self._batches.make(slots, gradients, encoded=encoded)
+            used = [slot not in self._idle for slot in slots]
+            batch, exchanging = self._batches.make(slots, gradients, used, encoded=encoded)
             pending = Pending(named, bucket.number, exchanging, batch.note)
             batch.count_encoding(counters)
             self._held.append((batch, pending))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
@@ -146,12 +148,14 @@ def test_half_precision() -> None:
                 got = run(tf.cast(_two_valued((40, 70), hvd.rank(), step), dtype))
                 assert got.dtype == dtype
                 assert np.array_equal(tf.cast(got, tf.float32), _mean((40, 70), step)), codec
-    with pytest.raises(Exception, match="expected dtype float32, float16, bfloat16, got float64"):
-        _send(hvdc.OneBit(), tf.TensorSpec((40, 70), tf.float64)).get_concrete_function()
-    double = _send(hvdc.OneBit(exclude=["*"]), tf.TensorSpec((40, 70), tf.float64))
-    got = double(_two_valued((40, 70), hvd.rank()).astype(np.float64))
-    assert got.dtype == tf.float64
-    assert np.array_equal(got, _mean((40, 70)))
+    for options in ({}, {"exclude": ["*"]}):
+        double = _send(hvdc.OneBit(**options), tf.TensorSpec((40, 70), tf.float64))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = double(_two_valued((40, 70), hvd.rank()).astype(np.float64))
+        assert any("(float64)" in str(one.message) for one in caught) == (not options)
+        assert got.dtype == tf.float64
+        assert np.array_equal(got, _mean((40, 70)))
 
 
 @on_ranks(2, launcher="tensorflow")

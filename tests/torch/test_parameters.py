@@ -1,0 +1,189 @@
+"""Parameters that start or stop to be trained, and those of unusual kinds: as without compression."""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import hvd_compress.torch as hvdc
+from hvd_compress import codecs
+from tests.ranks import on_ranks
+from tests.torch.probes import Probe, assert_identical_on_all_ranks, distributed, exchange
+from tests.torch_models import targets, two_valued
+
+SHAPES = {"base": (40, 70), "head": (3000,), "small": (10,)}
+
+
+@on_ranks(2)
+def test_a_layer_that_is_trained_later() -> None:
+    """One-bit codes carry these gradients without error: the result is the average."""
+    model = Probe(SHAPES)
+    model.base.requires_grad_(False)
+    compressor = hvdc.OneBit(model, threshold=100)
+    assert list(compressor.routes()) == ["head", "small"]
+    model.base.requires_grad_(True)
+    optimizer = distributed(model, compressor)
+    for step in range(2):
+        got = exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), step))
+        each = [two_valued(SHAPES, rank, step) for rank in range(2)]
+        for name in SHAPES:
+            torch.testing.assert_close(got[name], (each[0][name] + each[1][name]) / 2)
+
+
+@on_ranks(2)
+def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
+    """What is unsent of it stays, and goes on its way when the layer is trained again."""
+    for chosen in ("allgather", "two_shot", "changed codec"):
+        travels = chosen if chosen != "changed codec" else "allgather"
+        model = Probe(SHAPES)
+        compressor = hvdc.OneBit(model, threshold=100, exchange=travels)
+        optimizer = distributed(model, compressor)
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+        model.base.requires_grad_(False)
+        if chosen == "changed codec":
+            compressor.set_codec(codecs.NoCompression())
+        kept = compressor.state_dict()["tensors"]["base"]["residual"].clone()
+        before = model.base.detach().clone()
+        assert kept.any()
+        for step in range(1, 3):
+            exchange(model, optimizer, targets(SHAPES, hvd.rank(), step), ["head", "small"])
+        assert torch.equal(model.base, before)
+        assert torch.equal(compressor.state_dict()["tensors"]["base"]["residual"], kept)
+        model.base.requires_grad_(True)
+        exchange(model, optimizer, targets(SHAPES, 0, 3, scale=0.0))
+        assert not torch.equal(model.base, before)
+        assert_identical_on_all_ranks(model)
+
+
+@on_ranks(2)
+def test_a_layer_that_the_optimizer_does_not_know() -> None:
+    """As stock, Horovod does not exchange it; ranks are told."""
+    model = Probe(SHAPES)
+    model.base.requires_grad_(False)
+    optimizer = distributed(model, hvdc.OneBit(model, threshold=100))
+    model.base.requires_grad_(True)
+    with pytest.warns(UserWarning, match="got none of base: .* make it again after requires_grad_"):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+
+
+@on_ranks(2)
+def test_gradients_from_before_a_layer_was_frozen_are_averaged() -> None:
+    model = Probe(SHAPES)
+    optimizer = distributed(model, hvdc.OneBit(model, threshold=100), backward_passes_per_step=2)
+    each = [two_valued(SHAPES, rank, 0) for rank in range(2)]
+    model(each[hvd.rank()]).backward()
+    model.base.requires_grad_(False)
+    model(each[hvd.rank()], ["head", "small"]).backward()
+    optimizer.step()
+    torch.testing.assert_close(model.base.grad, (each[0]["base"] + each[1]["base"]) / 2)
+
+
+@on_ranks(2, alone=True)
+def test_a_layer_that_is_frozen_on_one_rank_only() -> None:
+    model = Probe(SHAPES)
+    model.base.requires_grad_(hvd.rank() == 0)
+    optimizer = distributed(model, hvdc.OneBit(model, threshold=100))
+    names = list(SHAPES) if hvd.rank() == 0 else ["head", "small"]
+    message = r"requires_grad of base: True on rank 0, False on rank 1"
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0), names)
+
+
+@on_ranks(2)
+def test_sparse_gradients_go_horovods_own_way() -> None:
+    for as_dense in (False, True):
+        rows = torch.arange(5) + 3 * hvd.rank()
+        results = []
+        for compressed in (False, True):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(
+                torch.nn.Embedding(100, 40, sparse=True), torch.nn.Linear(40, 30)
+            )
+            compression = hvdc.OneBit(model, exclude=["*"]) if compressed else hvd.Compression.none
+            optimizer = distributed(model, compression, 0.0, sparse_as_dense=as_dense)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(rows).square().sum().backward()
+                optimizer.step()
+            results.append([parameter.grad.to_dense() for parameter in model.parameters()])
+        for got, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+@on_ranks(2)
+def test_sparse_gradients_beside_encoded_ones() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 40, sparse=True), torch.nn.Linear(40, 60))
+    optimizer = distributed(model, hvdc.OneBit(model), 0.1)
+    rows = torch.arange(5) + 3 * hvd.rank()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(rows).square().sum().backward()
+        optimizer.step()
+    assert_identical_on_all_ranks(model)
+
+
+@on_ranks(2)
+def test_parameters_of_other_dtypes() -> None:
+    """Quantized weights have no gradient; those of float64 are added up as they are."""
+    model = Probe({"head": (3000,)})
+    model.register_parameter(
+        "quantized", torch.nn.Parameter(torch.zeros(5000, dtype=torch.uint8), requires_grad=False)
+    )
+    model.register_parameter("wide", torch.nn.Parameter(torch.zeros(5000, dtype=torch.float64)))
+    with pytest.warns(UserWarning, match=r"uncompressed in their own dtype: wide \(float64\)$"):
+        compressor = hvdc.OneBit(model)
+    assert list(compressor.routes()) == ["head", "wide"]
+    optimizer = distributed(model, compressor)
+    each = [targets({"head": (3000,), "wide": (5000,)}, rank, 0) for rank in range(2)]
+    for one in each:
+        one["wide"] = one["wide"].double() / 3
+    got = exchange(model, optimizer, each[hvd.rank()])
+    assert got["wide"].dtype == torch.float64
+    torch.testing.assert_close(got["wide"], (each[0]["wide"] + each[1]["wide"]) / 2)
+
+
+@on_ranks(2)
+def test_parameters_that_cannot_be_exchanged() -> None:
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(5000, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="w: expected a parameter of real numbers, got complex64"):
+        hvdc.OneBit(model)
+    model.w.requires_grad_(False)
+    assert hvdc.OneBit(model).routes() == {}
+
+
+@on_ranks(2)
+def test_a_model_that_is_changed_after_its_compressor() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model)
+    optimizer = distributed(model.double(), compressor)
+    wide = {name: one.double() for name, one in targets(SHAPES, hvd.rank(), 0).items()}
+    with pytest.raises(
+        TypeError, match=r"(base|head): expected a gradient of .*, got dtype float64"
+    ):
+        exchange(model, optimizer, wide)
+    hvd.barrier()
+
+
+@on_ranks(2)
+def test_two_optimizers_over_one_model() -> None:
+    """One backward pass brings gradients to both; each has a compressor of the whole model."""
+    model = Probe(SHAPES)
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0),
+            named_parameters=model.named_parameters(),
+            compression=hvdc.OneBit(model, threshold=100),
+        )
+        for parameters in ([model.base], [model.head, model.small])
+    ]
+    for step in range(2):
+        model.zero_grad()
+        model(two_valued(SHAPES, hvd.rank(), step)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        each = [two_valued(SHAPES, rank, step) for rank in range(2)]
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, (each[0][name] + each[1][name]) / 2)
