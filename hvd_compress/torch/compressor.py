@@ -72,7 +72,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         ExchangeError: ``hvd.init()`` was not called.
     """
 
+    _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
+    _changes: Changes  # Of gradients that Horovod adds up itself.
 
     def __init__(
         self,
@@ -212,7 +214,6 @@ class Compressor(CompressorBase, HorovodCompressor):
             self._end,
             self._warming_up,
         )
-        self._changes = Changes()
         self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
@@ -269,6 +270,7 @@ class Compressor(CompressorBase, HorovodCompressor):
             )
         self._kernels.check()
         self._begin_encoding()
+        self._changes = self._last.changes()
         self._tokens.copy_(self._token)
         self._step.begin()
         self._exchanging = True
@@ -285,7 +287,6 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
-        self._changes = Changes()
 
     def _uncompressed(self, slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.Tensor:
         """What Horovod adds up itself, with what earlier codecs have left."""
