@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
@@ -96,6 +97,7 @@ class Compressor(ProcessGroupCompressor):
             threads=threads,
             process_group=process_group,
         )
+        self._discarded = Discarded(slot.parameter for slot in self._slots)
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
@@ -119,6 +121,7 @@ class Compressor(ProcessGroupCompressor):
         """
         self._bind()
         if self._step is None:
+            self._discarded.begin(self._last)
             self._step = self._begin()
         step = self._step
         if bucket.index() <= step.last_index:
@@ -141,6 +144,7 @@ class Compressor(ProcessGroupCompressor):
 
     def _end(self, step: Step) -> None:
         self._step = None
+        self._discarded.end()
         self.counters.steps += 1
         step.close()
         if self._former is None:

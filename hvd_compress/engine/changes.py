@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -25,6 +25,7 @@ class Changes:
         self._moved: list[Holder] = []
         self._if_accepted: list[Callable[[], None]] = []
         self._if_dropped: list[Callable[[], None]] = []
+        self._word: torch.Tensor | None = None
         self.accepted = False
 
     def move(self, holder: Holder) -> None:
@@ -101,7 +102,7 @@ class Changes:
             # Objects of the host: rare enough to wait for the device.
             if self._if_accepted:
                 self._call(bool(dropped.item()))
-            self.accepted = True
+            self.accepted, self._word = True, dropped
             return
         if not dropped:
             for holder in self._moved:
@@ -113,6 +114,10 @@ class Changes:
         """Leaves residuals as they were; what was released to a gradient travels with it uncompressed."""
         self._moved.clear()
         self.settle(False)
+
+    def counts(self) -> bool:
+        """Whether residuals count gradients as sent; may wait for a device that alone knows."""
+        return self.accepted and bool(self._moved) and not (self._word is not None and self._word)
 
     def take_back(self) -> None:
         """Undoes the changes if they were accepted; no gradient may have been encoded since."""
@@ -142,6 +147,9 @@ class LastExchange:
     def __init__(self) -> None:
         self._changes: list[Changes] = []
         self._replaced = False
+
+    def __iter__(self) -> Iterator[Changes]:
+        return iter(self._changes)
 
     def begin(self) -> None:
         """Called before an exchange's first gradient: the one before can no longer be taken back."""

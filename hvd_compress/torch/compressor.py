@@ -13,6 +13,7 @@ from horovod.torch.compression import Compressor as HorovodCompressor
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import NamedParameters, Slot
 from hvd_compress.exchanges import hosts
@@ -112,6 +113,7 @@ class Compressor(CompressorBase, HorovodCompressor):
             grad_scaler=grad_scaler,
             threads=threads,
         )
+        self._discarded = Discarded(slot.parameter for slot in slots)
         self._exchanging = False
         self._take_place()
         self._choose_routes(list(self._slots))
@@ -192,6 +194,7 @@ class Compressor(CompressorBase, HorovodCompressor):
             self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1
             self._exchanging = False
+            self._discarded.end()
             self._move_on()
             if not self._step.busy:
                 self._end(False)
@@ -269,6 +272,7 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"call compressor.rebind() after each hvd.init()"
             )
         self._kernels.check()
+        self._discarded.begin(self._last)
         self._begin_encoding()
         self._changes = self._last.changes()
         self._tokens.copy_(self._token)

@@ -57,7 +57,7 @@ def test_a_state_is_that_of_a_whole_step() -> None:
 
 @on_ranks(2)
 def test_a_step_that_is_thrown_away() -> None:
-    """Behind ``synchronize()``."""
+    """Behind ``synchronize()``: a warning without ``drop_step()``, and nothing left with it."""
     model = Probe(SHAPES)
     compressor = hvdc.OneBit(model, threshold=100)
     optimizer = distributed(model, compressor)
@@ -81,6 +81,9 @@ def test_a_step_that_is_thrown_away() -> None:
             else:
                 with optimizer.skip_synchronize():
                     optimizer.step()
+        gradients(3)
+    with pytest.warns(UserWarning, match=r"call compressor\.drop_step\(\)"):
+        gradients(4)
 
 
 @on_ranks(2)
