@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.engine.comm import byte_count
+from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.exchanges.routing import Route
@@ -61,6 +62,7 @@ class Compressor(ProcessGroupCompressor):
             process_group = _group_of(model, process_group)
             model = model.module
         super().__init__(slots_of(model), codec, process_group=process_group, **options)
+        self._discarded = Discarded(slot.parameter for slot in self._slots)
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
@@ -85,6 +87,7 @@ class Compressor(ProcessGroupCompressor):
         """
         self._bind()
         if self._step is None:
+            self._discarded.begin(self._last)
             self._step = self._begin()
         step = self._step
         if bucket.index() <= step.last_index:
@@ -107,6 +110,7 @@ class Compressor(ProcessGroupCompressor):
 
     def _end(self, step: Step) -> None:
         self._step = None
+        self._discarded.end()
         self.counters.steps += 1
         step.close()
         if self._former is None:

@@ -58,6 +58,8 @@ class Compressor(ProcessGroupCompressor):
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
     """
 
+    _idle_after = "wait() of every all_reduce"
+
     def __init__(
         self,
         codec: Codec | Route | str,
@@ -72,7 +74,7 @@ class Compressor(ProcessGroupCompressor):
         self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
-        self._calls = 0
+        self._calls = self._dropped = 0
         self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
         self._came_from: int | None = None  # The ranks of the last group.
@@ -152,6 +154,24 @@ class Compressor(ProcessGroupCompressor):
         super().set_codec(codec, layers)
         route = route_of(codec, self._exchange, "set_codec")
         self._routers.insert(0, (layers, self._router.with_route(route)))
+
+    def drop_step(self) -> None:
+        """Takes the last call of ``all_reduce`` back, with all of its tensors; every rank has to call it.
+
+        What a rank has not sent of these tensors becomes what it was before that call, bit for bit, and so
+        do what it owes as the owner of parts, and an owner step's state. Without this, error feedback would
+        bring what was thrown away into later calls. Positions in the noise move on, and a call of the
+        warm-up counts. Where some rank has not called it, the next call raises an error on all ranks.
+
+        Nothing changes where there was no call yet, or the last one was dropped already: by an earlier
+        ``drop_step()``, or on all ranks for an Inf or a NaN.
+
+        Raises:
+            ExchangeError: tensors are on their way; or a state was loaded, or :meth:`rebind` called, since
+                the last call of ``all_reduce``.
+        """
+        super().drop_step()
+        self._dropped += 1
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts, by key; every rank saves its own.
@@ -242,7 +262,8 @@ class Compressor(ProcessGroupCompressor):
         self._join_group()
         self._bound = True
         self._came_from = self._size
-        self._comparisons, self._calls, self._norms = None, 0, norms
+        self._comparisons, self._norms = None, norms
+        self._calls = self._dropped = 0
         self._prepared.clear()
         self._routed.clear()
         self._members = [one.member for one in told]
@@ -319,6 +340,7 @@ class Compressor(ProcessGroupCompressor):
             # rebind() refuses what an owner step's state belongs to, whatever the parts are.
             place = state["rank"], state["size"], self._seed
             restore(self._slots, state, *place, owned_by=lambda slot: None)
+        self._last.replace()
         self._came_from = state["size"]
 
     def _bind(self) -> None:
@@ -333,10 +355,6 @@ class Compressor(ProcessGroupCompressor):
 
     def _busy(self) -> bool:
         return bool(self._under_way)
-
-    def _expect_idle(self, who: str) -> None:
-        if self._busy():
-            raise ExchangeError(f"{who}: expected no tensor on its way; call it after wait()")
 
     def _forget_agreement(self) -> None:
         return  # Every call compares.
@@ -399,7 +417,8 @@ class Compressor(ProcessGroupCompressor):
         """Compares what the ranks are about to do, without waiting where ``over`` is told the answer."""
         assert self._comparisons is not None
         # A compressor that was made anew on some ranks only would have no process groups yet.
-        content = agreement.serialize({**settings, "calls before": self._calls})
+        counted = {"calls before": self._calls, "calls of drop_step": self._dropped}
+        content = agreement.serialize({**settings, **counted})
         self._calls += 1
         if over is not None:
             Comparison(self._comparisons, content, over)

@@ -12,7 +12,6 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
-from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
@@ -90,7 +89,7 @@ class Batch:
             for position, (gradient, one) in enumerate(zip(gradients, self._used, strict=True))
             if not one
         }
-        self._changes = [Changes() for _ in gradients]
+        self._changes = [encoder.last.changes() for _ in gradients]
         self._owned: list[Pair | None] = []
         self._take_over()
         self.flats = [
@@ -421,7 +420,7 @@ class Batch:
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
         owned, scale = self.plan.slots[position].owned, self._encoder.loss_scale
         assert owned is not None and self._owner_step is not None
-        state = copy.deepcopy(owned.state)
+        before, state = owned.state, copy.deepcopy(owned.state)
         average.div_(scale)
         self._owner_step(average, state)
         average.mul_(scale)
@@ -429,7 +428,10 @@ class Batch:
         def keep() -> None:
             owned.state = state
 
-        self._changes[position].when(keep, lambda: None)
+        def restore() -> None:
+            owned.state = before
+
+        self._changes[position].when(keep, restore)
 
     def _check_changes(self) -> None:
         """Raises ``ExchangeError`` where others have changed how gradients travel."""

@@ -1,34 +1,46 @@
-"""What a step does to residuals: counted when the step is accepted, undone when it is not."""
+"""What a step does to residuals: counted when the step is accepted, undone when it is dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from hvd_compress.engine.slots import Holder, Owned, Slot
 from hvd_compress.exchanges.layout import OwnedPart
+from hvd_compress.ranks.errors import ExchangeError
 
 
 class Changes:
     """The changes of some gradients' residuals in one step.
 
     A step is dropped when some rank sent an Inf or a NaN: then no residual may count its gradients as sent.
+    The script may also drop the step after it was accepted: :meth:`take_back`.
+
+    Attributes:
+        accepted: whether the step was accepted, and not taken back.
     """
 
     def __init__(self) -> None:
         self._moved: list[Holder] = []
         self._if_accepted: list[Callable[[], None]] = []
-        self._if_not: list[Callable[[], None]] = []
+        self._if_dropped: list[Callable[[], None]] = []
+        self._word: torch.Tensor | None = None
+        self.accepted = False
 
     def move(self, holder: Holder) -> None:
         """Has ``holder.next_residual`` be the residual once the step is accepted."""
         self._moved.append(holder)
 
-    def when(self, accepted: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Calls one of the two once it is known whether the step is accepted."""
+    def when(self, accepted: Callable[[], None], dropped: Callable[[], None]) -> None:
+        """Calls one of the two once it is known whether the step is accepted.
+
+        Args:
+            accepted: makes a change.
+            dropped: puts back what was there before, whether or not the change has been made.
+        """
         self._if_accepted.append(accepted)
-        self._if_not.append(otherwise)
+        self._if_dropped.append(dropped)
 
     def release(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
         """Adds what an earlier codec left unsent to the gradient, and forgets it once that is sent."""
@@ -90,20 +102,80 @@ class Changes:
             # Objects of the host: rare enough to wait for the device.
             if self._if_accepted:
                 self._call(bool(dropped.item()))
+            self.accepted, self._word = True, dropped
             return
         if not dropped:
             for holder in self._moved:
                 holder.accept()
         self._call(dropped)
+        self.accepted = not dropped
 
     def withdraw(self) -> None:
         """Leaves residuals as they were; what was released to a gradient travels with it uncompressed."""
-        self._call(False)
+        self._moved.clear()
+        self.settle(False)
+
+    def counts(self) -> bool:
+        """Whether residuals count gradients as sent; may wait for a device that alone knows."""
+        return self.accepted and bool(self._moved) and not (self._word is not None and self._word)
+
+    def take_back(self) -> None:
+        """Undoes the changes if they were accepted; no gradient may have been encoded since."""
+        if self.accepted:
+            for holder in self._moved:
+                holder.take_back()
+            self._call(True)
+            self.accepted = False
 
     def _call(self, dropped: bool) -> None:
-        for call in self._if_not if dropped else self._if_accepted:
+        for call in self._if_dropped if dropped else self._if_accepted:
             call()
 
     def _add(self, rest: torch.Tensor, slot: Slot, gradient: torch.Tensor, holder: Holder) -> None:
         gradient.add_(rest.view(slot.shape).to(gradient.dtype))
-        self.when(holder.forget, lambda: None)
+        residual, scale = holder.residual, holder.residual_scale
+
+        def restore() -> None:
+            holder.residual, holder.residual_scale = residual, scale
+
+        self.when(holder.forget, restore)
+
+
+class LastExchange:
+    """The changes of the last exchange; :meth:`take_back` undoes them as long as no other one has begun."""
+
+    def __init__(self) -> None:
+        self._changes: list[Changes] = []
+        self._replaced = False
+
+    def __iter__(self) -> Iterator[Changes]:
+        return iter(self._changes)
+
+    def begin(self) -> None:
+        """Called before an exchange's first gradient: the one before can no longer be taken back."""
+        self._changes.clear()
+        self._replaced = False
+
+    def changes(self) -> Changes:
+        """Makes changes that belong to the exchange that has begun last."""
+        self._changes.append(Changes())
+        return self._changes[-1]
+
+    def replace(self) -> None:
+        """Called where other residuals come in the place of those of the last exchange."""
+        self._replaced |= any(one.accepted for one in self._changes)
+        self._changes.clear()
+
+    def take_back(self) -> None:
+        """Undoes the exchange; does nothing where none was accepted, or it was undone already.
+
+        Raises:
+            ExchangeError: residuals have been replaced since.
+        """
+        if self._replaced:
+            raise ExchangeError(
+                "drop_step: expected residuals as the last exchange left them, got others by "
+                "load_state_dict(), load_resized() or rebind(): call drop_step() before these"
+            )
+        for changes in self._changes:
+            changes.take_back()

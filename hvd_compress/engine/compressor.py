@@ -13,6 +13,7 @@ from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batch_cache import BatchCache
+from hvd_compress.engine.changes import LastExchange
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
@@ -56,6 +57,7 @@ class CompressorBase:
 
     _chained: ClassVar[bool] = False
     """As for :class:`hvd_compress.engine.executors.Executors`."""
+    _idle_after: ClassVar[str] = "a backward pass that has come to its end"
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class CompressorBase:
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
+        self._last = LastExchange()
         self._router = Router(route, threshold, exclude, layers)
         names = [slot.name for slot in self._slots]
         if names:  # Tensors may come later, by names that are not known yet.
@@ -111,7 +114,10 @@ class CompressorBase:
         """Takes a place among ranks; the frontend chooses all routes then."""
         self._group = group
         self._rank, self._size = group.rank, group.size
-        self._encoder = EncodeContext(self._kernels, self._seed, group.rank, self._grad_scaler)
+        self._last.replace()
+        self._encoder = EncodeContext(
+            self._kernels, self._seed, group.rank, self._grad_scaler, self._last
+        )
         self._batches = BatchCache(self._encoder, group, self._owner_step)
 
     def _bind(self) -> None:
@@ -140,6 +146,24 @@ class CompressorBase:
         chosen = [slot for slot in self._slots if slot.name in found]
         self._choose_routes(chosen, self._router.with_route(route))
 
+    def drop_step(self) -> None:
+        """Takes the last exchange back, where its results are not used; every rank has to call it.
+
+        Residuals become what they were before that exchange, bit for bit: those of this rank's gradients,
+        those of the parts that it owns, what an earlier codec has left, and the state of an owner step.
+        Without this, error feedback would bring what was thrown away into later steps. Positions in the
+        noise move on, and a step of the warm-up counts.
+
+        Nothing changes where there was no exchange yet, or the last one was dropped already: by an earlier
+        call, or on all ranks for an Inf or a NaN.
+
+        Raises:
+            ExchangeError: gradients are on their way; or residuals were loaded, or rebound, since the last
+                exchange.
+        """
+        self._expect_idle("drop_step")
+        self._last.take_back()
+
     def routes(self) -> dict[str, Route]:
         """How each parameter's gradient travels, by name; frozen parameters have none."""
         self._bind()
@@ -167,7 +191,7 @@ class CompressorBase:
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
 
         Raises:
-            ExchangeError: gradients are on their way: call it after ``step()``.
+            ExchangeError: gradients are on their way.
         """
         self._bind()
         self._expect_idle("state_dict")
@@ -206,6 +230,7 @@ class CompressorBase:
 
     def _restore(self, state: dict[str, Any]) -> None:
         restore(self._slots, state, self._rank, self._size, self._seed, self._owned_by)
+        self._last.replace()
 
     def _owned_by(self, slot: Slot) -> Owned | None:
         """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
@@ -219,8 +244,8 @@ class CompressorBase:
         """Raises ``ExchangeError`` while gradients are on their way."""
         if self._busy():
             raise ExchangeError(
-                f"{what}: expected no gradient on its way, got one between backward() and step(): "
-                f"residuals and positions belong to a whole step; call it after step()"
+                f"{what}: expected no gradient on its way, got one: residuals and positions belong to a "
+                f"whole exchange; call it after {self._idle_after}"
             )
 
     def _begin_encoding(self) -> None:

@@ -72,6 +72,10 @@ class Holder:
             self.next_residual.copy_(kept)
         self.residual, self.next_residual = self.next_residual, self.residual
 
+    def take_back(self) -> None:
+        """Undoes :meth:`accept`: until the next gradient is encoded, the former residual is still there."""
+        self.residual, self.next_residual = self.next_residual, self.residual
+
     def forget(self) -> None:
         """Has no residual any more: it was added to a gradient that has been sent."""
         self.residual = self.next_residual = None

@@ -105,6 +105,7 @@ class Simulation:
         ]
         self.states: dict[tuple[int, str], dict[str, Any]] = {}
         self._finite = True
+        self._before = self.residuals, self.owned, self.states
 
     def shared(self, name: str) -> Shared:
         """How the owners share a tensor out; the exchange has to have owners."""
@@ -134,7 +135,7 @@ class Simulation:
         if cold:
             self._warmup_steps -= 1
             exchange = self._cold_start
-        before = copy.deepcopy((self.residuals, self.owned, self.states))
+        self._before = copy.deepcopy((self.residuals, self.owned, self.states))
         self._finite = True
         received = {}
         with np.errstate(all="ignore"):
@@ -146,8 +147,12 @@ class Simulation:
                 received[name] = exchange(name, flat, factor).reshape(shape)
         self.step += not cold
         if not self._finite:
-            self.residuals, self.owned, self.states = before
+            self.drop_step()
         return received
+
+    def drop_step(self) -> None:
+        """Has residuals and states be what they were before the last step; the noise moves on."""
+        self.residuals, self.owned, self.states = self._before
 
     def _allgather(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
         shape = self._shapes[name]

@@ -79,6 +79,15 @@ class CompressGradients(lightning.Callback):
             hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)
             self._loaded = {}
 
+    def drop_step(self) -> None:
+        """As the compressor's: takes the last exchange back, where its gradients are not used.
+
+        On every rank, in the module's ``on_before_optimizer_step`` for example. On one device, which sends
+        nothing, nothing is done.
+        """
+        if self.compressor is not None:
+            self.compressor.drop_step()
+
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them."""
         return {} if self.compressor is None else hvdc.GatheredState(self.compressor).state_dict()

@@ -229,6 +229,7 @@ class ProcessGroupCompressor(CompressorBase):
                 uncompressed one is added up.
             buffer: memory that holds exactly these tensors, one behind the other, if there is any.
         """
+        bucket.changes = self._last.changes()
         if self._former is not None:
             tensors = list(tensors)
             self._compare_with(self._former, bucket, tensors)

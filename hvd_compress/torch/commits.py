@@ -92,10 +92,12 @@ class TorchCommits(Commits):
         ).numpy()
 
     def _go_back(self, commit: Commit) -> None:
+        self.compressor._last.replace()
         seed = commit.state["seed"]
         restore(self._slots, commit.state, *commit.place, seed, self.compressor._owned_by)
 
     def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
+        self.compressor._last.replace()
         given = [None] * len(self._slots) if parts is None else parts
         for slot, part in zip(self._slots, given, strict=True):
             begin_with(slot, None if part is None else torch.from_numpy(part.copy()))

@@ -15,6 +15,7 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot
 from hvd_compress.exchanges import hosts
@@ -64,7 +65,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         ExchangeError: ``hvd.init()`` was not called.
     """
 
+    _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
+    _changes: Changes  # Of gradients that Horovod adds up itself.
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._prefix = _distinct(f"{name}.{next(iter(slots)).name}")
         self._process_set = process_set
         super().__init__(slots, codec, **options)
+        self._discarded = Discarded(slot.parameter for slot in slots)
         self._exchanging = False
         self._take_place()
         self._choose_routes(list(self._slots))
@@ -174,6 +178,7 @@ class Compressor(CompressorBase, HorovodCompressor):
             self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1
             self._exchanging = False
+            self._discarded.end()
             self._move_on()
             if not self._step.busy:
                 self._end(False)
@@ -197,7 +202,6 @@ class Compressor(CompressorBase, HorovodCompressor):
             self._end,
             self._warming_up,
         )
-        self._changes = Changes()
         self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
@@ -256,7 +260,9 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"call compressor.rebind() after each hvd.init()"
             )
         self._kernels.check()
+        self._discarded.begin(self._last)
         self._begin_encoding()
+        self._changes = self._last.changes()
         self._tokens.copy_(self._token)
         self._step.begin()
         self._exchanging = True
@@ -283,7 +289,6 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
-        self._changes = Changes()
 
     def _uncompressed(
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool

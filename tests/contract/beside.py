@@ -135,6 +135,11 @@ class Beside:
                     near[beside[1]] = np.isfinite(got[name][beside[1]])
                 assert near.all(), (name, tolerance, np.abs(got[name] - kept).max())
 
+    def drop_step(self) -> None:
+        """Takes the last step back."""
+        self.job.compressor.drop_step()
+        self.simulation.drop_step()
+
     def leave_out(self, step: int, change: Callable[[list[dict[str, np.ndarray]]], None]) -> None:
         """A step that the others make without this rank."""
         everybodys = self.everybodys(step)

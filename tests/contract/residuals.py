@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from hvd_compress import Route
 from hvd_compress.codecs import (
@@ -76,6 +77,80 @@ def _dropped(beside: Beside, ranks: set[int], name: str, bad: float) -> None:
         beside.assert_nearly_kept(2, (name, 17))
         got = beside.job.step(beside.everybodys(3)[beside.frontend.rank])
         assert all(np.isfinite(one).all() for one in got.values())
+
+
+def a_step_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
+    """It leaves no residual behind, and the next ones are as ever; a second call changes nothing."""
+
+    def spike(everybodys: list[dict[str, np.ndarray]]) -> None:
+        for one in everybodys:
+            for gradient in one.values():
+                gradient *= 1000
+
+    def overflow(everybodys: list[dict[str, np.ndarray]]) -> None:
+        everybodys[-1]["b"][17] = np.inf
+
+    for view in frontend.views:
+        for row in _NONFINITE.get(exchange, [USUAL[exchange]]):
+            beside = Beside(frontend, exchange, row, seed=3, **view)
+            beside.job.compressor.drop_step()  # There was none yet.
+            for first, change in ((0, spike), (2, spike), (4, overflow)):
+                beside.step(first, change=change)
+                beside.drop_step()
+                beside.drop_step()
+                if first:
+                    beside.assert_kept()
+                beside.steps(first + 1)
+
+
+def a_change_of_codec_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
+    """What the former codec had left, and sent in that step, is there again."""
+    (codec, feedback), other = USUAL[exchange], _CHANGES[exchange][0]
+    beside = Beside(frontend, exchange)
+    beside.steps(0, 1)
+    for step, changed in ((2, (NoCompression(),)), (3, other), (4, (other[0], NONE))):
+        before = beside.job.compressor.residual_norm()
+        beside.job.compressor.set_codec(Route(*changed))
+        beside.job.step(beside.everybodys(step)[frontend.rank])
+        assert beside.job.compressor.residual_norm() != before
+        beside.job.compressor.drop_step()
+        beside.job.compressor.set_codec(Route(codec, feedback))
+        beside.simulation.step += step > 2  # Only gradients that are encoded have noise.
+        beside.assert_kept()
+    beside.steps(5, 6)
+
+
+def an_owner_step_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
+    """Also one of the cold start, which counts."""
+    option, simulated = frontend.adagrad()
+    beside = Beside(
+        frontend,
+        exchange,
+        simulated={"owner_step": simulated, "warmup_steps": 3},
+        owner_step=option,
+        warmup_steps=3,
+    )
+    for step in range(8):
+        beside.step(step)
+        if step in (0, 2, 3, 5):
+            beside.drop_step()
+    beside.assert_kept()
+
+
+def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: str) -> None:
+    """A clear error: what the last exchange left is gone."""
+    beside = Beside(frontend, exchange)
+    beside.steps(0)
+    beside.go_on_with_another_job()
+    beside.job.compressor.drop_step()  # It has made no exchange.
+    beside.assert_kept()
+    beside.steps(1)
+    beside.job.load(beside.job.save())
+    with pytest.raises(frontend.errors, match=r"drop_step: .* load_state_dict\(\)"):
+        beside.job.compressor.drop_step()
+    beside.steps(2)
+    beside.drop_step()
+    beside.steps(3)
 
 
 def a_checkpoint_goes_on_bit_for_bit(frontend: Frontend, exchange: str) -> None:

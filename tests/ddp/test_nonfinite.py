@@ -119,7 +119,7 @@ def test_the_loss_scale_is_read_once_a_step() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_residuals_follow_the_loss_scale() -> None:
-    """Mass is conserved in unscaled units although the scale changes between steps."""
+    """Mass is conserved in unscaled units although the scale changes, also in a step that is dropped."""
     shapes = {"a": (4096,)}
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback(), grad_scaler=scaler)
@@ -131,6 +131,13 @@ def test_residuals_follow_the_loss_scale() -> None:
         every = [targets(shapes, r, step) for r in range(2)]
         sent += exchange(ddp, {"a": scale * every[dist.get_rank()]["a"]})["a"] / scale
         total += sum(g["a"] for g in every) / 2
+        if step == 3:
+            kept = compressor.state_dict()["tensors"]["a"]["residual"] / scale
+            scaler.update(32.0)
+            exchange(ddp, targets(shapes, dist.get_rank(), 9))
+            compressor.drop_step()
+            saved = compressor.state_dict()["tensors"]["a"]
+            assert torch.equal(saved["residual"] / saved["residual_scale"], kept)
     residual = compressor.state_dict()["tensors"]["a"]["residual"] / scaler.get_scale()
     assert math.isclose(compressor.residual_norm(), residual.double().norm().item(), rel_tol=1e-6)
     dist.all_reduce(residual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,13 @@ def test_one_file_holds_the_states_of_all_ranks() -> None:
     assert all(torch.equal(first[name], second[name]) for name in SHAPES)
 
 
-def _fit(folder: str, epochs: int, checkpoint: str | None = None, **options: Any) -> Any:
+def _fit(
+    folder: str,
+    epochs: int,
+    checkpoint: str | None = None,
+    drop: Callable[..., None] = lambda *_: None,
+    **options: Any,
+) -> Any:
     import lightning.pytorch as lightning
 
     from hvd_compress.lightning import CompressGradients
@@ -88,6 +95,9 @@ def _fit(folder: str, epochs: int, checkpoint: str | None = None, **options: Any
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            drop(self, optimizer, compress)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -124,6 +134,26 @@ def test_lightning_goes_on_from_its_checkpoint_bit_for_bit() -> None:
         assert other.residual_norm() == compressor.residual_norm() > 0
         assert torch.equal(resumed.layer.weight, network.layer.weight)
         dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_step_that_a_lightning_module_drops() -> None:
+    from hvd_compress.lightning import CompressGradients
+
+    norms: dict[int, list[float]] = {}
+
+    def drop(network: Any, optimizer: torch.optim.Optimizer, compress: CompressGradients) -> None:
+        assert compress.compressor is not None
+        if network.global_step % 2:
+            assert compress.compressor.residual_norm() != norms[network.global_step - 1][0]
+            optimizer.zero_grad()
+            compress.drop_step()
+        norms[network.global_step] = [compress.compressor.residual_norm()]
+
+    with tempfile.TemporaryDirectory() as folder:
+        _fit(folder, 1, strategy="ddp", devices=2, drop=drop)
+        dist.barrier()
+    assert len(norms) == 4 and norms[0] == norms[1] != norms[2] == norms[3]
 
 
 @on_ranks(2, launcher="torchrun", alone=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import time
@@ -308,6 +309,7 @@ def test_what_is_wrong_on_every_rank() -> None:
         compressor.state_dict,
         lambda: compressor.load_state_dict({}),
         lambda: compressor.set_codec(Int8()),
+        compressor.drop_step,
     ):
         with pytest.raises(hvdc.ExchangeError, match="on its way"):
             call()
@@ -315,6 +317,33 @@ def test_what_is_wrong_on_every_rank() -> None:
     hvdc.all_reduce(good, compressor, key="good")
     with pytest.raises(ValueError, match="expected the process group of the compressor, got anoth"):
         hvdc.all_reduce(good, compressor, key="good", group=dist.new_group([0, 1]))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_last_call_can_be_dropped() -> None:
+    """By all ranks, with all of its tensors, and no other call that was under way with it."""
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
+    simulations = [
+        Simulation("allgather", OneBit(), ErrorFeedback(), {n: SHAPES[n] for n in names}, 2)
+        for names in ("ab", "c")
+    ]
+    for step in range(4):
+        everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
+        sent = copy.deepcopy(everybodys)
+        mine, works = everybodys[dist.get_rank()], []
+        for names in ("ab", "c"):
+            tensors = [mine[name] for name in names]
+            works.append(hvdc.all_reduce(tensors, compressor, key=list(names), async_op=True))
+        for work, names, simulation in zip(works, ("ab", "c"), simulations, strict=True):
+            work.wait()
+            assert_same_bits({name: mine[name] for name in names}, simulation.average(sent))
+        if step == 1:
+            compressor.drop_step()
+            simulations[1].drop_step()
+    if dist.get_rank() == 1:
+        compressor.drop_step()
+    with pytest.raises(hvdc.ExchangeError, match="calls of drop_step: 1 on rank 0, 2 on rank 1"):
+        hvdc.all_reduce(torch.zeros(SHAPES["c"]), compressor, key="c")
 
 
 @on_ranks(3, launcher="torchrun")

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import OneBit, Ternary
-from tests.contract.cases import FULL
+from tests.contract.cases import FULL, USUAL
 from tests.fsdp.probes import (
     SHAPES,
     Beside,
@@ -57,6 +57,28 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
         other.load_state_dict(states[dist.get_rank() ^ 1])
     with pytest.raises(ValueError, match=r"expected rank ."):
         other.load_state_dict(states[dist.get_rank() ^ 2])
+
+
+@on_ranks(4, launcher="torchrun")
+def test_a_step_that_the_script_drops() -> None:
+    """It leaves nothing behind in any shard, nor in the state of an owner step."""
+    mesh = mesh_of(2)
+    for exchange in FLAT:
+        step = hvdc.AdaGrad(initial=0.25) if exchange == "two_shot" else None
+        options: dict[str, Any] = {} if step is None else {"owner_step": step}
+        net, compressor = make(mesh, *USUAL[exchange], exchange=exchange, **options)
+        if step is not None:
+            options["owner_step"] = lambda average, state: step(torch.from_numpy(average), state)  # noqa: B023
+        beside = Beside(mesh, exchange, *USUAL[exchange], **options)
+        for number in range(5):
+            got = backward(net, targets(SHAPES, dist.get_rank(), number))
+            assert_same_bits(got, beside.step(number))
+            if number in (1, 3):
+                net.zero_grad()
+                compressor.drop_step()
+                beside.simulation.drop_step()
+                beside.assert_kept(compressor)
+        beside.assert_kept(compressor)
 
 
 @on_ranks(4, launcher="torchrun")

@@ -16,7 +16,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.engine.executors import Executors
-from tests.contract import results
+from tests.contract import residuals, results
 from tests.contract.horovod_torch import HorovodTorch
 from tests.cuda.executors import deferred_kernels, emulated_library
 from tests.ranks import on_ranks
@@ -35,6 +35,14 @@ def built() -> None:
 def test_every_codec_in_one_shot() -> None:
     with deferred_kernels():
         results.every_codec(HorovodTorch(), "allgather")
+
+
+@on_ranks(2)
+def test_steps_that_the_script_drops() -> None:
+    """Also where only a device knows whether all ranks have dropped the step."""
+    with deferred_kernels():
+        residuals.a_step_that_the_script_drops(HorovodTorch(), "allgather")
+        residuals.a_step_that_the_script_drops(HorovodTorch(), "two_shot")
 
 
 @on_ranks(2)
