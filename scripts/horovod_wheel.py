@@ -12,7 +12,9 @@ for Linux, and whether or not the machine has a CUDA toolkit.
 
 With --gpu it builds for a torch for CUDA: "nccl" gathers by NCCL, "staged" copies through the host,
 for two ranks on one GPU, which NCCL refuses. That takes a CUDA toolkit (CUDA_HOME, or nvcc on the
-PATH). With --mpi the wheel runs under MPI and under Gloo, and needs the MPI that it was built with. --sdist takes the source from a file, for a machine without a network.
+PATH). --sdist takes the source from a file, for a machine without a network.
+
+With --mpi the wheel runs under MPI as well as under Gloo, and needs the MPI that it was built with.
 
 Progress goes to stderr, the full build log into the cache. Only the standard library is used.
 """
