@@ -14,6 +14,8 @@ With --gpu it builds for a torch for CUDA: "nccl" gathers by NCCL, "staged" copi
 for two ranks on one GPU, which NCCL refuses. That takes a CUDA toolkit (CUDA_HOME, or nvcc on the
 PATH). --sdist takes the source from a file, for a machine without a network.
 
+With --mpi the wheel runs under MPI as well as under Gloo, and needs the MPI that it was built with.
+
 Progress goes to stderr, the full build log into the cache. Only the standard library is used.
 """
 
@@ -300,7 +302,7 @@ def gpu_variables(gpu: Gpu) -> dict[str, str]:
     return variables
 
 
-def build_variables(frameworks: list[str], gpu: Gpu | None) -> dict[str, str]:
+def build_variables(frameworks: list[str], gpu: Gpu | None, mpi: bool = False) -> dict[str, str]:
     """The settings that decide what the wheel holds."""
     chosen = {
         f"HOROVOD_{'WITH' if name in frameworks else 'WITHOUT'}_{variable}": "1"
@@ -310,7 +312,7 @@ def build_variables(frameworks: list[str], gpu: Gpu | None) -> dict[str, str]:
         **chosen,
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITHOUT_MPI": "1",
+        f"HOROVOD_{'WITH' if mpi else 'WITHOUT'}_MPI": "1",
         "CXXFLAGS": CXXFLAGS,
         # Markers for NVIDIA's profiler are compiled in wherever a toolkit's headers are found.
         **(gpu_variables(gpu) if gpu else {"HOROVOD_WITHOUT_NVTX": "1"}),
@@ -358,6 +360,7 @@ def ingredients(
         "compiler": first_line(*compiler(), "--version"),
         "edits": hashlib.sha256(repr((recipe, sorted(variables.items()))).encode()).hexdigest(),
         **(gpu_ingredients(gpu.mode) if gpu else {}),
+        **({"mpi": mpi_version()} if "HOROVOD_WITH_MPI" in variables else {}),
     }
 
 
@@ -370,6 +373,12 @@ def gpu_ingredients(mode: str) -> dict[str, str]:
         "nvcc": version.strip().split("\n")[-1],
         "nccl": str(nvidia_library("nccl/lib/libnccl.so.*")) if mode == "nccl" else "",
     }
+
+
+def mpi_version() -> str:
+    if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
+        raise SystemExit("horovod: --mpi needs mpicxx and mpirun on the PATH, such as Open MPI's")
+    return first_line("mpirun", "--version")
 
 
 def apply_edits(source: Path, edits: Iterable[Edit]) -> None:
@@ -459,9 +468,11 @@ def find_wheel(folder: Path) -> Path | None:
     return next(folder.glob("horovod-*.whl"), None)
 
 
-def wheel(frameworks: list[str], cache: Path, gpu: Gpu | None, sdist: Path | None) -> Path:
+def wheel(
+    frameworks: list[str], cache: Path, gpu: Gpu | None, mpi: bool, sdist: Path | None
+) -> Path:
     """The path of a wheel for these frameworks, built if the cache has none."""
-    variables = build_variables(frameworks, gpu)
+    variables = build_variables(frameworks, gpu, mpi)
     parts = ingredients(frameworks, variables, gpu)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"{VERSION}-{'-'.join(frameworks)}-{key}"
@@ -532,6 +543,9 @@ def main() -> None:
     parser.add_argument(
         "--capabilities", default="90", metavar="CC[,CC]", help="with --gpu (default: 90)"
     )
+    parser.add_argument(
+        "--mpi", action="store_true", help="for MPI as well as Gloo; needs mpicxx and mpirun"
+    )
     parser.add_argument("--sdist", type=Path, help="Horovod's source, instead of a download")
     args = parser.parse_args()
     gpu = Gpu(args.gpu, args.capabilities) if args.gpu else None
@@ -541,7 +555,7 @@ def main() -> None:
         parser.error(f"expected {' or '.join(DISTRIBUTIONS)}, got {', '.join(sorted(unknown))}")
     # A build that is told to end removes its files, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    print(wheel(chosen, (default_cache() / "horovod").absolute(), gpu, args.sdist))
+    print(wheel(chosen, (default_cache() / "horovod").absolute(), gpu, args.mpi, args.sdist))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,9 @@ class Auto(Planning, Compressor):
         self._choices = allowed(codecs, exchanges)
         super().__init__(model, NoCompression(), **options)
 
+    def _needs_hosts(self) -> bool:
+        return any(route.exchange == "hierarchical" for route in self._choices)
+
     def _bind(self) -> None:
         if self._bound:
             return

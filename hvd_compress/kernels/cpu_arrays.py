@@ -12,11 +12,11 @@ from hvd_compress.kernels.native import DTYPES, check_dtype, dtype_of, feedback_
 
 
 def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> int:
-    """Where a contiguous array of that many elements begins.
+    """Where a contiguous array of that many elements begins; bytes hold payloads.
 
     Raises:
         TypeError: of another dtype.
-        ValueError: of another size, order or device.
+        ValueError: of another size, order or device; or bytes that do not start at a multiple of 4.
     """
     if dtype is not None:
         check_dtype(what, array, dtype)
@@ -30,7 +30,14 @@ def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> i
         contiguous, pointer = array.flags.c_contiguous, array.ctypes.data
     if not contiguous:
         raise ValueError(f"{what}: expected a contiguous array, got strides of another order")
+    if dtype == "uint8" and count:
+        _check_alignment(what, pointer)
     return pointer
+
+
+def _check_alignment(what: str, place: int) -> None:
+    if place % 4:
+        raise ValueError(f"{what}: expected bytes that start at a multiple of 4, got {place:#x}")
 
 
 def feedback_pointer(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any | None:
@@ -59,6 +66,8 @@ def rows(what: str, array: Any) -> tuple[int, int]:
         return 0, length
     pointer_to(what, array[count - 1], length, "uint8")
     stride = array.stride(0) if hasattr(array, "data_ptr") else array.strides[0]
+    if count > 1:
+        _check_alignment(what, stride)
     return pointer_to(what, array[0], length, "uint8"), stride
 
 

@@ -83,7 +83,6 @@ class CpuBatch(Batch):
         size = size_of(message)
         check_message("message", size, self.message_bytes)
         pointer = pointer_to("message", message, size, "uint8")
-        _check_alignment("message", pointer)
         table = self._encoding
         table.set_values("values", values)
         table.set_residuals(residuals, next_residuals)
@@ -104,9 +103,6 @@ class CpuBatch(Batch):
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)
         pointer, stride = rows_of("rows", rows)
-        _check_alignment("rows", pointer)
-        if ranks > 1:
-            _check_alignment("rows", stride)
         table = self._decoding
         table.set_values("values", values)
         table.set_steps(steps)
@@ -160,8 +156,3 @@ class CpuBatch(Batch):
             entry = self.entries[self._native[place]]
             what = f"{entry.codec!r}, shape {entry.shape}"
         return KernelError(f"{what}: the native library answered with status {status}")
-
-
-def _check_alignment(what: str, place: int) -> None:
-    if place % 4:
-        raise ValueError(f"{what}: expected bytes that start at a multiple of 4, got {place:#x}")

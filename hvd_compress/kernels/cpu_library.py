@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -54,14 +55,21 @@ def load() -> ctypes.CDLL:
     """Opens it once.
 
     Raises:
-        KernelError: it was not built, or belongs to another version.
+        KernelError: it was not built, belongs to another version, or HVDC_ISA names an instruction set
+            that this machine lacks.
     """
     if not _LIBRARY.exists():
         raise KernelError(
             f"expected the native library {_LIBRARY.name} in hvd_compress/lib, found none: install the "
             f"package with `pip install .` (needs a C++ compiler and cmake)"
         )
-    return open_library(_LIBRARY, _SIGNATURES, ("hvdc_abi_version", ABI_VERSION))
+    library = open_library(_LIBRARY, _SIGNATURES, ("hvdc_abi_version", ABI_VERSION))
+    if library.hvdc_isa() is None:
+        raise KernelError(
+            f"HVDC_ISA: expected one of 'avx512', 'avx2' and 'plain' that this machine has, got "
+            f"{os.environ.get('HVDC_ISA')!r}: correct the environment variable or unset it"
+        )
+    return library
 
 
 @lru_cache(maxsize=4096)

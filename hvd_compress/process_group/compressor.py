@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from queue import Queue
 from typing import Any, Unpack
 
@@ -29,7 +30,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.bucket import Bucket, Part
 from hvd_compress.process_group.collectives import Collectives, is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.environment import ranks_of_a_host, read_environment
+from hvd_compress.process_group.environment import Place, find_place
 from hvd_compress.process_group.launcher import Launcher
 from hvd_compress.process_group.step import Step
 from hvd_compress.ranks import agreement
@@ -107,9 +108,20 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _join_group(self) -> None:
         ranks = Collectives(self._process_group)
-        local = ranks_of_a_host(required=self._exchange == "hierarchical")
+        self._place: Place | None = None
+        if self._needs_hosts() and self._is_whole_job():
+            self._place = find_place()
+        local = 1 if self._place is None else self._place.local
         self._join(Group(ranks.rank, ranks.size, Hosts(ranks.size, local)))
         self._made_launcher: Launcher | None = None
+
+    def _needs_hosts(self) -> bool:
+        """Whether gradients may travel within and between hosts."""
+        return self._exchange == "hierarchical"
+
+    def _is_whole_job(self) -> bool:
+        group = self._process_group
+        return not is_unregistered(group) and dist.get_world_size(group) == dist.get_world_size()
 
     @property
     def _launcher(self) -> Launcher:
@@ -154,8 +166,8 @@ class ProcessGroupCompressor(CompressorBase):
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         configuration = super()._configuration(slots)
         if self._hosts_in_use() is not None:
-            local_rank, local, host = read_environment()
-            configuration["hosts"] = hosts.describe(self._rank, self._size, local_rank, local, host)
+            assert self._place is not None
+            configuration["hosts"] = hosts.describe(self._rank, self._size, *astuple(self._place))
         return configuration
 
     def _begin(self) -> Step:

@@ -1,41 +1,85 @@
-"""Where a rank is: its host, as the environment says."""
+"""Where a rank is: its place on its host, from the environment or from the ranks' host names."""
 
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
 
 _VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 """A rank's number on its host, the host's ranks, and the host's number, as torchrun sets them."""
 
-
-def ranks_of_a_host(*, required: bool) -> int:
-    """How many ranks this host has, or 1 where the environment does not tell and that is not required."""
-    try:
-        return read_environment()[1]
-    except ValueError:
-        if required:
-            raise
-        return 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Tells machines apart that have the same name."""
 
 
-def read_environment() -> tuple[int, int, int]:
-    """This rank's number on its host, how many ranks the host has, and the host's number.
+@dataclass(frozen=True)
+class Place:
+    """A rank's place among the hosts.
+
+    Attributes:
+        local_rank: its number on its host.
+        local: ranks of its host.
+        host: its host's number.
+    """
+
+    local_rank: int
+    local: int
+    host: int
+
+
+def find_place() -> Place:
+    """The place of this rank in the job, from the environment or, without it, from all ranks' host names.
+
+    Every rank of the job has to call it: a rank without the variables waits for the others' names. They are
+    exchanged through the job's store, so that the call need not stand at the same place among collectives.
 
     Raises:
-        ValueError: the environment does not tell.
+        ValueError: the environment contradicts itself.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(_key(dist.get_rank()), host_name())
+    place = read_environment()
+    if place is not None:
+        return place
+    names = [store.get(_key(rank)).decode() for rank in range(dist.get_world_size())]
+    return place_among(names, dist.get_rank())
+
+
+def _key(rank: int) -> str:
+    return f"hvd_compress/host/{rank}"
+
+
+def host_name() -> str:
+    """What ranks on the same host have in common, and no others."""
+    try:
+        return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def place_among(names: list[str], rank: int) -> Place:
+    """The place of a rank, by the names of all ranks' hosts, numbered in the order of their first ranks."""
+    own = names[rank]
+    return Place(names[:rank].count(own), names.count(own), list(dict.fromkeys(names)).index(own))
+
+
+def read_environment() -> Place | None:
+    """The place of this rank in the job as torchrun tells it; None without all of its variables.
+
+    Raises:
+        ValueError: they contradict each other.
     """
     values = [os.environ.get(name, "") for name in _VARIABLES]
-    if not all(value.isdecimal() for value in values):
+    if not all(values):
+        return None
+    if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]):
         found = ", ".join(f"{n}={v!r}" for n, v in zip(_VARIABLES, values, strict=True))
         raise ValueError(
-            f"Compressor.exchange: expected {', '.join(_VARIABLES)} in the environment for 'hierarchical', "
-            f"got {found}: start the ranks by torchrun, which sets them, or set them to this rank's place "
-            f"on its host, the number of ranks there, and the host's number"
+            f"Compressor.exchange: expected LOCAL_RANK below LOCAL_WORLD_SIZE, and the host's number as "
+            f"GROUP_RANK, in the environment for 'hierarchical', got {found}: correct or unset them"
         )
-    local_rank, local, host = map(int, values)
-    if not local_rank < local:
-        raise ValueError(
-            f"Compressor.exchange: expected LOCAL_RANK below LOCAL_WORLD_SIZE for 'hierarchical', got "
-            f"{local_rank} of {local}"
-        )
-    return local_rank, local, host
+    return Place(*map(int, values))

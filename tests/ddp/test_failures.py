@@ -132,8 +132,9 @@ def test_what_hosts_cannot_do() -> None:
     groups = [dist.new_group([rank]) for rank in range(2)]
     with pytest.raises(ValueError, match="expected process_group=None for exchange='hierarchical'"):
         _start("hierarchical", process_group=groups[dist.get_rank()])
-    local = os.environ.pop("LOCAL_WORLD_SIZE")
-    with pytest.raises(ValueError, match=r"expected LOCAL_RANK, .*, got .*LOCAL_WORLD_SIZE=''"):
+    local = os.environ["LOCAL_WORLD_SIZE"]
+    os.environ["LOCAL_WORLD_SIZE"] = "-1"
+    with pytest.raises(ValueError, match=r"expected LOCAL_RANK .*, got .*LOCAL_WORLD_SIZE='-1'"):
         _start("hierarchical")
     os.environ["LOCAL_WORLD_SIZE"] = local
 

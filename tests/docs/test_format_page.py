@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +25,19 @@ from hvd_compress.codecs import (
     OneBit,
     Ternary,
 )
+from hvd_compress.codecs.base import as_matrix
 from hvd_compress.codecs.int8 import magnitudes
 from hvd_compress.codecs.noise import uniform
 from hvd_compress.codecs.packing import pack_planes, pack_trits
-from hvd_compress.codecs.payload import assemble, payload_length, read_header
+from hvd_compress.codecs.payload import (
+    assemble,
+    checksum,
+    open_payload,
+    payload_length,
+    read_header,
+)
+from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.reference import ReferenceKernels
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "format.md").read_text()
@@ -102,6 +113,84 @@ def test_configuration_hash(snippets: dict[str, Any], codec: Codec) -> None:
 def test_checksum(snippets: dict[str, Any], name: str) -> None:
     payload = EXAMPLES.payload(name)
     assert snippets["checksum"](payload.tobytes()) == read_header(payload).checksum
+
+
+def test_changes_that_the_checksum_does_not_detect(snippets: dict[str, Any]) -> None:
+    text = " ".join(PAGE.split())
+    raised, lowered = re.search(
+        r"if \$w_8\$ grows by (\d+) and \$w_9\$ shrinks by (\d+)", text
+    ).groups()  # type: ignore[union-attr]
+    words = EXAMPLES.payload("int8").view("<u4").copy()
+    words[8:10] += np.array([int(raised), -int(lowered)]).astype(np.uint32)
+    assert snippets["checksum"](words.tobytes()) == read_header(words.view(np.uint8)).checksum
+
+    payload, codec = EXAMPLES.payload("entropy"), EXAMPLES.CODECS["entropy"]
+    slot = np.zeros(codec.payload_bytes(EXAMPLES.SHAPE), np.uint8)
+    slot[: payload.size] = payload
+    flags, word, factor = re.search(r"0x(\w+) · 9 = (\d+) · (\d+)\.", text).groups()  # type: ignore[union-attr]
+    assert read_header(slot).flags == int(flags, 16)
+    assert payload.size // 4 * 2 + 1 == int(factor)
+    slot.view("<u4")[[4, payload.size // 4]] = 0, int(word)
+    header, _, _ = open_payload(codec, EXAMPLES.SHAPE, 3, slot)
+    assert header.flags == 0
+    out = np.zeros(EXAMPLES.SHAPE, np.float32)
+    CpuKernels().decode_sum(codec, EXAMPLES.SHAPE, slot[None], out, step=3)
+    assert not np.array_equal(out.reshape(-1), EXAMPLES.decoded("entropy"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES.CODECS)
+def test_flag_bits_without_a_meaning(name: str) -> None:
+    codec, shape = EXAMPLES.CODECS[name], EXAMPLES.SHAPE
+    scales, codes = codec.quantize(EXAMPLES.tensor(), shape, EXAMPLES.NOISE)
+    sent = assemble(codec, shape, 3, scales, codes)
+    size = payload_length(sent, sent.size)
+    wanted = EXAMPLES.decoded(name)
+    for bit in (2, 3) if name == "entropy" else range(1, 32):
+        slot = sent.copy()
+        slot.view("<u4")[4] |= 1 << bit
+        slot[24:32] = np.frombuffer(checksum(slot[:size]).to_bytes(8, "little"), np.uint8)
+        for kernels in (CpuKernels(), ReferenceKernels()):
+            out = np.zeros(math.prod(shape), np.float32)
+            kernels.decode_sum(codec, shape, slot[None], out, step=3)
+            assert np.array_equal(out, wanted), bit
+
+
+def test_ranges_of_settings() -> None:
+    text = " ".join(PAGE.split())
+
+    def ends(pattern: str) -> list[float]:
+        found = re.search(pattern, text)
+        assert found, pattern
+        return [float(end.replace(",", "")) for end in found.groups()]
+
+    number = r"(-?[\d.,]*\d)"
+    levels = ends(rf"levels: an integer from {number} to {number};")
+    offsets = ends(rf"offset: an integer from {number} to {number} ")
+    clips = ends(rf"clip: a float from {number} to {number},")
+    tile, *sizes = ends(rf"a multiple of {number} from {number} to {number}\.")
+    made: list[tuple[Callable[[Any], Codec], list[float], float]] = [
+        (lambda value: ECQ(levels=int(value)), levels, 1),
+        (lambda value: Int8("static", offset=int(value)), offsets, 1),
+        (lambda value: Ternary(clip=value), clips, 0.01),
+        (lambda value: OneBit(int(value)), sizes, tile),
+        (lambda value: ECQ(bucket=int(value)), sizes, tile),
+    ]
+    for make, (low, high), step in made:
+        assert make(low) != make(high)
+        for outside in (low - step, high + step):
+            with pytest.raises(ValueError, match="expected"):
+                make(outside)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 3), (3, 0), (4, 5, 6)])
+def test_rows_and_columns(shape: tuple[int, ...]) -> None:
+    rows = shape[0] if shape else 1
+    columns = math.prod(shape[1:])
+    assert as_matrix(shape) == (rows, columns)
+    count = rows * columns
+    for codec, groups in ((OneBit("row"), rows), (OneBit("column"), columns)):
+        assert codec.layout(shape).scales == (2 * groups if count else 0)
+        assert count or codec.payload_bytes(shape) == 32
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 2048, 2560, 2561, 100_003])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +82,32 @@ def test_unknown_instruction_sets(name: str) -> None:
     assert CpuKernels().isa == before
 
 
+@pytest.mark.parametrize("name", ("avx1", "AVX2", "plain "))
+def test_the_environment_names_no_instruction_set(name: str) -> None:
+    done = _print_isa(name)
+    assert done.returncode
+    assert (
+        f"KernelError: HVDC_ISA: expected one of 'avx512', 'avx2' and 'plain' that this machine has, "
+        f"got {name!r}" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("name", ("", "plain"))
+def test_the_environment_names_an_instruction_set(name: str) -> None:
+    done = _print_isa(name)
+    assert done.stdout == f"{name or CpuKernels().isa}\n", done.stderr
+
+
+def _print_isa(wanted: str) -> subprocess.CompletedProcess[str]:
+    code = "from hvd_compress.kernels.cpu import CpuKernels; print(CpuKernels().isa)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HVDC_ISA": wanted},
+        capture_output=True,
+        text=True,
+    )
+
+
 # Arguments
 
 
@@ -112,7 +141,8 @@ def call_take_back(codec: Codec = CODEC, **changed: Any) -> None:
 
 SIZE = CODEC.payload_bytes(SHAPE)
 BYTES = torch.zeros(SIZE, dtype=torch.uint8)
-
+ODD = torch.zeros(2 * SIZE + 4, dtype=torch.uint8)
+"""Holds two payloads with two bytes behind each: the second starts at no multiple of 4."""
 
 FLOATS = torch.zeros(70)
 
@@ -134,6 +164,7 @@ WRONG_PAYLOADS = (
     (BYTES[:-1], ValueError, f"expected {SIZE} elements, got {SIZE - 1}"),
     (BYTES.to(torch.int8), TypeError, "expected dtype uint8, got torch.int8"),
     (torch.stack([BYTES, BYTES], 1)[:, 0], ValueError, "expected a contiguous array"),
+    (ODD[1 : SIZE + 1], ValueError, "expected bytes that start at a multiple of 4, got 0x"),
 )
 WRONG: tuple[tuple[Callable[..., None], str, Any, type[Exception], str], ...] = (
     *((call_encode, "gradient", *wrong) for wrong in WRONG_GRADIENTS),
@@ -142,6 +173,14 @@ WRONG: tuple[tuple[Callable[..., None], str, Any, type[Exception], str], ...] = 
     *((call_decode, "out", *wrong) for wrong in WRONG_GRADIENTS),
     (call_decode, "payloads", BYTES[None].to(torch.int8), TypeError, "expected dtype uint8"),
     (call_decode, "payloads", torch.stack([BYTES] * 3, 1).t(), ValueError, "expected a contiguous"),
+    (call_decode, "payloads", ODD[None, 1 : SIZE + 1], ValueError, "expected bytes that start"),
+    (
+        call_decode,
+        "payloads",
+        ODD[: 2 * SIZE + 4].view(2, -1)[:, :SIZE],
+        ValueError,
+        "expected bytes that start",
+    ),
     *((call_take_back, "gradient", *wrong) for wrong in WRONG_GRADIENTS),
     *((call_take_back, "residual", *wrong) for wrong in WRONG_RESIDUALS),
     *((call_take_back, "payload", *wrong) for wrong in WRONG_PAYLOADS[1:]),

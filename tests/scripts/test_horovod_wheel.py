@@ -103,6 +103,23 @@ def test_the_callers_environment_does_not_turn_it_into_a_build_for_gpus(
     assert built["PIP_CERT"] == "kept"
 
 
+def test_a_build_for_mpi_is_another_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(script, "mpi_version", lambda: "mpirun (Open MPI) 4.1.4")
+    plain, mpi = (script.build_variables(["torch"], None, mpi) for mpi in (False, True))
+    assert plain.keys() - mpi.keys() == {"HOROVOD_WITHOUT_MPI"}
+    assert mpi.keys() - plain.keys() == {"HOROVOD_WITH_MPI"}
+    made = [script.ingredients(["torch"], variables, None) for variables in (plain, mpi)]
+    assert made[0]["edits"] != made[1]["edits"]
+    assert ("mpi" in made[0], "mpi" in made[1]) == (False, True)
+
+
+def test_a_build_for_mpi_needs_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="--mpi needs mpicxx and mpirun on the PATH"):
+        script.mpi_version()
+
+
 def test_another_choice_of_frameworks_is_another_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "installed_version", lambda name: "1.0")
     both = ["tensorflow", "torch"]

@@ -51,11 +51,15 @@ const Kernels* Find(const char* name) {
 }
 
 const Kernels* Best() {
-  const char* wanted = getenv("HVDC_ISA");
-  const Kernels* found = wanted ? Find(wanted) : nullptr;
-  if (!found) found = Find("avx512");
+  const Kernels* found = Find("avx512");
   if (!found) found = Find("avx2");
   return found ? found : &kPlainKernels;
+}
+
+// Null where the environment names an instruction set that the machine lacks, or none at all.
+const Kernels* Wanted() {
+  const char* name = getenv("HVDC_ISA");
+  return name && *name ? Find(name) : Best();
 }
 
 std::atomic<const Kernels*> current{nullptr};
@@ -65,15 +69,19 @@ std::atomic<const Kernels*> current{nullptr};
 const Kernels& CurrentKernels() {
   const Kernels* kernels = current.load(std::memory_order_acquire);
   if (!kernels) {
-    const Kernels* best = Best();
-    if (current.compare_exchange_strong(kernels, best)) kernels = best;
+    const Kernels* first = Wanted();
+    if (!first) first = Best();
+    if (current.compare_exchange_strong(kernels, first)) kernels = first;
   }
   return *kernels;
 }
 
 }  // namespace hvdc
 
-extern "C" const char* hvdc_isa(void) { return hvdc::CurrentKernels().name; }
+extern "C" const char* hvdc_isa(void) {
+  if (!hvdc::current.load(std::memory_order_acquire) && !hvdc::Wanted()) return nullptr;
+  return hvdc::CurrentKernels().name;
+}
 
 extern "C" int hvdc_set_isa(const char* name) {
   const hvdc::Kernels* kernels = name ? hvdc::Find(name) : nullptr;

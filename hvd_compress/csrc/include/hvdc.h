@@ -74,9 +74,10 @@ typedef struct {
 
 HVDC_API uint32_t hvdc_abi_version(void);
 
-// Name of the instruction set in use: "avx512", "avx2" or "plain". hvdc_set_isa chooses another one
-// that the machine has (for tests; not while other calls run) and returns HVDC_BAD_SPEC where it
-// cannot.
+// Name of the instruction set in use: "avx512", "avx2" or "plain"; null before the first use where
+// the environment variable HVDC_ISA is not empty and not one that the machine has. hvdc_set_isa
+// chooses another one that the machine has (for tests; not while other calls run) and returns
+// HVDC_BAD_SPEC where it cannot.
 HVDC_API const char* hvdc_isa(void);
 HVDC_API int hvdc_set_isa(const char* name);
 
