@@ -36,8 +36,9 @@ class DiLoCo:
     """Averages what ranks have learnt in ``sync_every`` steps of their own, encoded.
 
     Distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin with the
-    parameters of the group's first rank. Each makes ``sync_every`` steps with an optimizer of its own, the
-    inner one. Then the differences between the last common parameters and each rank's are averaged by
+    parameters of the group's first rank, also with weights that are loaded into the model until its first
+    gradients. Each makes ``sync_every`` steps with an optimizer of its own, the inner one. Then the
+    differences between the last common parameters and each rank's are averaged by
     :func:`hvd_compress.distributed.all_reduce`, with a codec and error feedback. The outer optimizer takes
     the average for a gradient of the common parameters, and each rank goes on from the new ones.
 
@@ -51,8 +52,8 @@ class DiLoCo:
     parameters stay, each rank takes them, and residuals are what they were.
 
     Args:
-        model: whose trainable parameters are exchanged. Buffers, such as running means of batch
-            normalisation, stay each rank's own.
+        model: those of its parameters that require gradients now are exchanged; they may be frozen later.
+            Buffers, such as running means of batch normalisation, stay each rank's own.
         compressor: of :mod:`hvd_compress.distributed`, such as ``Int8()``, for the differences; it is this
             object's alone. Its keys are the parameters' names.
         sync_every: steps between two exchanges of the same parameter; 500 in most of the paper.
@@ -139,6 +140,7 @@ class DiLoCo:
         Raises:
             ExchangeError: ranks differ, or another rank has failed.
             PayloadError: a payload was altered on its way.
+            ValueError: the model has other parameters to train than when this object was made.
         """
         self._begin()
         self.steps += 1
