@@ -20,11 +20,8 @@ _log = logging.getLogger(__name__)
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
-_LEAST_ROOT = 0.1
-"""The least root that a frozen variance may have, times the root mean square of the parameter's."""
-
-_UNKNOWN_ROOT = 0.01
-"""Likewise: an element whose root is below it is taken for one that has had no gradients yet."""
+_UNKNOWN_ROOT = 1e-3
+"""Of a parameter's root mean square: an element whose root is below it has had no gradients to speak of."""
 
 
 class OneBitAdam(torch.optim.Optimizer):
@@ -40,11 +37,10 @@ class OneBitAdam(torch.optim.Optimizer):
 
     It departs from the paper where a variance says nothing of the gradients that come later. A parameter's
     warm-up begins with its first average that is not zero, so that one that joins late has a whole one.
-    When variances are frozen, the root of each is compared with the parameter's root mean square, over the
-    elements that have had gradients: a root below a tenth of it is raised to that, and one below a
-    hundredth, as in unused rows or the key's bias of an attention layer, becomes the root mean square
-    itself. The paper divides later gradients, and the codec's noise, by ``eps`` there. Warnings in the log
-    name such parameters.
+    When variances are frozen, an element whose root is below a thousandth of the parameter's root mean
+    square, over the elements that have had gradients, gets that root mean square: unused rows, or the key's
+    bias of an attention layer. The paper divides later gradients, and the codec's noise, by ``eps`` there.
+    Warnings in the log name such parameters.
 
     It replaces both the optimizer and what averages gradients: use it with a model of each rank's own, not
     within ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank;
@@ -281,9 +277,9 @@ def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
 
 
 def _make_known(variance: torch.Tensor) -> bool:
-    """Raises what is too small to divide by; returns whether some of it was almost nothing."""
+    """Gives elements without a variance that of the others; returns whether there are any."""
     values = variance.to(torch.promote_types(variance.dtype, torch.float32))
     typical = values.sum() / (values > 0).sum().clamp(min=1)
     unknown = values < _UNKNOWN_ROOT**2 * typical
-    variance.copy_(torch.where(unknown, typical, values.clamp(min=_LEAST_ROOT**2 * typical)))
+    variance.copy_(torch.where(unknown, typical, values))
     return bool(unknown.any())
