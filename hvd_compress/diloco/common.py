@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +16,19 @@ from hvd_compress.process_group.collectives import Collectives
 class CommonParameters:
     """A copy of a model's trainable parameters, the same on every rank, of 32 bits at least.
 
+    Weights that are loaded into the model later, until it gets its first gradients, are noticed then:
+    :attr:`loaded`.
+
     Args:
         model: of this rank, whose parameters differ from the common ones between exchanges.
         outer_optimizer: called with the copies; returns their optimizer.
 
     Attributes:
         own: this rank's parameters, by name.
+        loaded: the values before the first step of parameters that were not the common ones then, by name.
 
     Raises:
+        TypeError: trainable parameters that are not floating-point numbers.
         ValueError: the model has no trainable parameters.
     """
 
@@ -34,8 +40,20 @@ class CommonParameters:
         self.own = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.own:
             raise ValueError("DiLoCo.model: expected trainable parameters, got none")
+        for name, parameter in self.own.items():
+            if not parameter.is_floating_point():
+                raise TypeError(
+                    f"DiLoCo.model: expected floating-point numbers to train, got {parameter.dtype} for "
+                    f"{name}: make a parameter of its view_as_real()"
+                )
+        self._model = model
         self._copies = {name: _copy(parameter) for name, parameter in self.own.items()}
         self._outer = outer_optimizer(list(self._copies.values()))
+        self.loaded: dict[str, torch.Tensor] = {}
+        self._watching = [
+            parameter.register_post_accumulate_grad_hook(self._note_loaded)
+            for parameter in self.own.values()
+        ]
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -45,7 +63,26 @@ class CommonParameters:
     @property
     def kinds(self) -> dict[str, list[Any]]:
         """This rank's dtypes and shapes, by name, fit for JSON."""
-        return {name: [str(p.dtype), list(p.shape)] for name, p in self.own.items()}
+        every = {**self.own, **self._frozen}
+        return {name: [str(p.dtype), list(p.shape)] for name, p in every.items()}
+
+    @property
+    def _frozen(self) -> dict[str, nn.Parameter]:
+        """Parameters without a copy."""
+        return {n: p for n, p in self._model.named_parameters() if n not in self.own}
+
+    def check_model(self) -> None:
+        """Raises ``ValueError`` where the model has other parameters to train than the common ones."""
+        now = dict(self._model.named_parameters())
+        new = [n for n, p in now.items() if p.requires_grad and self.own.get(n) is not p]
+        gone = [n for n, p in self.own.items() if now.get(n) is not p and n not in new]
+        if new or gone:
+            raise ValueError(
+                f"DiLoCo.model: expected the parameters that required gradients when DiLoCo was made, got "
+                f"new, replaced or unfrozen ones {new[:5]}, and without {gone[:5]}: make DiLoCo while "
+                f"everything that is to be trained requires gradients, and freeze it afterwards; or "
+                f"synchronize(), change the model, and make a new DiLoCo with a new compressor"
+            )
 
     def differences(self, names: Sequence[str]) -> list[torch.Tensor]:
         """What this rank has learnt: the common parameters without its own, of the copies' dtypes."""
@@ -56,9 +93,12 @@ class CommonParameters:
         ]
 
     def step(self, names: Sequence[str], averages: Sequence[torch.Tensor]) -> None:
-        """A step of the outer optimizer, with averages of differences for gradients."""
+        """A step of the outer optimizer, with averages of differences for gradients.
+
+        A parameter that no rank has changed has no gradient: momentum must not move what is frozen.
+        """
         for name, average in zip(names, averages, strict=True):
-            self._copies[name].grad = average
+            self._copies[name].grad = average if bool(average.any()) else None
         self._outer.step()
         for name in names:
             self._copies[name].grad = None
@@ -72,7 +112,7 @@ class CommonParameters:
         """
         for name in names:
             own, copy = self.own[name], self._copies[name].detach()
-            if mixing:
+            if mixing and own.requires_grad:
                 copy = torch.lerp(copy, own.detach().to(copy.dtype), mixing)
             own.data.copy_(copy)
 
@@ -95,9 +135,58 @@ class CommonParameters:
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes what :meth:`state_dict` returned; the rank's own parameters stay."""
+        self.end_watch()
         self._outer.load_state_dict(state["outer_optimizer"])
         for name, copy in self._copies.items():
             copy.data.copy_(state["common"][name])
+
+    def end_watch(self) -> None:
+        """Takes no notice any more of weights that are loaded."""
+        while self._watching:
+            self._watching.pop().remove()
+        self.loaded.clear()
+
+    def _note_loaded(self, _: torch.Tensor) -> None:
+        """Called with the model's first gradient: no optimizer has made a step yet."""
+        while self._watching:
+            self._watching.pop().remove()
+        for name, copy in self._copies.items():
+            own = self.own[name].detach()
+            if not torch.equal(own, copy.detach().to(own.dtype)):
+                self.loaded[name] = own.clone()
+
+    def take_loaded(self, names: Iterable[str], ranks: Collectives | None) -> None:
+        """Has the common parameters be weights that were loaded; the first steps count.
+
+        Args:
+            names: what was loaded on some rank.
+            ranks: all of them, which get what the first one has; None for this rank alone.
+        """
+        for name in names:
+            own, copy = self.own[name].detach(), self._copies[name].detach()
+            begun = self.loaded.get(name, copy.to(own.dtype, copy=True))
+            copy.copy_(begun)
+            if ranks is not None:
+                ranks.broadcast(copy, 0)
+            begin = copy.to(own.dtype)
+            if not torch.equal(begin, begun):
+                own.copy_(begin + (own - begun))
+        self.end_watch()
+
+    def share_frozen(self, ranks: Collectives, source: int) -> None:
+        """Gives all ranks the parameters without a copy of one rank, as far as theirs are others.
+
+        Every rank calls it alike. Their bytes travel, so that they may be of any dtype.
+        """
+        frozen = self._frozen
+        if not frozen:
+            return
+        told = ranks.tell({name: _digest(parameter) for name, parameter in frozen.items()})
+        for name, parameter in frozen.items():
+            if len({one[name] for one in told}) > 1:
+                values = parameter.detach().contiguous()
+                ranks.broadcast(values.reshape(-1).view(torch.uint8), source)
+                parameter.data.copy_(values)
 
     def receive(
         self,
@@ -136,6 +225,11 @@ class CommonParameters:
         names = {id(copy): name for name, copy in self._copies.items()}
         parameters = [one for group in self._outer.param_groups for one in group["params"]]
         return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
+
+
+def _digest(parameter: nn.Parameter) -> bytes:
+    content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(content.numpy().data).digest()
 
 
 def _copy(parameter: nn.Parameter) -> nn.Parameter:

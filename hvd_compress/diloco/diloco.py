@@ -36,8 +36,9 @@ class DiLoCo:
     """Averages what ranks have learnt in ``sync_every`` steps of their own, encoded.
 
     Distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin with the
-    parameters of the group's first rank. Each makes ``sync_every`` steps with an optimizer of its own, the
-    inner one. Then the differences between the last common parameters and each rank's are averaged by
+    parameters of the group's first rank, also with weights that are loaded into the model until its first
+    gradients. Each makes ``sync_every`` steps with an optimizer of its own, the inner one. Then the
+    differences between the last common parameters and each rank's are averaged by
     :func:`hvd_compress.distributed.all_reduce`, with a codec and error feedback. The outer optimizer takes
     the average for a gradient of the common parameters, and each rank goes on from the new ones.
 
@@ -51,8 +52,8 @@ class DiLoCo:
     parameters stay, each rank takes them, and residuals are what they were.
 
     Args:
-        model: whose trainable parameters are exchanged. Buffers, such as running means of batch
-            normalisation, stay each rank's own.
+        model: those of its parameters that require gradients now are exchanged; they may be frozen later.
+            Buffers, such as running means of batch normalisation, stay each rank's own.
         codec: what differences are encoded with: a codec such as ``Int8()``, a
             :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
             options, which is this object's alone. Its keys are the parameters' names.
@@ -106,6 +107,7 @@ class DiLoCo:
         self._group: str | None = None
         self._history: dict[str, list[Counts]] = {}
         self._quorums: Quorums | None = None
+        self._fresh = True  # As long as ranks have not told each other what they begin with.
         self._unproven = True  # As long as no exchange with these settings has ended well.
         self.steps = 0
         self.rounds = 0
@@ -144,7 +146,9 @@ class DiLoCo:
         Raises:
             ExchangeError: ranks differ, or another rank has failed.
             PayloadError: a payload was altered on its way.
+            ValueError: the model has other parameters to train than when this object was made.
         """
+        self._begin()
         self.steps += 1
         if self._quorums is not None:
             if self.steps % (self._sync_every // len(self._fragments)) == 0:
@@ -169,6 +173,7 @@ class DiLoCo:
         Raises:
             ExchangeError, PayloadError: as :meth:`step`.
         """
+        self._begin()
         if self._quorums is not None:
             for _ in self._fragments:
                 fragment = self._round(self._quorums)
@@ -221,6 +226,10 @@ class DiLoCo:
         self._compressor.rebind(process_group, lost=[state["compressor"] for state in lost])
         self._catch_up(told, chosen, ranks)
         self._begin_group(told[0].offered)
+        self._fresh = self._fresh and self.steps == 0
+        if not self._fresh:
+            self._common.end_watch()
+            self._common.share_frozen(ranks, chosen[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
@@ -296,8 +305,29 @@ class DiLoCo:
         offset = fragment * self._sync_every // len(self._fragments)
         return self.steps > 0 and (self.steps - offset) % self._sync_every == 0
 
+    def _begin(self) -> None:
+        """Has all ranks begin with the weights that the first one has when it makes its first step."""
+        if not self._fresh:
+            return
+        if self._quorums is None:
+            with self._lost_ranks_noticed():
+                ranks = Collectives(self._compressor.process_group)
+                told = ranks.tell(list(self._common.loaded))
+                loaded = {name for names in told for name in names}
+                names = [name for name in self._common.own if name in loaded]
+                self._common.take_loaded(names, ranks)
+                self._common.share_frozen(ranks, 0)
+        else:
+            self._common.take_loaded(list(self._common.loaded), None)
+        self._fresh = False
+
     def _send(self, fragment: int, accept: Accept | None = None) -> None:
         names = self._fragments[fragment]
+        try:
+            self._common.check_model()
+        except ValueError as error:
+            self._compressor.refuse(error, next(iter(self._common.own.values())).device)
+            raise
         differences = self._common.differences(names)
         failed = self._failed.pop(fragment, None)
         if failed is not None:
@@ -492,6 +522,7 @@ class DiLoCo:
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:
         self._common.load(state)
+        self._fresh = False
         self._history = {name: list(counts) for name, counts in state["history"].items()}
         if self._group is not None:
             self._history.setdefault(self._group, [(0, 0) for _ in self._fragments])

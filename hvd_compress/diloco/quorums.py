@@ -50,7 +50,7 @@ class Quorums:
         if not (hasattr(group, "configure") and hasattr(type(group), "parent")):
             raise ValueError(
                 f"DiLoCo.compressor: expected the manager's process group, "
-                f"Int8(process_group=torchft.ProcessGroupGloo()), got {type(group).__name__}"
+                f"Compressor(Int8(), process_group=torchft.ProcessGroupGloo()), got {type(group).__name__}"
             )
         self._manager = manager
         self._group = group

@@ -135,6 +135,22 @@ class Compressor(ProcessGroupCompressor):
         self.counters.steps += 1
         return Work(bucket, lambda: self._end(bucket, slots))
 
+    def refuse(self, problem: Exception, device: torch.device) -> None:
+        """Has the other ranks raise an :class:`ExchangeError` from the call that this one cannot make.
+
+        Args:
+            problem: what keeps this rank from it.
+            device: where the call's tensors would be.
+        """
+        self._bind()
+        self._start_line(device)
+        self._tell(problem)
+
+    def restart_warmup(self, keys: Iterable[str]) -> None:
+        """Has the ``warmup_steps`` of some keys begin with their next call, on every rank alike."""
+        for key in keys:
+            self._keys.slots[key].exchanges = 0
+
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls, on every rank alike.
 

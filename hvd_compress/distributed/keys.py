@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ class Keys:
 
     def add(self, key: str, kind: Kind) -> Slot:
         """A record of a key that no call has had yet."""
-        like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(kind["shape"])
+        one = torch.empty((), dtype=getattr(torch, kind["dtype"]), device="cpu")
+        like = one.expand(kind["shape"])
         slot = self.slots[key] = Slot(key, len(self.slots), like)
         slot.route = self._route(slot, kind["dtype"])
         return slot
@@ -62,8 +64,8 @@ class Keys:
             slot = self.slots.get(key)
             if slot is None:
                 slot = self.slots[key] = Slot(key, len(self.slots), like(tensor))
-            kept, got = kind_of(slot.parameter), kind_of(tensor)
-            if got != kept:
+            if (tensor.dtype, tensor.shape) != (slot.parameter.dtype, slot.parameter.shape):
+                kept, got = kind_of(slot.parameter), kind_of(tensor)
                 raise ValueError(
                     f"{key}: expected a tensor of {kept['dtype']}, shape {kept['shape']}, as in earlier "
                     f"calls with that key, got {got['dtype']}, shape {got['shape']}: give other tensors "
@@ -140,7 +142,7 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
         raise TypeError(f"all_reduce.tensor: expected a tensor or a list of tensors, got {got}")
     if not all(isinstance(one, str) for one in keys) or len(keys) != len(tensors):
         raise TypeError(f"all_reduce.key: expected a string, or one for each tensor, got {key!r}")
-    twice = sorted({one for one in keys if keys.count(one) > 1})
+    twice = sorted(one for one, count in Counter(keys).items() if count > 1)
     if twice:
         raise ValueError(f"all_reduce.key: expected distinct keys, got twice: {', '.join(twice)}")
     return tensors, keys
@@ -173,7 +175,9 @@ def _check(key: str, tensor: Any) -> None:
             f"{key}: expected floating-point numbers, got {_dtype(tensor)}: use "
             f"torch.distributed.all_reduce for it"
         )
-    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+    if not tensor.is_contiguous() and any(
+        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         raise ValueError(
             f"{key}: expected a place in memory for each element, got an expanded tensor: use contiguous()"
         )

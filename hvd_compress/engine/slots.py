@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -234,8 +235,8 @@ def slots_of(named_parameters: NamedParameters) -> list[Slot]:
         raise ValueError(f"{expected}, got none (a generator can be used only once)")
     while all(name.startswith("module.") for name in names):
         names = [name.removeprefix("module.") for name in names]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
         raise ValueError(f"{expected} with distinct names, got twice: {', '.join(twice)}")
     return [
         Slot(name, index, parameter)

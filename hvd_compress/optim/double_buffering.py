@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -50,8 +50,9 @@ class DoubleBuffering:
         buffering.flush()
 
     Args:
-        params: ``model.named_parameters()``.
-        optimizer: makes the updates; a learning-rate scheduler may change it between minibatches.
+        params: ``model.named_parameters()``; some may be frozen, and be trained later.
+        optimizer: of these parameters; makes the updates. A learning-rate scheduler may change it between
+            minibatches.
         codec: what gradients are encoded with: a codec such as ``OneBit()``, a
             :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
             options, which is this object's alone.
@@ -89,10 +90,9 @@ class DoubleBuffering:
                 f"DoubleBuffering.enabled: expected True, False or None, got {enabled!r}"
             )
         checks.check_number("DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True)
-        self._named = {name: p for name, p in params if p.requires_grad}
-        if not self._named:
-            raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
+        self._named = dict(params)
         self._optimizer, self._compressor = optimizer, compressor
+        self._check_parameters()
         self._trial_steps = trial_steps
         self.enabled = enabled
         self.report: str | None = None
@@ -101,7 +101,7 @@ class DoubleBuffering:
         self._update_seconds: list[float] = []
         self._share = 1.0
         self._work: Work | None = None
-        self._delayed: list[torch.Tensor] | None = None
+        self._delayed: dict[str, torch.Tensor] | None = None
         settings = {"enabled": enabled, "trial_steps": trial_steps}
         begin_alike(compressor, self._named, settings)
 
@@ -152,11 +152,18 @@ class DoubleBuffering:
             PayloadError: a payload was altered on its way.
         """
         halves = self._mode() == "halves"
+        try:
+            self._check_parameters()
+        except ValueError as error:
+            self._compressor.refuse(error, next(iter(self._named.values())).device)
+            raise
         gradients = self._take_gradients()
         before = self._arrived()
         started = time.perf_counter()
         # The compressor encodes here, in the order of the calls, whatever the network does.
-        work = hvdc.all_reduce(gradients, self._compressor, key=list(self._named), async_op=True)
+        work = hvdc.all_reduce(
+            list(gradients.values()), self._compressor, key=list(gradients), async_op=True
+        )
         self._work, self._delayed = work, gradients
         if not halves:
             before = self._arrived()
@@ -183,7 +190,7 @@ class DoubleBuffering:
         """
         self._delayed = delayed = self._arrived()
         return {
-            "delayed": None if delayed is None else dict(zip(self._named, delayed, strict=True)),
+            "delayed": delayed,
             "enabled": self.enabled,
             "report": self.report,
             "seconds": {mode: list(times) for mode, times in self._seconds.items()},
@@ -197,14 +204,14 @@ class DoubleBuffering:
             ValueError: the state of another model, rank or compressor; nothing is changed then.
         """
         delayed = state["delayed"]
-        if delayed is not None and list(delayed) != list(self._named):
+        if delayed is not None and not delayed.keys() <= self._named.keys():
             raise ValueError(
                 f"DoubleBuffering.load_state_dict: expected averages of {list(self._named)[:5]}, got "
                 f"{list(delayed)[:5]}"
             )
         self._delayed = self._arrived()
         self._compressor.load_state_dict(state["compressor"])
-        self._delayed = None if delayed is None else [one.clone() for one in delayed.values()]
+        self._delayed = None if delayed is None else {n: one.clone() for n, one in delayed.items()}
         self.enabled, self.report = state["enabled"], state["report"]
         self._seconds = {mode: list(times) for mode, times in state["seconds"].items()}
 
@@ -214,17 +221,32 @@ class DoubleBuffering:
         # One minibatch more than is measured: the first has to settle.
         return _MODES[len(self._seconds["whole"]) > self._trial_steps]
 
-    def _take_gradients(self) -> list[torch.Tensor]:
+    def _check_parameters(self) -> None:
+        """Raises ``ValueError`` where gradients would be missing, or the optimizer take a rank's own."""
+        if not any(parameter.requires_grad for parameter in self._named.values()):
+            raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
+        known = {id(parameter) for parameter in self._named.values()}
+        stepped = [one for group in self._optimizer.param_groups for one in group["params"]]
+        other = [one for one in stepped if one.requires_grad and id(one) not in known]
+        if other:
+            raise ValueError(
+                f"DoubleBuffering.params: expected all parameters that the optimizer trains, got others "
+                f"than {len(other)} of them, such as one of shape {tuple(other[0].shape)}: make a "
+                f"DoubleBuffering after the model and the optimizer have been changed"
+            )
+
+    def _take_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients, by their share of the minibatch; parameters have none then."""
-        gradients = []
-        for parameter in self._named.values():
+        gradients = {}
+        for name, parameter in self._named.items():
             gradient, parameter.grad = parameter.grad, None
-            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+            if parameter.requires_grad:
+                gradients[name] = torch.zeros_like(parameter) if gradient is None else gradient
         if self._share != 1.0:
-            torch._foreach_mul_(gradients, self._share)
+            torch._foreach_mul_(list(gradients.values()), self._share)
         return gradients
 
-    def _arrived(self) -> list[torch.Tensor] | None:
+    def _arrived(self) -> dict[str, torch.Tensor] | None:
         """The averages that were sent before, which are no longer pending then; None if there are none."""
         work, self._work = self._work, None
         averages, self._delayed = self._delayed, None
@@ -232,10 +254,10 @@ class DoubleBuffering:
             work.wait()
         return averages
 
-    def _update(self, averages: Sequence[torch.Tensor]) -> None:
+    def _update(self, averages: Mapping[str, torch.Tensor]) -> None:
         started = time.perf_counter()
-        for parameter, average in zip(self._named.values(), averages, strict=True):
-            parameter.grad = average
+        for name, average in averages.items():
+            self._named[name].grad = average
         self._optimizer.step()
         for parameter in self._named.values():
             parameter.grad = None

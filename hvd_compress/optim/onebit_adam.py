@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
+_UNKNOWN_ROOT = 1e-3
+"""Of a parameter's root mean square: an element whose root is below it has had no gradients to speak of."""
+
 
 class OneBitAdam(torch.optim.Optimizer):
     """AdamW that averages gradients at first, and from then on its momentum, encoded.
@@ -31,6 +35,13 @@ class OneBitAdam(torch.optim.Optimizer):
     missing. Here the divisor stays as it is after the compressor's ``warmup_steps``. Each rank then adds
     its own gradient to the common momentum, and the average of these, encoded with error feedback, is the
     next common momentum: the step is linear in what is sent.
+
+    It departs from the paper where a variance says nothing of the gradients that come later. A parameter's
+    warm-up begins with its first average that is not zero, so that one that joins late has a whole one.
+    When variances are frozen, an element whose root is below a thousandth of the parameter's root mean
+    square, over the elements that have had gradients, gets that root mean square: unused rows, or the key's
+    bias of an attention layer. The paper divides later gradients, and the codec's noise, by ``eps`` there.
+    Warnings in the log name such parameters.
 
     It replaces both the optimizer and what averages gradients: use it with a model of each rank's own, not
     within ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank;
@@ -91,6 +102,7 @@ class OneBitAdam(torch.optim.Optimizer):
             checks.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
         self._compressor = compressor
         self.skipped_steps = 0
+        self._zeros: Counter[str] = Counter()  # Steps without a gradient, by parameter.
         super().__init__(
             params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         )
@@ -151,7 +163,36 @@ class OneBitAdam(torch.optim.Optimizer):
         else:
             self.skipped_steps += 1
             _log.warning("an Inf or a NaN in some rank's gradients; no rank makes this step")
+        for part, tensors in zip(parts, sent, strict=True):
+            if part.warm:
+                self._end_warm_up(part, tensors)
         return loss
+
+    def _end_warm_up(self, part: _Part, averages: list[torch.Tensor]) -> None:
+        """Freezes variances that are known now; without gradients, a warm-up has not begun."""
+        late, unknown = [], []
+        for name, state, average in zip(part.named, part.states, averages, strict=True):
+            if state["step"] <= 1 and not bool(average.any() or state["exp_avg_sq"].any()):
+                state.update(calls=0, step=0, variance_step=0)
+                late.append(name)
+            elif not self._warm(part.named[name]) and _make_known(state["exp_avg_sq"]):
+                unknown.append(name)
+        self._compressor.restart_warmup(late)
+        self._zeros.update(late)
+        late = [name for name in late if self._zeros[name] == self._compressor.warmup_steps]
+        if late:
+            _log.warning(
+                "no gradients in the first %d steps: %s; their own warm-up begins with the first one, and "
+                "zeros are sent uncompressed until then: freeze what is not trained",
+                self._compressor.warmup_steps,
+                ", ".join(late),
+            )
+        if unknown:
+            _log.warning(
+                "no gradients in the warm-up for some elements of %s, or far smaller ones than for others: "
+                "their momentum is divided by the others' root mean square from now on",
+                ", ".join(unknown),
+            )
 
     def _names(self) -> list[list[str]]:
         """Of the parameters of each group."""
@@ -244,3 +285,12 @@ def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
         state.update(calls=0, step=0, variance_step=0)
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+def _make_known(variance: torch.Tensor) -> bool:
+    """Gives elements without a variance that of the others; returns whether there are any."""
+    values = variance.to(torch.promote_types(variance.dtype, torch.float32))
+    typical = values.sum() / (values > 0).sum().clamp(min=1)
+    unknown = values < _UNKNOWN_ROOT**2 * typical
+    variance.copy_(torch.where(unknown, typical, values))
+    return bool(unknown.any())

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress import FP16, Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
+from hvd_compress.distributed.keys import pairs
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.drivers import Pending
@@ -537,3 +538,20 @@ def test_without_a_process_group() -> None:
         hvdc.ExchangeError, match=r"torch.distributed.init_process_group\(\) before"
     ):
         hvdc.all_reduce(torch.ones(3000), hvdc.Compressor(OneBit()))
+
+
+def test_many_keys_are_compared_by_their_hashes() -> None:
+    """Work for each key must not grow with the number of keys."""
+    compared = 0
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    tensors = [torch.zeros(1, dtype=torch.float32) for _ in range(300)]
+    pairs(tensors, [Key(number) for number in range(300)])
+    assert compared <= 300

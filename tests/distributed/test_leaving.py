@@ -29,7 +29,7 @@ import hvd_compress.ddp as hvdc
 sys.setswitchinterval(100)  # The other threads have to wait, as on a machine with too much to do.
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(64, 64))
-compressor = hvdc.OneBit(model, exchange=sys.argv[1])
+compressor = hvdc.Compressor(model, "onebit", exchange=sys.argv[1])
 model.register_comm_hook(compressor, hvdc.hook)
 print("started", flush=True)
 for _ in range(3):

@@ -171,3 +171,35 @@ def test_what_it_refuses() -> None:
         buffering.load_state_dict(state)
     with pytest.raises(hvdc.ExchangeError, match="enabled"):
         _make(model, enabled=dist.get_rank() == 0)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_layers_that_are_unfrozen_or_frozen_later() -> None:
+    model = _model(dist.get_rank())
+    model[0].requires_grad_(False)
+    buffering, _ = _make(model, enabled=True)
+    kept = model[0].weight.clone()
+    _train(model, buffering, range(3))
+    assert torch.equal(model[0].weight, kept)
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
+    _train(model, buffering, range(3, 6))
+    buffering.flush()
+    for parameter in model.parameters():
+        rows = [torch.empty_like(parameter) for _ in range(2)]
+        dist.all_gather(rows, parameter.detach())
+        assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(model[0].weight, kept)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_optimizer_of_other_parameters_is_an_error_on_every_rank() -> None:
+    model = _model()
+    other = nn.Linear(5, 5, dtype=torch.float32, device="cpu")
+    buffering, optimizer = _make(model, enabled=False)
+    wrong = dist.get_rank() == 1
+    if wrong:
+        optimizer.add_param_group({"params": other.parameters()})
+    error = ValueError if wrong else hvdc.ExchangeError
+    with pytest.raises(error, match="all parameters that the optimizer trains"):
+        _train(model, buffering, range(1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import unittest
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -233,3 +235,104 @@ def test_what_is_wrong_is_said() -> None:
     scaler.scale(model(targets(SHAPES, 0, 0))).backward()
     with pytest.raises(TypeError, match="bfloat16"):
         scaler.step(optimizer)
+
+
+def _beside_adamw(
+    seen: Callable[[int], dict[str, Any]], steps: int, names: Sequence[str] = tuple(SHAPES)
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What steps change, of 1-bit Adam and of AdamW; ``seen`` says which elements have gradients."""
+    model, stock = Probe({n: SHAPES[n] for n in names}), Probe({n: SHAPES[n] for n in names})
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    adamw = torch.optim.AdamW(stock.parameters(), **OPTIONS)
+    for step in range(steps):
+        everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
+        parts = seen(step)
+        for name in names:
+            mask = torch.zeros(SHAPES[name], dtype=torch.float32, device="cpu")
+            if name in parts:
+                mask[parts[name]] = 1.0
+            # A mean that lasts, with noise.
+            own = [mask * (1.0 + values[name]) for values in everybodys]
+            used = name in parts
+            model.get_parameter(name).grad = own[dist.get_rank()] if used else None
+            stock.get_parameter(name).grad = (own[0] + own[1]) / 2 if used else None
+        optimizer.step()
+        adamw.step()
+    _assert_alike(model)
+    return {n: (model.get_parameter(n).detach(), stock.get_parameter(n).detach()) for n in names}
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_parameter_that_joins_late_has_a_warm_up_of_its_own() -> None:
+    for joins in (WARM - 1, WARM, 2 * WARM):
+
+        def seen(step: int, joins: int = joins) -> dict[str, Any]:
+            return {"first": ...} if step < joins else {"first": ..., "third": ...}
+
+        got, expected = _beside_adamw(seen, joins + WARM)["third"]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        got, expected = _beside_adamw(seen, joins + 20)["third"]
+        assert 0.5 < got.norm() / expected.norm() < 2, got.norm() / expected.norm()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_elements_that_are_seen_late_move_as_far_as_with_adamw() -> None:
+    """Rows of an embedding; and what has gradients of rounding errors only, as the bias of keys."""
+
+    def seen(step: int) -> dict[str, Any]:
+        return {"first": slice(0, 50 if step < 2 * WARM else 70), "second": slice(0, 2000)}
+
+    with unittest.TestCase().assertLogs("hvd_compress.optim.onebit_adam", "WARNING") as logs:
+        changes = _beside_adamw(seen, 2 * WARM + 15, ["first", "second"])
+    assert len(logs.output) == 1 and "for some elements of first, second, or" in logs.output[0]
+    got, expected = changes["first"]
+    for rows in (slice(0, 50), slice(50, 70)):
+        assert 0.3 < got[rows].norm() / expected[rows].norm() < 3
+    got, expected = changes["second"]
+    assert expected[2000:].norm() == 0
+    assert got[2000:].abs().max() < 0.1 * expected[:2000].abs().max()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_late_warm_up_goes_on_from_a_checkpoint() -> None:
+    def train(model: Probe, optimizer: OneBitAdam, steps: range) -> None:
+        for step in steps:
+            _gradients(model, step)
+            if step < WARM + 2:
+                model.get_parameter("third").grad = None
+            optimizer.step()
+
+    for saved_after in (WARM + 1, WARM + 4):
+        model, compressor = _model(), _compressor()
+        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+        train(model, optimizer, range(saved_after))
+        saved = copy.deepcopy([m.state_dict() for m in (model, optimizer, compressor)])
+        again, other = _model(), _compressor()
+        resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
+        for what, state in zip((again, resumed, other), saved, strict=True):
+            what.load_state_dict(state)
+        train(model, optimizer, range(saved_after, WARM + 12))
+        train(again, resumed, range(saved_after, WARM + 12))
+        assert_same_bits(_parameters(again), _parameters(model))
+        calls = {name: resumed.state[p]["calls"] for name, p in again.named_parameters()}
+        assert calls == {"first": WARM + 12, "second": WARM + 12, "third": 10}
+
+
+@on_ranks(2, launcher="torchrun")
+def test_frozen_codes_of_weights_and_what_is_unfrozen_later() -> None:
+    model = _model()
+    codes = torch.full((50,), 1 + dist.get_rank(), dtype=torch.uint8, device="cpu")
+    model.register_parameter("codes", torch.nn.Parameter(codes, requires_grad=False))
+    model.third.requires_grad_(False)
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    before = _parameters(model)
+    assert before["codes"].unique().tolist() == [1]
+    for step in range(WARM + 6):
+        model.third.requires_grad_(step > WARM)
+        for name, value in targets(SHAPES, dist.get_rank(), step).items():
+            parameter = model.get_parameter(name)
+            parameter.grad = value if parameter.requires_grad else None
+        optimizer.step()
+        assert torch.equal(model.third, before["third"]) == (step <= WARM)
+    _assert_alike(model)
+    assert (model.third - before["third"]).abs().max() < 6 * 3 * OPTIONS["lr"]

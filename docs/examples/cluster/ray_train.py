@@ -11,6 +11,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch import nn
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 
 STEPS = 200
 BATCH = 32
@@ -25,7 +26,7 @@ def train(config: dict[str, str]) -> None:
     data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
     model = prepare_model(model)  # Ray wraps the model in DistributedDataParallel.
-    compressor = hvdc.OneBit(model, exchange=config["exchange"])
+    compressor = hvdc.Compressor(model, OneBit(), exchange=config["exchange"])
     model.register_comm_hook(compressor, hvdc.hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 

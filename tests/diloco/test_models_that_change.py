@@ -1,0 +1,186 @@
+"""Models that get other weights, or other parameters to train, after their DiLoCo was made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hvd_compress.distributed as hvdc
+from hvd_compress import OneBit
+from hvd_compress.diloco import DiLoCo
+from tests.ranks import on_ranks
+from tests.torch_models import assert_same_bits
+
+
+class _Model(nn.Module):
+    """A layer to train, and one that is not trained at first."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.head = nn.Linear(40, 30, dtype=dtype, device="cpu")
+            self.body = nn.Linear(40, 40, dtype=dtype, device="cpu")
+        self.body.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.body(x))
+        return y
+
+
+def _diloco(model: nn.Module, **options: int) -> DiLoCo:
+    return DiLoCo(model, hvdc.Compressor(OneBit(), threshold=0), **{"sync_every": 2, **options})
+
+
+def _train(diloco: DiLoCo, model: nn.Module, steps: int, lr: float = 0.1) -> None:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=lr)
+    generator = torch.Generator(device="cpu").manual_seed(dist.get_rank() + 10 * diloco.steps)
+    dtype = trained[0].dtype
+    for _ in range(steps):
+        x = torch.randn(8, 40, generator=generator, dtype=dtype, device="cpu")
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        diloco.step()
+
+
+def _values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _assert_alike(model: nn.Module) -> None:
+    told: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(told, _values(model))
+    for one in told:
+        assert_same_bits(one, told[0])
+
+
+@on_ranks(2, launcher="torchrun")
+def test_weights_that_are_loaded_before_the_first_step_are_what_ranks_begin_with() -> None:
+    for only_first in (False, True):
+        loaded = _Model(seed=5)
+        model = _Model(seed=dist.get_rank())
+        diloco = _diloco(model)
+        if dist.get_rank() == 0 or not only_first:
+            model.load_state_dict(loaded.state_dict())
+        _train(diloco, model, 4, lr=0.0)
+        assert_same_bits(_values(model), _values(loaded))
+
+    # As if they had been loaded before, bit for bit.
+    before, after = _Model(seed=5), _Model(seed=dist.get_rank())
+    right, late = _diloco(before), _diloco(after)
+    after.load_state_dict(loaded.state_dict())
+    for diloco, model in ((right, before), (late, after)):
+        _train(diloco, model, 6)
+    assert_same_bits(_values(after), _values(before))
+    assert_same_bits(late.common_parameters, right.common_parameters)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_checkpoint_in_any_order_of_loading() -> None:
+    model = _Model(seed=5)
+    diloco = _diloco(model, sync_every=4)
+    _train(diloco, model, 6)
+    saved = copy.deepcopy([model.state_dict(), diloco.state_dict()])
+    _train(diloco, model, 6)
+    for order in (0, 1):
+        again = _Model(seed=6)
+        resumed = _diloco(again, sync_every=4)
+        parts = [(again, saved[0]), (resumed, saved[1])]
+        for one, state in parts[::-1] if order else parts:
+            one.load_state_dict(copy.deepcopy(state))
+        _train(resumed, again, 6)
+        assert_same_bits(_values(again), _values(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_other_parameters_to_train_are_an_error_on_every_rank() -> None:
+    def unfreeze(model: _Model) -> None:
+        model.body.requires_grad_(True)
+
+    def replace(model: _Model) -> None:
+        model.head = nn.Linear(40, 30, dtype=torch.float32, device="cpu")
+
+    def add(model: _Model) -> None:
+        model.more = nn.Linear(40, 30, dtype=torch.float32, device="cpu")
+
+    def remove(model: _Model) -> None:
+        del model.head
+
+    changes: list[tuple[Callable[[_Model], None], str]] = [
+        (unfreeze, "body.bias"),
+        (replace, "head.weight"),
+        (add, "more.weight"),
+        (remove, r"without \['head.weight"),
+    ]
+    for change, message in changes:
+        for everywhere in (True, False):
+            model = _Model(seed=5)
+            diloco = _diloco(model)
+            _train(diloco, model, 3)
+            before = {name: one.clone() for name, one in diloco.common_parameters.items()}
+            wrong = everywhere or dist.get_rank() == 1
+            if wrong:
+                change(model)
+            error = ValueError if wrong else hvdc.ExchangeError
+            with pytest.raises(error, match=message):
+                diloco.step()
+            assert_same_bits(diloco.common_parameters, before)
+            with pytest.raises(error, match=message):
+                diloco.synchronize()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_what_is_frozen_later_stays_and_is_trained_again() -> None:
+    model = _Model(seed=5)
+    model.body.requires_grad_(True)
+    diloco = _diloco(model)
+    _train(diloco, model, 4)
+    model.body.requires_grad_(False)
+    for _ in range(40):  # What the codec has not sent yet still arrives.
+        _train(diloco, model, 2)
+    kept = model.body.weight.clone()
+    _train(diloco, model, 4)
+    assert (model.body.weight - kept).norm() < 1e-3 * kept.norm()
+    model.body.requires_grad_(True)
+    _train(diloco, model, 4)
+    assert not torch.equal(model.body.weight, kept)
+    _assert_alike(model)
+
+    # Without a codec, nothing is left to arrive, and the outer momentum moves nothing.
+    diloco = DiLoCo(model, "none", sync_every=2)
+    _train(diloco, model, 4)
+    model.body.requires_grad_(False)
+    kept = model.body.weight.clone()
+    _train(diloco, model, 4)
+    assert torch.equal(model.body.weight, kept)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_frozen_weights_of_any_dtype_are_those_of_the_first_rank() -> None:
+    model = _Model(seed=dist.get_rank())
+    for name, dtype in (
+        ("codes", torch.uint8),
+        ("halves", torch.bfloat16),
+        ("turns", torch.cfloat),
+    ):
+        values = torch.full((5, 3), 1 + dist.get_rank(), dtype=dtype, device="cpu").t()
+        model.register_parameter(name, nn.Parameter(values, requires_grad=False))
+    diloco = _diloco(model)
+    _train(diloco, model, 4)
+    _assert_alike(model)
+    assert model.codes.unique().tolist() == [1]  # type: ignore[operator]
+    assert "codes" not in diloco.common_parameters
+
+
+@on_ranks(2, launcher="torchrun")
+def test_complex_parameters_are_refused_at_once() -> None:
+    model = nn.ParameterDict({"a": nn.Parameter(torch.zeros(3, dtype=torch.cfloat, device="cpu"))})
+    with pytest.raises(TypeError, match="a: make a parameter of its view_as_real"):
+        _diloco(model)
