@@ -35,7 +35,7 @@ inputs = torch.randn(SAMPLES, FEATURES)
 labels = (inputs @ torch.randn(FEATURES, CLASSES)).argmax(1)
 network = Network()
 
-compress = CompressGradients(hvdc.OneBit)
+compress = CompressGradients(OneBit())
 trainer = lightning.Trainer(
     strategy="ddp",
     accelerator="cpu",

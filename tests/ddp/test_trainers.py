@@ -104,7 +104,7 @@ def _fit(
 
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(64, 64), torch.randint(100, (64,)))
-    network, compress = Network(), CompressGradients(hvdc.OneBit)
+    network, compress = Network(), CompressGradients(OneBit())
     trainer = lightning.Trainer(
         default_root_dir=folder,
         accelerator="cpu",

@@ -259,7 +259,7 @@ def test_states_that_do_not_fit() -> None:
 def test_wrong_arguments() -> None:
     model = Probe(SHAPES)
     with pytest.raises(TypeError, match=r"DiLoCo\(model, Int8\(\), ...\)"):
-        DiLoCo(model, hvdc.Int8, sync_every=4)  # type: ignore[arg-type]
+        DiLoCo(model, hvdc.Compressor, sync_every=4)  # type: ignore[arg-type]
     for options, message in [
         ({"sync_every": 0}, "sync_every: expected an integer in"),
         ({"sync_every": 4, "delay": 4}, r"delay: expected an integer in \[0, 3\], got 4"),

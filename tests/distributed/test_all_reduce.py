@@ -301,7 +301,7 @@ def test_what_is_wrong_on_every_rank() -> None:
         with pytest.raises(kind, match=message):
             hvdc.all_reduce(tensor, compressor, **options)
     with pytest.raises(TypeError, match=r"write all_reduce\(tensor, OneBit\(\)\)"):
-        hvdc.all_reduce(good, hvdc.OneBit)  # type: ignore[arg-type]
+        hvdc.all_reduce(good, hvdc.Compressor)  # type: ignore[arg-type]
     assert list(compressor.routes()) == ["good"]
     work = hvdc.all_reduce(good, compressor, key="good", async_op=True)
     assert work is not None
