@@ -38,7 +38,9 @@ class Keys:
 
     def add(self, key: str, kind: Kind) -> Slot:
         """A record of a key that no call has had yet."""
-        like = torch.empty((), dtype=getattr(torch, kind["dtype"])).expand(kind["shape"])
+        like = torch.empty((), dtype=getattr(torch, kind["dtype"]), device="cpu").expand(
+            kind["shape"]
+        )
         slot = self.slots[key] = Slot(key, len(self.slots), like)
         slot.route = self._route(slot, kind["dtype"])
         return slot

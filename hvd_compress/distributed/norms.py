@@ -20,7 +20,10 @@ class Norms:
     def __init__(self, ranks: Collectives) -> None:
         self._ranks = ranks
         self._shares = 0
-        self._latest = 0, torch.empty(0)  # The number of a share, and what ranks told in it.
+        self._latest = (
+            0,
+            torch.empty(0, dtype=torch.float64, device="cpu"),
+        )  # The number of a share, and what ranks told in it.
 
     @property
     def complete(self) -> bool:

@@ -112,7 +112,12 @@ class Planning(CompressorBase, ABC):
             if dtype == "uint8":
                 return torch.zeros(count, dtype=torch.uint8, device=device)
             # A generator of its own leaves that of the training alone.
-            numbers = torch.randn(count, generator=torch.Generator().manual_seed(0))
+            numbers = torch.randn(
+                count,
+                generator=torch.Generator().manual_seed(0),
+                dtype=torch.float32,
+                device="cpu",
+            )
             return numbers.to(device, getattr(torch, dtype))
 
         def total(numbers: list[float], name: str) -> list[float]:

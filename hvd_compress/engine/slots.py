@@ -47,7 +47,7 @@ class Holder:
             device: where the next gradient is: the model may have moved.
         """
         if self.residual is None:
-            self.residual = torch.zeros(self.count, device=device)
+            self.residual = torch.zeros(self.count, dtype=torch.float32, device=device)
             self.residual_scale = loss_scale
         if self.residual.device != device:
             self.residual = self.residual.to(device)

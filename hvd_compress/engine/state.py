@@ -157,7 +157,7 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
         Its residual, and what it owes as the owner of a part, shape=(n,), float32, in the memory of the
         CPU, loss scaling taken out.
     """
-    total = torch.zeros(math.prod(shape))
+    total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
         total += saved["residual"].cpu() / saved["residual_scale"]
     owned = saved.get("owned")
@@ -189,13 +189,13 @@ def _resized(
     residual = None
     for one in (saved[heir] for heir in heirs):
         if one["residual"] is not None:
-            residual = torch.zeros(count) if residual is None else residual
+            residual = _zeros(count) if residual is None else residual
             residual += one["residual"] * (factor * scale / one["residual_scale"])
     parts = [one.get("owned") for one in saved]
     sums = None
     for part in parts:
         if part is not None and part["residual"] is not None:
-            sums = torch.zeros(count) if sums is None else sums
+            sums = _zeros(count) if sums is None else sums
             share = part["weight"] / len(saved) * (scale / part["residual_scale"])
             sums += in_place(part["residual"] * share, part["begin"], shape, _transposed(part))
     if owned is not None:
@@ -280,3 +280,7 @@ def _described(part: OwnedPart) -> str:
 
 def _copied(residual: torch.Tensor | None) -> torch.Tensor | None:
     return None if residual is None else residual.to(torch.float32).clone()
+
+
+def _zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float32, device="cpu")

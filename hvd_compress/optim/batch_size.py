@@ -151,7 +151,7 @@ class BatchSizeSelector:
             raise ValueError(
                 f"BatchSizeSelector.select: expected train to process samples, got {samples}"
             )
-        counts = torch.tensor([right, samples], dtype=torch.int64)
+        counts = torch.tensor([right, samples], dtype=torch.int64, device="cpu")
         if dist.is_initialized():
             if dist.get_backend(self._group) == "nccl":
                 counts = counts.cuda()

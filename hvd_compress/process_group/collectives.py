@@ -195,7 +195,7 @@ class Collectives:
         # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
         # other names, ranks would wait for each other until they time out.
         counted = len(dist.distributed_c10d._world.pg_names)
-        rows, work = self.all_gather(torch.tensor([counted], device=self.device))
+        rows, work = self.all_gather(torch.tensor([counted], dtype=torch.int64, device=self.device))
         work.wait()
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:

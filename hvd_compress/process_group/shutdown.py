@@ -148,6 +148,8 @@ def close(group: dist.ProcessGroup) -> bool:
     for device in range(len(devices)):
         for rank in range(group.size()):
             with contextlib.suppress(RuntimeError):  # As it should, or for the rank that is lost.
-                work = group.recv([torch.empty(1)], rank, _TAG + device)
+                work = group.recv(
+                    [torch.empty(1, dtype=torch.uint8, device="cpu")], rank, _TAG + device
+                )
                 work.wait(datetime.timedelta(milliseconds=1))
     return True

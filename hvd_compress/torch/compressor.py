@@ -216,7 +216,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
-        self._token = torch.tensor(token.make(ranks.rank))
+        self._token = torch.tensor(token.make(ranks.rank), dtype=torch.float32, device="cpu")
         self._tokens = self._token.repeat(len(list(self._slots)), 1)
         self._token_rows = list(self._tokens)
 

@@ -58,7 +58,11 @@ class Participation:
     def begin(self) -> None:
         """Starts a step's check, before anything is sent or encoded."""
         self.tokens = None
-        values = torch.tensor([*token.make(self._collectives.rank), float(not self.agreed)])
+        values = torch.tensor(
+            [*token.make(self._collectives.rank), float(not self.agreed)],
+            dtype=torch.float32,
+            device="cpu",
+        )
         self._checking = self._collectives.all_reduce(values, "participation")
 
     def known(self, timeout: float) -> bool:
