@@ -22,6 +22,7 @@ from hvd_compress.distributed.work import Work
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.state_checks import check
 from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
@@ -259,7 +260,9 @@ class Compressor(ProcessGroupCompressor):
                     "with the rank that owns it"
                 )
             check_lost(lost, self._keys.kinds, self._members)
-        except (ExchangeError, ValueError) as error:
+            for state in lost:
+                check("rebind.lost", [self._keys.slots[key] for key in state["keys"]], state, {})
+        except (ExchangeError, TypeError, ValueError) as error:
             problem = error
         own_places = {
             key: (kind_of(slot.parameter), slot.step, slot.exchanges)
@@ -355,9 +358,13 @@ class Compressor(ProcessGroupCompressor):
         self._expect_idle("load_state_dict")
         with self._keys.of_states("load_state_dict", [state]):
             # rebind() refuses what an owner step's state belongs to, whatever the parts are.
-            place = state["rank"], state["size"], self._seed
-            restore(self._slots, state, *place, owned_by=lambda slot: None)
-        self._came_from = state["size"]
+            rank, size = state.get("rank"), state.get("size")
+            if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+                raise ValueError(
+                    f"load_state_dict: expected a rank of some ranks, got rank {rank} of {size}"
+                )
+            restore(self._slots, state, rank, size, self._seed, owned_by=lambda slot: None)
+        self._came_from = size
 
     def _bind(self) -> None:
         if not self._bound:

@@ -15,10 +15,11 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
-from hvd_compress.planner.planner import Planner
+from hvd_compress.planner.planner import Planner, check_state
 from hvd_compress.planner.plans import RoutePlan
 from hvd_compress.planner.probing import Prober
 
@@ -91,15 +92,17 @@ class Planning(CompressorBase, ABC):
 
         The state may be that of another compressor: then all is measured anew.
         """
+        expect_state("load_state_dict", state)
+        planner = state.get("planner")
+        if planner is not None:
+            check_state("load_state_dict", planner)
         super().load_state_dict(state)
-        self._begin_anew(state.get("planner"))
+        self._begin_anew(planner)
 
     def load_resized(self, states: Any) -> None:
         """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
-        self._bind()
-        self._expect_idle("load_resized")
-        self._begin_anew()
         super().load_resized(states)
+        self._begin_anew()
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         return {**super()._configuration(slots), "allowed": self._allowed}

@@ -16,7 +16,7 @@ from hvd_compress.codecs.base import check_choice
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import slots_of
-from hvd_compress.engine.state import expect_state
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
 from hvd_compress.fsdp.groups import replicas
