@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.engine.comm import Collective
-from hvd_compress.process_group.shutdown import close, hold, note_collectives
+from hvd_compress.process_group.shutdown import close, hold, note_collectives, release_with
 from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -120,7 +120,9 @@ class Collectives:
         )
         if timeout is not None:
             dist.distributed_c10d._set_pg_timeout(timeout, group)
-        return self._of(group)
+        made = self._of(group)
+        release_with(made, group)
+        return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:
         """Has ``over`` called when a collective is over.
