@@ -56,6 +56,8 @@ class Compressor(ProcessGroupCompressor):
         ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
+    _made_by_use = ProcessGroupCompressor._made_by_use | {"_used", "_strides", "_by_parameter"}
+
     def __init__(
         self,
         model: NamedParameters,
@@ -96,6 +98,16 @@ class Compressor(ProcessGroupCompressor):
             threads=threads,
             process_group=process_group,
         )
+        self._watch()
+        if process_group is not None or dist.is_initialized():
+            self._bind()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Knows of the parameters' gradients from now on."""
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
         self._strides: dict[int, tuple[tuple[int, ...], bool]] = {}
@@ -103,8 +115,6 @@ class Compressor(ProcessGroupCompressor):
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
                 _note_use(slot.parameter, self._used, slot.index)
-        if process_group is not None or dist.is_initialized():
-            self._bind()
 
     @torch.no_grad()
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -70,6 +70,11 @@ class Compressor(ProcessGroupCompressor):
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
     """
 
+    _made_by_use = ProcessGroupCompressor._made_by_use | {
+        *("_slots", "_routed", "_comparisons", "_calls", "_prepared", "_under_way", "_member"),
+        *("_members", "_norms"),
+    }
+
     def __init__(
         self,
         codec: Codec,
@@ -86,9 +91,7 @@ class Compressor(ProcessGroupCompressor):
         grad_scaler: Any | None = None,
         threads: int | None = None,
     ) -> None:
-        self._keys = Keys(
-            lambda slot, dtype: self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
-        )
+        self._keys = Keys(self._route_of)
         super().__init__(
             self._keys.slots.values(),
             codec,
@@ -105,12 +108,19 @@ class Compressor(ProcessGroupCompressor):
             process_group=process_group,
         )
         self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
+        self._came_from: int | None = None  # The ranks of the last group.
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._slots = self._keys.slots.values()
+
+    def _begin_unbound(self) -> None:
+        super()._begin_unbound()
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
         self._calls = 0
         self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
-        self._came_from: int | None = None  # The ranks of the last group.
         self._member = uuid.uuid4().hex
         self._members: list[str] = []  # Of the group, by rank, if they have told each other.
         self._norms: Norms | None = None
@@ -369,6 +379,7 @@ class Compressor(ProcessGroupCompressor):
     def _bind(self) -> None:
         if not self._bound:
             self._join_group()
+            self._check_place()
             self._bound = True
             self._came_from = self._size
 
@@ -410,6 +421,9 @@ class Compressor(ProcessGroupCompressor):
                 self._choose_routes([slot], self._router_of(slot.name))
         self._routed.update(keys)
         return slots
+
+    def _route_of(self, slot: Slot, dtype: str) -> Route:
+        return self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
 
     def _router_of(self, key: str) -> Router:
         return next(

@@ -36,6 +36,16 @@ class Planning(CompressorBase, ABC):
 
     chosen: ClassVar[tuple[str, ...]] = ("exchange", "layers", "owner_step")
 
+    _saved_plan: dict[str, Any] | None = None
+    """The planner's state in a copy, until it has joined ranks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        planner = state.pop("_planner", None)
+        for name in ("_planned", "_tensors", "_allowed", "_local", "_mark"):
+            state.pop(name, None)
+        return {**state, "_saved_plan": planner.state() if planner else self._saved_plan}
+
     def _plan_among(self, routes: Sequence[Route], local: int) -> None:
         """Begins to plan: what is allowed and usable, and how many ranks each host has."""
         self._planned = [slot for slot in self._slots if slot.parameter.requires_grad]
@@ -53,7 +63,8 @@ class Planning(CompressorBase, ABC):
         ]
         self._allowed, self._local = [str(route) for route in routes], local
         self._warm = 0
-        self._begin_anew()
+        self._begin_anew(self._saved_plan)
+        self._saved_plan = None
 
     @abstractmethod
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:

@@ -72,6 +72,10 @@ class Holder:
             self.next_residual.copy_(kept)
         self.residual, self.next_residual = self.next_residual, self.residual
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What the next step writes first is not worth its memory in a copy.
+        return {**self.__dict__, "next_residual": None}
+
     def forget(self) -> None:
         """Has no residual any more: it was added to a gradient that has been sent."""
         self.residual = self.next_residual = None

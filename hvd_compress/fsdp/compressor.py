@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import check_choice
 from hvd_compress.engine import owner_steps
+from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import slots_of
 from hvd_compress.engine.state_checks import expect_state
@@ -133,6 +134,11 @@ class Compressor(ProcessGroupCompressor):
         for number, unit in enumerate(found.units):
             unit.module.set_reduce_scatter_unused_params(True, recurse=False)
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return CompressorBase.__getstate__(
+            self
+        )  # FSDP2's modules hold it, and are not copied either.
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts, of its shards; every rank saves its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import horovod.torch as hvd
 import pytest
@@ -49,6 +50,17 @@ def test_a_state_is_that_of_a_whole_step() -> None:
     assert compressor.state_dict()["tensors"]["a"]["step"] == 2
     compressor.load_state_dict(saved)
     assert compressor.state_dict()["tensors"]["a"]["step"] == 1
+
+
+@on_ranks(2)
+def test_copies_are_refused() -> None:
+    """Horovod's hooks are bound to the model; the error says what to use."""
+    compressor = hvdc.OneBit(Probe(SHAPES), threshold=0)
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"OneBit: .*hvd_compress.torch, .*state_dict\(\) returns"
+        ):
+            attempt(compressor)
 
 
 @on_ranks(1)
