@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,11 +20,13 @@ from hvd_compress.ranks.errors import ExchangeError
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
-_PATIENCE = datetime.timedelta(seconds=10)
-"""With which ranks look for each other in a new group: they have just ended a collective together. A rank
-that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise.
-Gloo waits five times as long for the connection of a rank whose address it has."""
+_REPORTED = 10.0
+"""Seconds, after which a line in the log tells of ranks that are waited for in a new group. Nothing ends
+the wait but the group's own timeout."""
 
+_WAITING = "making a process group of ranks %s; some rank has not come to that in %g s"
+
+_log = logging.getLogger(__name__)
 
 Over = Callable[[Exception | None], None]
 """Called once, by any thread, when something is over: with what went wrong, or with None."""
@@ -111,15 +115,19 @@ class Collectives:
             self._check_group_counts()
         numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         timeout = self._timeout()
-        group = dist.new_group(
-            [numbers[rank] for rank in ranks],
-            timeout=timeout and min(timeout, _PATIENCE),
-            backend=dist.get_backend_config(self._group),
-            use_local_synchronization=not everybody,  # Others than these ranks do not come here.
-            sort_ranks=False,
-        )
-        if timeout is not None:
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
+        report = threading.Timer(_REPORTED, _log.warning, (_WAITING, list(ranks), _REPORTED))
+        report.daemon = True
+        report.start()
+        try:
+            group = dist.new_group(
+                [numbers[rank] for rank in ranks],
+                timeout=timeout,
+                backend=dist.get_backend_config(self._group),
+                use_local_synchronization=not everybody,  # Others than these ranks do not come here.
+                sort_ranks=False,
+            )
+        finally:
+            report.cancel()
         made = self._of(group)
         release_with(made, group)
         return made
