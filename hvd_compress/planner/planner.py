@@ -248,7 +248,7 @@ def check_state(who: str, state: Any) -> None:
     Raises:
         TypeError, ValueError: it cannot.
     """
-    kinds = {"plan": Mapping, "settled": bool, "bandwidth": (int, float)}
+    kinds: dict[str, Any] = {"plan": Mapping, "settled": bool, "bandwidth": (int, float)}
     for field, kind in kinds.items():
         got = state.get(field) if isinstance(state, Mapping) else state
         if not isinstance(got, kind):

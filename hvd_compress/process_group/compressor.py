@@ -68,7 +68,7 @@ class ProcessGroupCompressor(CompressorBase):
         check_choice("Compressor", "exchange", exchange, tuple(EXCHANGES))
         super().__init__(slots, codec, feedback, exchange=exchange, chained=True, **options)
         self._begin_unbound()
-        self._process_group = process_group
+        self._process_group: dist.ProcessGroup | None = process_group
         # The rank, and the number of ranks, whose residuals a copy has.
         self._place: tuple[int, int] | None = None
 
@@ -100,7 +100,7 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _begin_unbound(self) -> None:
         """Has no place among ranks yet."""
-        self._process_group: dist.ProcessGroup | None = None
+        self._process_group = None
         self._bound = False
         self._step: Step | None = None
         self._agreed = False

@@ -160,7 +160,8 @@ class _Unregistered:
 
 def _unregister(group: dist.ProcessGroup) -> None:
     """Has PyTorch forget a group. Its ``destroy_process_group()`` warns of groups with one backend."""
-    world = dist.distributed_c10d._world
+    c10d: Any = dist.distributed_c10d
+    world = c10d._world
     name = world.pg_names.pop(group, None)
     if name is None:
         return  # All groups were destroyed together.
@@ -170,7 +171,7 @@ def _unregister(group: dist.ProcessGroup) -> None:
     for tagged in world.tags_to_pg.values():
         if group in tagged:
             tagged.remove(group)
-    dist.distributed_c10d._unregister_process_group(name)
+    c10d._unregister_process_group(name)
 
 
 def _let_go() -> None:
