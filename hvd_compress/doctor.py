@@ -155,7 +155,11 @@ def _under_horovod(args: argparse.Namespace) -> str:
     end = time.monotonic() + args.seconds
 
     def ended() -> bool:
-        return bool(hvd.allreduce(torch.tensor(float(time.monotonic() > end)), op=hvd.Sum))
+        return bool(
+            hvd.allreduce(
+                torch.tensor(time.monotonic() > end, dtype=torch.float32, device="cpu"), op=hvd.Sum
+            )
+        )
 
     return _train(model, auto, optimizer.step, ended)
 
@@ -173,7 +177,7 @@ def _under_ddp(args: argparse.Namespace) -> str:
     end = time.monotonic() + args.seconds
 
     def ended() -> bool:
-        late = torch.tensor(float(time.monotonic() > end))
+        late = torch.tensor(time.monotonic() > end, dtype=torch.float32, device="cpu")
         dist.all_reduce(late)
         return bool(late)
 
@@ -198,7 +202,9 @@ def _model(elements: int) -> Any:
             super().__init__()
             sizes = [_TENSOR] * (elements // _TENSOR)
             sizes += [elements % _TENSOR] * bool(elements % _TENSOR)
-            self.tensors = torch.nn.ParameterList([torch.randn(size) for size in sizes])
+            self.tensors = torch.nn.ParameterList(
+                [torch.randn(size, dtype=torch.float32, device="cpu") for size in sizes]
+            )
 
         def forward(self) -> torch.Tensor:
             return torch.stack([tensor.square().sum() for tensor in self.tensors]).sum()

@@ -18,7 +18,9 @@ class Probe(torch.nn.Module):
     def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         for name, shape in shapes.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype)))
+            self.register_parameter(
+                name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
+            )
 
     def forward(
         self, targets: Mapping[str, torch.Tensor], order: Iterable[str] | None = None

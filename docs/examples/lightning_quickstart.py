@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import hvd_compress.ddp as hvdc
+from hvd_compress import OneBit
 from hvd_compress.lightning import CompressGradients
 
 FEATURES, CLASSES, SAMPLES = 64, 10, 12800

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,8 @@ class Compressor(ProcessGroupCompressor):
         ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
+    _made_by_use = ProcessGroupCompressor._made_by_use | {"_used", "_strides", "_by_parameter"}
+
     def __init__(
         self,
         model: NamedParameters,
@@ -62,6 +64,16 @@ class Compressor(ProcessGroupCompressor):
             process_group = _group_of(model, process_group)
             model = model.module
         super().__init__(slots_of(model), codec, process_group=process_group, **options)
+        self._note_gradients()
+        if process_group is not None or dist.is_initialized():
+            self._bind()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._note_gradients()
+
+    def _note_gradients(self) -> None:
+        """Knows of the parameters' gradients from now on."""
         self._discarded = Discarded(slot.parameter for slot in self._slots)
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
@@ -71,8 +83,6 @@ class Compressor(ProcessGroupCompressor):
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
                 self._watch(slot)
-        if process_group is not None or dist.is_initialized():
-            self._bind()
 
     @torch.no_grad()
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine.state import expect_state
+from hvd_compress.engine.state_checks import expect_state
 
 
 class GatheredState:

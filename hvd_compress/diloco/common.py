@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -122,12 +123,40 @@ class CommonParameters:
 
     def check(self, who: str, state: dict[str, Any]) -> None:
         """Raises ``ValueError`` where a state is that of another model."""
+        common: Any = state.get("common")
+        names = list(common) if isinstance(common, dict) else None
+        if names is None or set(names) != set(self._copies):
+            raise ValueError(
+                f"DiLoCo.{who}: common: expected the parameters {list(self._copies)}, got {names}"
+            )
         for name, copy in self._copies.items():
-            shape = tuple(state["common"][name].shape)
-            if shape != tuple(copy.shape):
+            one = common[name]
+            got = tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
+            if got != tuple(copy.shape) or one.is_meta or one.is_sparse:
                 raise ValueError(
-                    f"DiLoCo.{who}: expected {name} of shape {tuple(copy.shape)}, got {shape}"
+                    f"DiLoCo.{who}: common: expected {name} of shape {tuple(copy.shape)}, dense, got "
+                    f"{got}"
                 )
+
+    @contextlib.contextmanager
+    def outer_restored_on_error(self, state: dict[str, Any]) -> Iterator[None]:
+        """Loads the outer optimizer's state of :meth:`state_dict`, unless what follows raises.
+
+        Raises:
+            ValueError: of another optimizer; nothing is changed then.
+        """
+        before = self._outer.state_dict()  # Loading puts others in their place.
+        try:
+            self._outer.load_state_dict(state["outer_optimizer"])
+            yield
+        except (KeyError, AttributeError) as error:
+            self._outer.load_state_dict(before)
+            raise ValueError(
+                f"DiLoCo: outer_optimizer: expected a state of one, got {error}"
+            ) from None
+        except Exception:
+            self._outer.load_state_dict(before)
+            raise
 
     def are(self, state: dict[str, Any]) -> bool:
         """Whether the parameters are bit for bit those of a state."""

@@ -261,10 +261,11 @@ class DiLoCo:
             ExchangeError: exchanges are under way.
         """
         self._check_state("load_state_dict", state)
-        if self._quorums is None:
-            self._compressor.load_state_dict(state["compressor"])
-        else:
-            self._compressor.load_for_rebind(state["compressor"])
+        with self._common.outer_restored_on_error(state):
+            if self._quorums is None:
+                self._compressor.load_state_dict(state["compressor"])
+            else:
+                self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
         self._under_way = {
             fragment: _Round(due, [one.clone() for one in differences], None)
@@ -510,13 +511,51 @@ class DiLoCo:
         if not isinstance(state, dict) or "configuration" not in state:
             kind = "None" if state is None else f"an object of type {type(state).__name__} without"
             raise TypeError(f"DiLoCo.{who}: expected what state_dict() returned, got {kind}")
+        for field in ("steps", "rounds", "dropped_rounds"):
+            checks.check_number(
+                f"DiLoCo.{who}", field, state.get(field), 0, sys.maxsize, integer=True
+            )
+        if "compressor" not in state:
+            raise ValueError(f"DiLoCo.{who}: expected a compressor's state, got none")
+        self._check_counts(who, state.get("history"))
+        self._check_due(who, state.get("due"))
         self._check_fits(who, state)
+
+    def _check_counts(self, who: str, history: Any) -> None:
+        every = history.values() if isinstance(history, dict) else [history]
+        if not all(
+            isinstance(counts, list)
+            and len(counts) == len(self._fragments)
+            and all(len(one) == 2 and all(type(n) is int and n >= 0 for n in one) for one in counts)
+            for counts in every
+        ):
+            raise ValueError(
+                f"DiLoCo.{who}: history: expected counts of {len(self._fragments)} fragments, got {history}"
+            )
+
+    def _check_due(self, who: str, due: Any) -> None:
+        values = self._common.values
+        fragment: Any
+        for fragment, one in due.items() if isinstance(due, dict) else [(None, due)]:
+            known = type(fragment) is int and 0 <= fragment < len(self._fragments)
+            shapes = [values[name].shape for name in self._fragments[fragment]] if known else []
+            fits = known and isinstance(one, (tuple, list)) and len(one) == 2
+            if (
+                not fits
+                or type(one[0]) is not int
+                or [getattr(t, "shape", None) for t in one[1]] != shapes
+            ):
+                raise ValueError(
+                    f"DiLoCo.{who}: due: expected averages of fragments by number, got others for fragment "
+                    f"{fragment}"
+                )
 
     def _check_fits(self, who: str, state: dict[str, Any]) -> None:
         expected, got = self._configuration(), state["configuration"]
         for name, value in expected.items():
-            if got[name] != value:
-                raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {got[name]}")
+            found = got.get(name) if isinstance(got, dict) else got
+            if isinstance(found, torch.Tensor) or found != value:
+                raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {found}")
         self._common.check(who, state)
 
     @torch.no_grad()

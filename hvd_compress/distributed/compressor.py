@@ -22,6 +22,7 @@ from hvd_compress.distributed.work import Work
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.state_checks import check
 from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
@@ -60,6 +61,11 @@ class Compressor(ProcessGroupCompressor):
 
     _idle_after = "wait() of every all_reduce"
 
+    _made_by_use = ProcessGroupCompressor._made_by_use | {
+        *("_slots", "_routed", "_comparisons", "_calls", "_prepared", "_under_way", "_member"),
+        *("_members", "_norms"),
+    }
+
     def __init__(
         self,
         codec: Codec | Route | str,
@@ -67,17 +73,22 @@ class Compressor(ProcessGroupCompressor):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self._keys = Keys(
-            lambda slot, dtype: self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
-        )
+        self._keys = Keys(self._route_of)
         super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
         self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
+        self._came_from: int | None = None  # The ranks of the last group.
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._slots = self._keys.slots.values()
+
+    def _begin_unbound(self) -> None:
+        super()._begin_unbound()
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
         self._calls = self._dropped = 0
         self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
-        self._came_from: int | None = None  # The ranks of the last group.
         self._member = uuid.uuid4().hex
         self._members: list[str] = []  # Of the group, by rank, if they have told each other.
         self._norms: Norms | None = None
@@ -257,7 +268,9 @@ class Compressor(ProcessGroupCompressor):
                     "with the rank that owns it"
                 )
             check_lost(lost, self._keys.kinds, self._members)
-        except (ExchangeError, ValueError) as error:
+            for state in lost:
+                check("rebind.lost", [self._keys.slots[key] for key in state["keys"]], state, {})
+        except (ExchangeError, TypeError, ValueError) as error:
             problem = error
         own_places = {
             key: (kind_of(slot.parameter), slot.step, slot.exchanges)
@@ -354,14 +367,19 @@ class Compressor(ProcessGroupCompressor):
         self._expect_idle("load_state_dict")
         with self._keys.of_states("load_state_dict", [state]):
             # rebind() refuses what an owner step's state belongs to, whatever the parts are.
-            place = state["rank"], state["size"], self._seed
-            restore(self._slots, state, *place, owned_by=lambda slot: None)
+            rank, size = state.get("rank"), state.get("size")
+            if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+                raise ValueError(
+                    f"load_state_dict: expected a rank of some ranks, got rank {rank} of {size}"
+                )
+            restore(self._slots, state, rank, size, self._seed, owned_by=lambda slot: None)
         self._last.replace()
-        self._came_from = state["size"]
+        self._came_from = size
 
     def _bind(self) -> None:
         if not self._bound:
             self._join_group()
+            self._check_copied()
             self._bound = True
             self._came_from = self._size
 
@@ -399,6 +417,9 @@ class Compressor(ProcessGroupCompressor):
                 self._choose_routes([slot], self._router_of(slot.name))
         self._routed.update(keys)
         return slots
+
+    def _route_of(self, slot: Slot, dtype: str) -> Route:
+        return self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
 
     def _router_of(self, key: str) -> Router:
         return next(

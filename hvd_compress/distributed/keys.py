@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state import expect_state
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -108,6 +108,8 @@ class Keys:
                 f"{who}: expected states of a compressor of hvd_compress.distributed with the same keys, "
                 f"got others"
             )
+        for key, kind in kinds[0].items():
+            _check_kind(f"{who}: {key}", kind)
         before = self.kinds
         if kinds[0] and before and list(before.items()) != list(kinds[0].items()):
             raise ValueError(
@@ -156,6 +158,16 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
 def kind_of(tensor: torch.Tensor) -> Kind:
     """What a key's tensors have in common."""
     return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
+
+
+def _check_kind(who: str, kind: Any) -> None:
+    kind = kind if isinstance(kind, dict) else {}
+    shape, dtype = kind.get("shape"), getattr(torch, str(kind.get("dtype")), None)
+    sizes = shape if isinstance(shape, list) else [None]
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"{who}: expected a floating-point dtype, got {kind.get('dtype')!r}")
+    if not all(type(one) is int and one >= 0 for one in sizes):
+        raise ValueError(f"{who}: expected a list of sizes for shape, got {shape!r}")
 
 
 def _check(key: str, tensor: Any) -> None:

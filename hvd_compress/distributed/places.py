@@ -83,7 +83,8 @@ def check_lost(
     """
     for state in lost:
         keys = state.get("keys") if isinstance(state, dict) else None
-        if keys is None or "member" not in state:
+        size = state.get("size") if isinstance(state, dict) else None
+        if not isinstance(keys, dict) or "member" not in state or type(size) is not int or size < 1:
             raise ValueError(
                 "rebind.lost: expected states of compressors of hvd_compress.distributed, got another "
                 "object"

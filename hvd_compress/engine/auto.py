@@ -14,10 +14,11 @@ import torch
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import CodecLike, Route
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
-from hvd_compress.planner.planner import Planner
+from hvd_compress.planner.planner import Planner, check_state
 from hvd_compress.planner.plans import RoutePlan
 from hvd_compress.planner.probing import Prober
 
@@ -33,6 +34,16 @@ class Planning(CompressorBase, ABC):
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step")
+
+    _saved_plan: dict[str, Any] | None = None
+    """The planner's state in a copy, until it has joined ranks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        planner = state.pop("_planner", None)
+        for name in ("_planned", "_tensors", "_allowed", "_local", "_mark"):
+            state.pop(name, None)
+        return {**state, "_saved_plan": planner.state() if planner else self._saved_plan}
 
     def _plan_among(self, routes: Sequence[Route], local: int) -> None:
         """Begins to plan: what is allowed and usable, and how many ranks each host has."""
@@ -51,7 +62,8 @@ class Planning(CompressorBase, ABC):
         ]
         self._allowed, self._local = [str(route) for route in routes], local
         self._warm = 0
-        self._begin_anew()
+        self._begin_anew(self._saved_plan)
+        self._saved_plan = None
 
     @abstractmethod
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
@@ -88,15 +100,17 @@ class Planning(CompressorBase, ABC):
 
         The state may be that of another compressor: then all is measured anew.
         """
+        expect_state("load_state_dict", state)
+        planner = state.get("planner")
+        if planner is not None:
+            check_state("load_state_dict", planner)
         super().load_state_dict(state)
-        self._begin_anew(state.get("planner"))
+        self._begin_anew(planner)
 
     def load_resized(self, states: Any) -> None:
         """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
-        self._bind()
-        self._expect_idle("load_resized")
-        self._begin_anew()
         super().load_resized(states)
+        self._begin_anew()
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         return {**super()._configuration(slots), "allowed": self._allowed}
@@ -109,7 +123,12 @@ class Planning(CompressorBase, ABC):
             if dtype == "uint8":
                 return torch.zeros(count, dtype=torch.uint8, device=device)
             # A generator of its own leaves that of the training alone.
-            numbers = torch.randn(count, generator=torch.Generator().manual_seed(0))
+            numbers = torch.randn(
+                count,
+                generator=torch.Generator().manual_seed(0),
+                dtype=torch.float32,
+                device="cpu",
+            )
             return numbers.to(device, getattr(torch, dtype))
 
         def total(numbers: list[float], name: str) -> list[float]:

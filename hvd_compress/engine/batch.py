@@ -158,7 +158,9 @@ class Batch:
             One a gradient, shape=(n,), float32; of no element where this rank owns none.
         """
         pieces = table.layout.pieces
-        buffer = torch.empty(sum(self.plan.owned_sizes), device=self.flats[0].device)
+        buffer = torch.empty(
+            sum(self.plan.owned_sizes), dtype=torch.float32, device=self.flats[0].device
+        )
         averages = buffer.split(self.plan.owned_sizes)
         if not pieces:
             return averages

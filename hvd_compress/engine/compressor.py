@@ -105,6 +105,19 @@ class CompressorBase:
         self._seed = seed
         self.counters = Counters()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickling and copying keep: settings, parameters, residuals and positions in the noise.
+
+        Raises:
+            TypeError: a compressor of this frontend cannot be copied.
+            ExchangeError: gradients are on their way.
+        """
+        raise TypeError(
+            f"{type(self).__name__}: expected no pickle or copy of a compressor of "
+            f"{type(self).__module__}, got one: keep what state_dict() returns, and make a compressor for "
+            f"the other model"
+        )
+
     @property
     def warmup_steps(self) -> int:
         """Steps at the start that go uncompressed."""
@@ -350,6 +363,14 @@ class CompressorBase:
             slot.route = route
         self._batches.forget_plans()
         self._forget_agreement()
+
+    def _take_routes_again(self) -> None:
+        """Has gradients travel as before, among other ranks."""
+        routes = [(slot, slot.route) for slot in self._slots]
+        for slot, route in routes:
+            if not route.uncompressed:
+                self._check_route(slot, route)
+        self._set_routes(routes)
 
     def _hosts_in_use(self) -> Hosts | None:
         """The hosts, where some gradient travels within and between them."""

@@ -24,14 +24,14 @@ class LevelBatch:
     def __init__(self, batch: Batch, layout: Callable[[], LevelLayout]) -> None:
         self._batch = batch
         self._layout, self._kernels = batch.plan.level_table(layout)
-        self._norms = torch.empty(0)
+        self._norms = torch.empty(0, dtype=torch.float32, device="cpu")
         self.flags = self._layout.norms - len(batch.plan.members)
 
     def norms(self) -> torch.Tensor:
         """This rank's norms, and its flags, shape=(norms,), float32; zeros if that failed."""
 
         def work() -> torch.Tensor:
-            message = torch.zeros(self._layout.norms)
+            message = torch.zeros(self._layout.norms, dtype=torch.float32, device="cpu")
             self._residuals = self._batch.take_up()
             residuals, _ = columns(self._residuals)
             self._kernels.norms(self._batch.flats, residuals, message)
@@ -54,7 +54,7 @@ class LevelBatch:
         self._norms = norms
 
         def work() -> torch.Tensor:
-            message = torch.zeros(self._layout.words, dtype=torch.int32)
+            message = torch.zeros(self._layout.words, dtype=torch.int32, device="cpu")
             residuals, following = columns(self._residuals)
             steps = self._batch.steps
             self._kernels.encode(self._batch.flats, residuals, following, steps, norms, message)

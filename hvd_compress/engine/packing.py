@@ -88,13 +88,13 @@ def two_shots(
     second = plan.length("averages", averages[rank].full)
 
     sent = [first.bytes for first in firsts]
-    packed_parts = [torch.zeros(0, dtype=torch.uint8)] * comm.size
+    packed_parts = [torch.zeros(0, dtype=torch.uint8, device="cpu")] * comm.size
     with batch.encoding():
         for owner, part in enumerate(message.split(parts.layout.sections)):
             work = _packing(sections[owner], part, sent[owner])
             packed_parts[owner] = batch.guard(work, sent[owner])
     if batch.error is not None:
-        packed_parts = [torch.zeros(size, dtype=torch.uint8) for size in sent]
+        packed_parts = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sent]
     message = torch.cat([_cut(p, 0, n) for p, n in zip(packed_parts, sent, strict=True)])
     rows = yield comm.all_to_all(message, sent)
     received = _longest(_heads(batch, rows, sections[rank].full)) if sent[rank] else 0
@@ -144,7 +144,7 @@ def _packing(places_of: Places, message: torch.Tensor, least: int) -> Callable[[
 
 def _pack(places_of: Places, message: torch.Tensor, least: int, received: int = 0) -> torch.Tensor:
     if not places_of.full:
-        return torch.zeros(0, dtype=torch.uint8)
+        return torch.zeros(0, dtype=torch.uint8, device="cpu")
     return torch.from_numpy(places_of.pack(message.numpy(), least, received))
 
 

@@ -48,7 +48,7 @@ class Holder:
             device: where the next gradient is: the model may have moved.
         """
         if self.residual is None:
-            self.residual = torch.zeros(self.count, device=device)
+            self.residual = torch.zeros(self.count, dtype=torch.float32, device=device)
             self.residual_scale = loss_scale
         if self.residual.device != device:
             self.residual = self.residual.to(device)
@@ -76,6 +76,10 @@ class Holder:
     def take_back(self) -> None:
         """Undoes :meth:`accept`: until the next gradient is encoded, the former residual is still there."""
         self.residual, self.next_residual = self.next_residual, self.residual
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What the next step writes first is not worth its memory in a copy.
+        return {**self.__dict__, "next_residual": None}
 
     def forget(self) -> None:
         """Has no residual any more: it was added to a gradient that has been sent."""

@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.engine.slots import Owned, Slot, in_place, transpose
+from hvd_compress.engine.state_checks import check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks import resize as rule
 
@@ -32,13 +33,6 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
     return {"version": _VERSION, "rank": rank, "size": size, "seed": seed, "tensors": tensors}
 
 
-def expect_state(who: str, state: Any) -> None:
-    """Raises ``TypeError`` for what no ``state_dict()`` can have returned."""
-    if not isinstance(state, dict):
-        got = "None" if state is None else f"an object of type {type(state).__name__}"
-        raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
-
-
 def restore(
     slots: Iterable[Slot],
     state: dict[str, Any],
@@ -47,7 +41,7 @@ def restore(
     seed: int,
     owned_by: Callable[[Slot], Owned | None],
 ) -> None:
-    """Puts a snapshot back, or raises ``ValueError`` before anything is changed.
+    """Puts a snapshot back, or raises before anything is changed.
 
     What a rank has not sent as an owner goes with its next gradient where ranks share that gradient out in
     another way now. An owner step's state cannot follow.
@@ -59,45 +53,26 @@ def restore(
         size: how many ranks there are.
         seed: of the noise.
         owned_by: an empty record of what this rank owns of a parameter, or None.
+
+    Raises:
+        TypeError, ValueError: as :func:`hvd_compress.engine.state_checks.check`; or an owner step's state
+            is that of another part.
     """
-    expect_state("load_state_dict", state)
     slots = list(slots)
-    expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
-    for field, want in expected.items():
-        got = state.get(field)
-        if got != want:
-            raise ValueError(
-                f"load_state_dict: expected {field} {want}, got {got}; each rank saves and loads a file of "
-                f"its own; another number of ranks needs those of all: load_resized()"
-            )
+    place = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
+    check("load_state_dict", slots, state, place)
     tensors = state["tensors"]
-    _check_names("load_state_dict", slots, tensors)
     for slot in slots:
-        saved = tensors[slot.name]
-        _check_count(f"load_state_dict: {slot.name}", saved["residual"], slot.count)
-        owned = saved.get("owned")
-        if owned is not None:
-            begin, end = owned["begin"], owned["end"]
-            if not 0 <= begin <= end <= slot.count:
-                raise ValueError(
-                    f"load_state_dict: {slot.name}: expected a part of {slot.count} elements, got "
-                    f"[{begin}, {end})"
-                )
-            _check_count(f"load_state_dict: {slot.name}'s part", owned["residual"], end - begin)
-            if owned["state"]:
-                _check_cut(slot, owned, owned_by(slot))
-    for slot in slots:
-        saved = tensors[slot.name]
+        owned = tensors[slot.name]["owned"]
+        if owned is not None and owned["state"]:
+            _check_cut(slot, owned, owned_by(slot))
+    # Copies are made before anything is changed: there may be no memory for them.
+    copies = [_copy(tensors[slot.name]) for slot in slots]
+    for slot, saved in zip(slots, copies, strict=True):
         slot.forget()
-        slot.residual = _copied(saved["residual"])
-        slot.residual_scale = saved["residual_scale"]
-        slot.step = saved["step"]
-        slot.exchanges = saved["exchanges"]
-        owned = saved.get("owned")
-        slot.owned = None
-        if owned is not None:
-            slot.owned = Owned(**{**owned, "residual": _copied(owned["residual"])})
-            slot.owned.state = copy.deepcopy(owned["state"])
+        slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
+        slot.step, slot.exchanges = saved["step"], saved["exchanges"]
+        slot.owned = None if saved["owned"] is None else Owned(**saved["owned"])
 
 
 def resize(
@@ -119,20 +94,24 @@ def resize(
         owned_by: an empty record of what this rank owns of a parameter, or None.
 
     Raises:
-        ValueError: not one snapshot of each rank, or of different steps or models.
+        TypeError, ValueError: as :func:`hvd_compress.engine.state_checks.check`; or not one snapshot of
+            each rank, or of different steps or models.
     """
     slots, states = list(slots), list(states)
     for state in states:
         expect_state("load_resized", state)
-    states.sort(key=lambda state: state.get("rank", -1))
-    ranks = [state.get("rank") for state in states]
-    sizes = {state.get("size") for state in states}
-    if not states or ranks != list(range(len(states))) or sizes != {len(states)}:
+    places = [(state.get("rank"), state.get("size")) for state in states]
+    numbers = all(type(rank) is int and type(of) is int for rank, of in places)
+    if not numbers or sorted(places) != [(rank, len(states)) for rank in range(len(states) or 1)]:
         raise ValueError(
-            f"load_resized: expected one state of each rank, got those of ranks {ranks} of {sizes}"
+            f"load_resized: expected one state of each rank, got those of ranks "
+            f"{[rank for rank, _ in places]} of {sorted({str(of) for _, of in places})}"
         )
-    for state in states:
-        _check_names("load_resized", slots, state["tensors"])
+    states.sort(key=lambda state: state["rank"])
+    # Seeds are compared where the result is loaded, and among the states here.
+    place = {"version": _VERSION, "seed": states[0].get("seed", 0)}
+    for number, state in enumerate(states):
+        check(f"load_resized: rank {number}", slots, state, place)
     tensors = {}
     for slot in slots:
         saved = [state["tensors"][slot.name] for state in states]
@@ -142,6 +121,7 @@ def resize(
                     f"load_resized: {slot.name}: expected states of one step, got {field} "
                     f"{[one[field] for one in saved]}"
                 )
+        check_parts(f"load_resized: {slot.name}", slot.shape, [one["owned"] for one in saved])
         tensors[slot.name] = _resized(saved, slot.shape, rank, size, owned_by(slot))
     return {**states[0], "rank": rank, "size": size, "tensors": tensors}
 
@@ -157,13 +137,13 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
         Its residual, and what it owes as the owner of a part, shape=(n,), float32, in the memory of the
         CPU, loss scaling taken out.
     """
-    total = torch.zeros(math.prod(shape))
+    total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
         total += saved["residual"].cpu() / saved["residual_scale"]
-    owned = saved.get("owned")
+    owned = saved["owned"]
     if owned is not None and owned["residual"] is not None:
         part = owned["residual"].cpu() * (owned["weight"] / owned["residual_scale"])
-        total += in_place(part, owned["begin"], shape, _transposed(owned))
+        total += in_place(part, owned["begin"], shape, owned["transposed"])
     return total
 
 
@@ -189,15 +169,15 @@ def _resized(
     residual = None
     for one in (saved[heir] for heir in heirs):
         if one["residual"] is not None:
-            residual = torch.zeros(count) if residual is None else residual
+            residual = _zeros(count) if residual is None else residual
             residual += one["residual"] * (factor * scale / one["residual_scale"])
-    parts = [one.get("owned") for one in saved]
+    parts = [one["owned"] for one in saved]
     sums = None
     for part in parts:
         if part is not None and part["residual"] is not None:
-            sums = torch.zeros(count) if sums is None else sums
+            sums = _zeros(count) if sums is None else sums
             share = part["weight"] / len(saved) * (scale / part["residual_scale"])
-            sums += in_place(part["residual"] * share, part["begin"], shape, _transposed(part))
+            sums += in_place(part["residual"] * share, part["begin"], shape, part["transposed"])
     if owned is not None:
         owned.residual_scale = scale
         owned.residual = None if sums is None else _part(sums, shape, owned)
@@ -228,14 +208,9 @@ def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[s
             if not _by_element(value, part):
                 state.setdefault(key, copy.deepcopy(value))
                 continue
-            placed = in_place(value, part["begin"], shape, _transposed(part))
+            placed = in_place(value, part["begin"], shape, part["transposed"])
             whole[key] = whole[key] + placed if key in whole else placed
     return state | {key: _part(value, shape, owned) for key, value in whole.items()}
-
-
-def _transposed(part: dict[str, Any]) -> bool:
-    """Whether a part of a snapshot is one of the transposed matrix; snapshots were without columns once."""
-    return bool(part.get("transposed", False))
 
 
 def _as_dict(owned: Owned) -> dict[str, Any]:
@@ -247,24 +222,9 @@ def _by_element(value: Any, part: dict[str, Any]) -> bool:
     return torch.is_tensor(value) and tuple(value.shape) == (part["end"] - part["begin"],)
 
 
-def _check_names(who: str, slots: Iterable[Slot], tensors: dict[str, Any]) -> None:
-    names = {slot.name for slot in slots}
-    if names != set(tensors):
-        missing, unknown = sorted(names - set(tensors)), sorted(set(tensors) - names)
-        raise ValueError(
-            f"{who}: expected this model's parameters, got none for {missing[:5]} and {unknown[:5]} that "
-            f"it does not have"
-        )
-
-
-def _check_count(what: str, residual: torch.Tensor | None, count: int) -> None:
-    if residual is not None and residual.numel() != count:
-        raise ValueError(f"{what}: expected a residual of {count} elements, got {residual.numel()}")
-
-
 def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
     """Raises where the state of an owner step belongs to another part than the one that is stepped now."""
-    part = saved["begin"], saved["end"], saved["weight"], _transposed(saved)
+    part = saved["begin"], saved["end"], saved["weight"], saved["transposed"]
     if owned is not None and owned.part != part:
         raise ValueError(
             f"load_state_dict: {slot.name}: expected the state of an owner_step for "
@@ -278,5 +238,18 @@ def _described(part: OwnedPart) -> str:
     return f"elements [{begin}, {end}) of the {'transposed ' if transposed else ''}gradient"
 
 
-def _copied(residual: torch.Tensor | None) -> torch.Tensor | None:
-    return None if residual is None else residual.to(torch.float32).clone()
+def _copy(saved: dict[str, Any]) -> dict[str, Any]:
+    """What a snapshot has of a parameter, or of an owned part, in memory of its own."""
+    residual = saved["residual"]
+    copied = {**saved, "residual_scale": float(saved["residual_scale"])}
+    if residual is not None:
+        copied["residual"] = residual.to(torch.float32).clone()
+    if saved.get("owned") is not None:
+        copied["owned"] = _copy(saved["owned"])
+    if "state" in saved:
+        copied["state"] = copy.deepcopy(saved["state"])
+    return copied
+
+
+def _zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float32, device="cpu")

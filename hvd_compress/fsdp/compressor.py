@@ -16,10 +16,11 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot, slots_of
-from hvd_compress.engine.state import expect_state
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.groups import replicas
@@ -113,6 +114,11 @@ class Compressor(ProcessGroupCompressor):
         for number, unit in enumerate(found.units):
             unit.watch()
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return CompressorBase.__getstate__(
+            self
+        )  # FSDP2's modules hold it, and are not copied either.
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts, of its shards; every rank saves its own.

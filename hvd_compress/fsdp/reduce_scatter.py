@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
-from hvd_compress.engine.state import expect_state
+from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.sharding import Reduced, reduced

@@ -236,3 +236,26 @@ class Planner:
         table[width * self._rank : width * (self._rank + 1)] = numbers
         table = list(self._sum(table, f"planner {what}"))
         return [table[width * rank : width * (rank + 1)] for rank in range(self._size)]
+
+
+def check_state(who: str, state: Any) -> None:
+    """Raises unless :meth:`Planner.restore` can take a state.
+
+    Args:
+        who: what the message begins with.
+        state: what :meth:`Planner.state` returned.
+
+    Raises:
+        TypeError, ValueError: it cannot.
+    """
+    kinds: dict[str, Any] = {"plan": Mapping, "settled": bool, "bandwidth": (int, float)}
+    for field, kind in kinds.items():
+        got = state.get(field) if isinstance(state, Mapping) else state
+        if not isinstance(got, kind):
+            raise TypeError(
+                f"{who}: planner.{field}: expected what state_dict() returned, got {got!r}"
+            )
+    if not 0 <= state["bandwidth"] < math.inf:
+        raise ValueError(
+            f"{who}: planner.bandwidth: expected a finite number >= 0, got {state['bandwidth']}"
+        )

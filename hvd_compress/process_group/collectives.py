@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,17 +14,19 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.engine.comm import Collective
-from hvd_compress.process_group.shutdown import close, hold, note_collectives
+from hvd_compress.process_group.shutdown import close, hold, note_collectives, release_with
 from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in PyTorch 2.13."""
 
-_PATIENCE = datetime.timedelta(seconds=10)
-"""With which ranks look for each other in a new group: they have just ended a collective together. A rank
-that is lost now would be waited for as long as in a collective, half an hour unless users say otherwise.
-Gloo waits five times as long for the connection of a rank whose address it has."""
+_REPORTED = 10.0
+"""Seconds, after which a line in the log tells of ranks that are waited for in a new group. Nothing ends
+the wait but the group's own timeout."""
 
+_WAITING = "making a process group of ranks %s; some rank has not come to that in %g s"
+
+_log = logging.getLogger(__name__)
 
 Over = Callable[[Exception | None], None]
 """Called once, by any thread, when something is over: with what went wrong, or with None."""
@@ -111,16 +115,22 @@ class Collectives:
             self._check_group_counts()
         numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         timeout = self._timeout()
-        group = dist.new_group(
-            [numbers[rank] for rank in ranks],
-            timeout=timeout and min(timeout, _PATIENCE),
-            backend=dist.get_backend_config(self._group),
-            use_local_synchronization=not everybody,  # Others than these ranks do not come here.
-            sort_ranks=False,
-        )
-        if timeout is not None:
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        return self._of(group)
+        report = threading.Timer(_REPORTED, _log.warning, (_WAITING, list(ranks), _REPORTED))
+        report.daemon = True
+        report.start()
+        try:
+            group = dist.new_group(
+                [numbers[rank] for rank in ranks],
+                timeout=timeout,
+                backend=dist.get_backend_config(self._group),
+                use_local_synchronization=not everybody,  # Others than these ranks do not come here.
+                sort_ranks=False,
+            )
+        finally:
+            report.cancel()
+        made = self._of(group)
+        release_with(made, group)
+        return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:
         """Has ``over`` called when a collective is over.
@@ -195,7 +205,7 @@ class Collectives:
         # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
         # other names, ranks would wait for each other until they time out.
         counted = len(dist.distributed_c10d._world.pg_names)
-        rows, work = self.all_gather(torch.tensor([counted], device=self.device))
+        rows, work = self.all_gather(torch.tensor([counted], dtype=torch.int64, device=self.device))
         work.wait()
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from queue import Queue
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.changes import Changes
+from hvd_compress.engine.changes import Changes, LastExchange
 from hvd_compress.engine.comm import Exchanging
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
@@ -49,6 +50,11 @@ class ProcessGroupCompressor(CompressorBase):
     """
 
     _chained = True
+    _made_by_use: ClassVar[frozenset[str]] = frozenset(
+        {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
+        | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
+    )
+    """Attributes that belong to a process group or to the native library, and no copy has."""
 
     def __init__(
         self,
@@ -59,7 +65,44 @@ class ProcessGroupCompressor(CompressorBase):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(slots, codec, **options)
-        self._process_group = process_group
+        self._begin_unbound()
+        self._process_group: dist.ProcessGroup | None = process_group
+        # The rank, and the number of ranks, whose residuals a copy has.
+        self._copied_from: tuple[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See :class:`CompressorBase`; what belongs to a process group is made anew by the first use.
+
+        Raises:
+            ExchangeError: gradients are on their way.
+        """
+        self._expect_idle("pickle or copy")
+        self._kernels.settle()
+        state = {name: v for name, v in self.__dict__.items() if name not in self._made_by_use}
+        return {
+            **state,
+            "_copied_from": (self._rank, self._size) if self._bound else self._copied_from,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kernels = Executors(self._threads, chained=self._chained)
+        self._last = LastExchange()
+        self._begin_unbound()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        group = self._process_group
+        if group not in (None, dist.group.WORLD):
+            raise TypeError(
+                "pickle or copy: expected a compressor of the default process group, got one of another "
+                "group, which has no name outside of this process: keep what state_dict() returns, and "
+                "make a compressor for the other model"
+            )
+        return super().__reduce_ex__(protocol)
+
+    def _begin_unbound(self) -> None:
+        """Has no place among ranks yet."""
+        self._process_group = None
         self._bound = False
         self._step: Step | None = None
         self._agreed = False
@@ -98,8 +141,24 @@ class ProcessGroupCompressor(CompressorBase):
             return
         self._connect(device_of(self._slots))
         self._join_group()
-        self._choose_routes(list(self._slots))
+        if self._copied_from is None:
+            self._choose_routes(list(self._slots))
+        else:
+            self._check_copied()
+            self._take_routes_again()
         self._bound = True
+
+    def _check_copied(self) -> None:
+        """Raises where a copy has another rank's residuals."""
+        used = any(slot.exchanges for slot in self._slots)
+        if used and self._copied_from not in (None, (self._rank, self._size)):
+            assert self._copied_from is not None
+            raise ExchangeError(
+                f"expected a compressor that was copied or saved on rank {self._rank} of {self._size}, got "
+                f"one of rank {self._copied_from[0]} of {self._copied_from[1]}: "
+                f"each rank has residuals of its own; "
+                f"make a compressor, and load_resized() the states of all ranks"
+            )
 
     def _connect(self, device: torch.device) -> None:
         """Says where tensors are encoded, and starts collectives from there."""

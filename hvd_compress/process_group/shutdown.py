@@ -19,15 +19,20 @@ import atexit
 import contextlib
 import ctypes
 import datetime
+import functools
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from hvd_compress.ranks import threads
 
 _TIMEOUT = 10.0
 """Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
@@ -95,6 +100,80 @@ def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -
         _underway.append(_Underway(work, call, group))
 
 
+def release_with(owner: object, group: dist.ProcessGroup) -> None:
+    """Frees a process group of the package's own when what uses it is freed.
+
+    Its threads and connections end then. Only Gloo's do so without the other ranks.
+    """
+    if _gloo(group) is not None:
+        _start_releasing()
+        weakref.finalize(owner, _released.put, (group, os.getpid())).atexit = False
+
+
+_released: SimpleQueue[tuple[dist.ProcessGroup, int] | None] = SimpleQueue()
+"""Groups to be freed, and the processes that made them. Owners are freed by any thread, perhaps by the
+group's own, which would wait for itself."""
+
+_releasing: int | None = None
+"""The process in which a thread frees groups."""
+
+_of_the_parent: list[dist.ProcessGroup] = []
+"""Groups whose threads a forked process does not have: freeing them would wait for these."""
+
+
+def _start_releasing() -> None:
+    global _releasing
+    with _lock:
+        started, _releasing = _releasing == os.getpid(), os.getpid()
+    if not started:
+        stop = functools.partial(_released.put, None)
+        threads.start(_release_all, stop, name="hvd_compress release")
+
+
+def _release_all() -> None:
+    while (entry := _released.get()) is not None:
+        group, process = entry
+        if process != os.getpid():
+            _of_the_parent.append(group)
+        else:
+            end = time.monotonic() + _TIMEOUT
+            while _is_underway(group) and time.monotonic() < end:
+                time.sleep(0.001)
+            _unregister(group)
+            _let_go()
+        del entry, group  # The last reference, unless a user has one.
+
+
+def _is_underway(group: dist.ProcessGroup) -> bool:
+    return any(one.group is group and not one.dropped for one in list(_underway))
+
+
+class _Unregistered:
+    """In a group's place, where PyTorch counts groups to name the next one.
+
+    Ranks free groups at different times, and have to count alike.
+    """
+
+    def shutdown(self) -> None:
+        """Called where all groups are destroyed."""
+
+
+def _unregister(group: dist.ProcessGroup) -> None:
+    """Has PyTorch forget a group. Its ``destroy_process_group()`` warns of groups with one backend."""
+    c10d: Any = dist.distributed_c10d
+    world = c10d._world
+    name = world.pg_names.pop(group, None)
+    if name is None:
+        return  # All groups were destroyed together.
+    world.pg_names[_Unregistered()] = name
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        table.pop(group, None)
+    for tagged in world.tags_to_pg.values():
+        if group in tagged:
+            tagged.remove(group)
+    c10d._unregister_process_group(name)
+
+
 def _let_go() -> None:
     """Frees what the threads are done with, and with a destroyed group, ends the group's threads."""
     # Freed on return, without the lock: the end of a group waits for its threads, and they may come here.
@@ -138,16 +217,24 @@ def close(group: dist.ProcessGroup) -> bool:
     Gloo does so for all peers of a device when a receive from one of them times out; its ``abort()`` does
     nothing.
     """
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return False
-    if backend.name() != "gloo":
+    backend = _gloo(group)
+    if backend is None:
         return False
     devices = getattr(backend.options, "_devices", [None])  # Gloo chooses one by the tag.
     for device in range(len(devices)):
         for rank in range(group.size()):
             with contextlib.suppress(RuntimeError):  # As it should, or for the rank that is lost.
-                work = group.recv([torch.empty(1)], rank, _TAG + device)
+                work = group.recv(
+                    [torch.empty(1, dtype=torch.uint8, device="cpu")], rank, _TAG + device
+                )
                 work.wait(datetime.timedelta(milliseconds=1))
     return True
+
+
+def _gloo(group: dist.ProcessGroup) -> Any | None:
+    """A group's backend for the CPU, where that is Gloo."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
+    return backend if backend.name() == "gloo" else None

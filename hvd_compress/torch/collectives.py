@@ -55,7 +55,7 @@ class Handle:
         if isinstance(result, tuple):
             result = result[0]
         if self.own is not None:
-            rows = torch.empty((2, len(self.own)), dtype=self.own.dtype)
+            rows = torch.empty((2, len(self.own)), dtype=self.own.dtype, device="cpu")
             rows[self.rank] = self.own
             torch.sub(result, self.own, out=rows[1 - self.rank])
             return rows.view(torch.uint8)
@@ -143,7 +143,7 @@ class Collectives:
         if collective.kind == "all_reduce":
             return self.all_reduce(message, name, collective.op)
         if collective.kind == "all_to_all":
-            splits = torch.tensor(collective.sizes, dtype=torch.int32)
+            splits = torch.tensor(collective.sizes, dtype=torch.int32, device="cpu")
             full = f"{self._prefix}.{name}"
             number = self._enqueue(hvd.alltoall_async, message, splits, full)
             return Handle(number, name, self.size, collective.sizes[self.rank])
@@ -214,7 +214,7 @@ class Collectives:
         only that; an error that all ranks find is raised behind a barrier.
         """
         with contextlib.suppress(HorovodInternalError):
-            handle = self.all_gather(torch.zeros(1, dtype=torch.uint8), "barrier")
+            handle = self.all_gather(torch.zeros(1, dtype=torch.uint8, device="cpu"), "barrier")
             if self.done(handle, within=_BARRIER_TIMEOUT):
                 self.wait(handle)
 

@@ -205,16 +205,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
-        self._token = torch.tensor(token.make(ranks.rank))
+        self._token = torch.tensor(token.make(ranks.rank), dtype=torch.float32, device="cpu")
         self._tokens = self._token.repeat(len(list(self._slots)), 1)
         self._token_rows = list(self._tokens)
-
-    def _take_routes_again(self) -> None:
-        routes = [(slot, slot.route) for slot in self._slots]
-        for slot, route in routes:
-            if not route.uncompressed:
-                self._check_route(slot, route)
-        self._set_routes(routes)
 
     def _busy(self) -> bool:
         return self._exchanging or self._step.busy or any(slot.pending for slot in self._slots)

@@ -58,7 +58,11 @@ class Participation:
     def begin(self) -> None:
         """Starts a step's check, before anything is sent or encoded."""
         self.tokens = None
-        values = torch.tensor([*token.make(self._collectives.rank), float(not self.agreed)])
+        values = torch.tensor(
+            [*token.make(self._collectives.rank), float(not self.agreed)],
+            dtype=torch.float32,
+            device="cpu",
+        )
         self._checking = self._collectives.all_reduce(values, "participation")
 
     def known(self, timeout: float) -> bool:
@@ -70,6 +74,17 @@ class Participation:
         Raises:
             ExchangeError: on every rank, their settings differ.
         """
+        if not self.checked(timeout):
+            return False
+        # An all_gather, like those that follow: a rank that has joined could take no part in it.
+        return self.agreed or not self.complete or self._agree(timeout)
+
+    def checked(self, timeout: float) -> bool:
+        """Whether it is known who takes part; each rank's first gradient asks, before its settings go out.
+
+        Args:
+            timeout: seconds to wait for slower ranks.
+        """
         if self._checking is not None:
             if not self._collectives.done(self._checking, timeout):
                 return False
@@ -77,8 +92,7 @@ class Participation:
             self._checking = None
             if to_compare:
                 self.agreed = False
-        # An all_gather, like those that follow: a rank that has joined could take no part in it.
-        return self.agreed or not self.complete or self._agree(timeout)
+        return True
 
     def _agree(self, timeout: float) -> bool:
         if self._comparing is None:

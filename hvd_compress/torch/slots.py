@@ -26,7 +26,7 @@ class Slots:
         self._found_last = -1
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
-                self._watch(slot)
+                _watch(slot, self._accumulated)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -37,9 +37,9 @@ class Slots:
         Raises:
             ValueError: none of them, or a parameter itself (Adasum sends those), or several in doubt.
         """
-        hooked = getattr(self._accumulated, "slot", None)
-        if hooked is not None and _is_gradient_of(gradient, hooked):
-            return self._found(hooked)
+        index = getattr(self._accumulated, "index", None)
+        if index is not None and _is_gradient_of(gradient, self._slots[index]):
+            return self._found(self._slots[index])
         # Without a hook of its own: gradients missing on this rank, and members of Horovod's groups,
         # which mostly come in the order of the last time.
         count = len(self._slots)
@@ -70,13 +70,17 @@ class Slots:
             f"hvd.DistributedOptimizer, and one compressor to one model"
         )
 
-    def _watch(self, slot: Slot) -> None:
-        # Runs before Horovod's hook on the same gradient and tells it without a search, even where
-        # sparse_as_dense makes the tensor a copy.
-        def remember(_: torch.Tensor) -> None:
-            self._accumulated.slot = slot
 
-        slot.parameter.register_post_accumulate_grad_hook(remember)
+def _watch(slot: Slot, accumulated: threading.local) -> None:
+    # Runs before Horovod's hook on the same gradient and tells it without a search, even where
+    # sparse_as_dense makes the tensor a copy. The hook lives as long as the parameter, and a thread's
+    # variables as long as the thread: neither must hold the slots.
+    index = slot.index
+
+    def remember(_: torch.Tensor) -> None:
+        accumulated.index = index
+
+    slot.parameter.register_post_accumulate_grad_hook(remember)
 
 
 def _is_gradient_of(gradient: torch.Tensor, slot: Slot) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,8 +24,14 @@ from hvd_compress.torch.buckets import Bucket, Buckets
 from hvd_compress.torch.collectives import Collectives, Scopes
 from hvd_compress.torch.participation import Participation
 
+_log = logging.getLogger(__name__)
+
 _TIMEOUT = 60.0
-"""Seconds for collectives that every rank has started already, if all is well."""
+"""Seconds for the participation check, which every rank has started already, if all is well."""
+
+_REPORTED = 60.0
+"""Seconds, after which a line in the log tells of ranks that are waited for. Nothing ends the wait but
+Horovod, whose stall check names these ranks, too."""
 
 _TIMEOUT_OF_SOME = 10.0
 """The same where Horovod has reduced something for some of the ranks alone: others have joined, and take
@@ -141,11 +148,18 @@ class Step:
         """
         size = self._collectives.size
         everybody = reduced is None or token.reduced_for_everybody(reduced.tolist(), size)
-        if not self._release(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
+        if not self._participation.checked(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
             raise ExchangeError(
                 f"{name}: expected all {size} ranks of the compressor's process set, got "
                 f"only those of the optimizer: pass the same process_set to both, and make compressors in "
                 f"the same order on every rank"
+            )
+        while not self._release(_REPORTED):
+            _log.warning(
+                "%s: waiting for all ranks to compare their settings at the end of their first backward "
+                "pass; some rank has not come to that in %g s",
+                name,
+                _REPORTED,
             )
 
     def scale(self, reduced: torch.Tensor, name: str) -> float:

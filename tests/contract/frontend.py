@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -109,6 +109,7 @@ class Frontend(ABC):
         alike: whether owners' messages are as long as the longest one.
         varies: whether payloads may be shorter than their places.
         shapes: of the tensors that faults are tried with.
+        defaults: settings of the framework that must not change a bit.
     """
 
     name: ClassVar[str]
@@ -134,6 +135,7 @@ class Frontend(ABC):
     alike: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     shapes: ClassVar[Mapping[str, tuple[int, ...]]] = SHAPES
+    defaults: ClassVar[Sequence[Callable[[], AbstractContextManager[None]]]] = ()
 
     @property
     @abstractmethod

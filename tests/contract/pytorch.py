@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,26 @@ class TorchJob(Job):
         self.load(everybodys[self.compressor.state_dict()["rank"]])
 
 
+@contextmanager
+def _defaults(dtype: torch.dtype, device: str = "cpu") -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+
+
 class TorchFrontend(Frontend):
     """A frontend whose gradients are tensors of PyTorch."""
+
+    defaults = (
+        lambda: _defaults(torch.bfloat16),
+        lambda: _defaults(torch.float64),
+        lambda: _defaults(torch.float32, "meta"),
+    )
 
     def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:
         return torch.from_numpy(array).to(getattr(torch, dtype)).float().numpy()

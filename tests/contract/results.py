@@ -57,6 +57,17 @@ def half_precision(frontend: Frontend, exchange: str) -> None:
         Beside(frontend, exchange, dtype=dtype).steps(0, 1)
 
 
+def other_defaults(frontend: Frontend, exchange: str) -> None:
+    """What users set as the framework's default dtype and device is not that of the package's tensors."""
+    unbiased = [row for row in ROWS[exchange] if row[1] == NONE]
+    for defaults in frontend.defaults:
+        for row in (USUAL[exchange], unbiased[0]):
+            with defaults():
+                beside = Beside(frontend, exchange, row)
+                beside.steps(0, 1)
+            beside.go_on_with_another_job()
+
+
 def long_messages(frontend: Frontend, exchange: str) -> None:
     """Between two ranks they are gathered as a sum, where all have one length; it must not show."""
     for count in (2**19 + 7, 2**20):

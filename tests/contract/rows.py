@@ -51,6 +51,7 @@ PROPERTIES = (
     ),
     Property(results.every_form),
     Property(results.half_precision),
+    Property(results.other_defaults),
     Property(results.long_messages, ("allgather", "two_shot")),
     Property(results.some_of_the_ranks, FLAT, (THREE,)),
     Property(results.gradients_in_another_order_on_each_rank, flat=(THREE,)),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
-from hvd_compress.codecs import ErrorFeedback, OneBit
+from hvd_compress.codecs import FP16, ErrorFeedback, NoCompression, OneBit
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
 from tests.torch_models import targets, two_valued
@@ -28,11 +28,11 @@ def _registered(model: torch.nn.Module, compressor: Any, **options: Any) -> Dist
 @on_ranks(2, launcher="torchrun")
 def test_a_layer_that_is_trained_later() -> None:
     """One-bit codes carry these gradients without error: the result is the average."""
-    for codec in (hvdc.OneBit, hvdc.FP16):
+    for codec in (OneBit(), FP16()):
         for find in (False, True):
             model = Probe(SHAPES)
             model.base.requires_grad_(False)
-            compressor = codec(model, threshold=100)
+            compressor = hvdc.Compressor(model, codec, threshold=100)
             ddp = _registered(model, compressor, find_unused_parameters=find)
             names = ["head", "small"]
             exchange(ddp, two_valued(SHAPES, dist.get_rank(), 0), names)
@@ -101,13 +101,13 @@ def test_complex_parameters() -> None:
 
     doubled = {name: (*shape, 2) for name, shape in SHAPES.items()}
     each = [targets(doubled, rank, 0) for rank in range(2)]
-    for codec in (hvdc.OneBit, hvdc.NoCompression):
+    for codec in (OneBit(), NoCompression()):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = Complex()
-            ddp = _registered(model, codec(model))
+            ddp = _registered(model, hvdc.Compressor(model, codec))
         names = [str(one.message) for one in caught if "uncompressed" in str(one.message)]
-        assert len(names) == (codec is hvdc.OneBit)
+        assert len(names) == (codec == OneBit())
         assert all("base (complex64), head (complex64)" in one for one in names)
         for _ in range(2):  # DDP makes other buckets after the first step.
             ddp.zero_grad()

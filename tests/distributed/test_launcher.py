@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hvd_compress.process_group import collectives
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.ranks.errors import ExchangeError
@@ -85,3 +88,21 @@ def test_groups_for_further_stages_have_the_timeout_of_the_ranks_own() -> None:
         made = collectives.among(ranks)._group
         assert made is not None and made is not group
         assert made._get_backend(torch.device("cpu")).options._timeout == seconds
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_rank_that_is_late_to_a_new_group() -> None:
+    """It is waited for as long as the group waits for a collective; the log tells."""
+    ranks = Collectives(dist.new_group([0, 1], timeout=datetime.timedelta(seconds=77)))
+    lines: list[Any] = []
+    if dist.get_rank() == 1:
+        time.sleep(2)
+    with (
+        mock.patch.object(collectives, "_REPORTED", 0.2),
+        mock.patch.object(collectives._log, "warning", lambda *line: lines.append(line)),
+        mock.patch.object(dist, "new_group", wraps=dist.new_group) as made,
+    ):
+        group = ranks.among([0, 1])
+    assert made.call_args.kwargs["timeout"] == datetime.timedelta(seconds=77)
+    assert group._timeout() == datetime.timedelta(seconds=77)
+    assert dist.get_rank() == 1 or lines

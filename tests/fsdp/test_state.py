@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import shutil
 import tempfile
 from typing import Any
@@ -35,6 +37,15 @@ def _states(compressor: hvdc.Compressor) -> list[Any]:
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, compressor.state_dict())
     return states
+
+
+@on_ranks(4, launcher="torchrun")
+def test_copies_are_refused() -> None:
+    """FSDP2's modules are not copied either; the error says what to use."""
+    _, compressor = make(mesh_of(2), OneBit(), FULL)
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"keep what state_dict\(\) returns"):
+            attempt(compressor)
 
 
 @on_ranks(4, launcher="torchrun")

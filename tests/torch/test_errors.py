@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
+from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -168,6 +170,33 @@ def test_the_optimizers_process_set_is_not_the_compressors() -> None:
         process_set=members,
     )
     hvd.barrier(process_set=members)
+
+
+@on_ranks(2)
+def test_a_pause_in_the_first_backward_pass() -> None:
+    """A rank that compiles, or is debugged, is waited for as long as Horovod waits; the log tells."""
+    from hvd_compress.torch import step
+
+    model, lines = Probe(SHAPES), []
+    compressor = hvdc.OneBit(model, threshold=0)
+    optimizer = distributed(model, compressor)
+
+    def pause(_: torch.Tensor) -> None:
+        # At the end of the backward pass, but before the compressor comes to that.
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: time.sleep(3))
+
+    loss = model(targets(SHAPES, hvd.rank(), 0))
+    if hvd.rank() == 1:
+        loss.register_hook(pause)
+    limits = {"_TIMEOUT": 1.0, "_TIMEOUT_IN_BACKWARD": 0.1, "_REPORTED": 0.2}
+    with (
+        mock.patch.multiple(step, **limits),
+        mock.patch.object(step._log, "warning", lambda *line: lines.append(line)),
+    ):
+        loss.backward()
+        optimizer.step()
+    assert_identical_on_all_ranks(model)
+    assert hvd.rank() == 1 or lines
 
 
 @on_ranks(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 
 import horovod.torch as hvd
@@ -105,6 +106,16 @@ def test_a_step_that_is_thrown_away_where_a_rank_has_joined() -> None:
         compressor.drop_step()
         assert compressor.residual_norm() == norm
     hvd.join()
+
+
+def test_copies_are_refused() -> None:
+    """Horovod's hooks are bound to the model; the error says what to use."""
+    compressor = hvdc.OneBit(Probe(SHAPES), threshold=0)
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"OneBit: .*hvd_compress.torch, .*state_dict\(\) returns"
+        ):
+            attempt(compressor)
 
 
 @on_ranks(1)

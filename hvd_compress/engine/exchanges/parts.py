@@ -35,7 +35,7 @@ def averages(batch: Batch, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         One a gradient, shape=(n,), float32; of no element where this rank owns none.
     """
     sizes = batch.plan.owned_sizes
-    sums = torch.zeros(sum(sizes), device=rows.device)
+    sums = torch.zeros(sum(sizes), dtype=torch.float32, device=rows.device)
     for row in rows.view(-1).view(batch.flats[0].dtype).view(len(rows), sums.numel()):
         sums += row
     return sums.mul_(1 / len(rows)).split(sizes)
