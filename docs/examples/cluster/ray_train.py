@@ -53,7 +53,7 @@ if __name__ == "__main__":
     ray.init()  # On a cluster's head node, this connects to the cluster.
     TorchTrainer(
         train,
-        train_loop_config={"exchange": "hierarchical"},
+        train_loop_config={"exchange": "allgather"},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=2),
     ).fit()
