@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hvd_compress.codecs.base import Shape, as_matrix, check_number
+from hvd_compress.codecs.base import Shape, as_matrix
+from hvd_compress.codecs.checks import check_number
 from hvd_compress.engine.slots import Slot
 
 _POSITIONS = ("step", "exchanges")
