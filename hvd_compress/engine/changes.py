@@ -25,7 +25,7 @@ class Changes:
         self._moved: list[Holder] = []
         self._if_accepted: list[Callable[[], None]] = []
         self._if_dropped: list[Callable[[], None]] = []
-        self._word: torch.Tensor | None = None
+        self._on_device = False
         self.accepted = False
 
     def move(self, holder: Holder) -> None:
@@ -102,7 +102,7 @@ class Changes:
             # Objects of the host: rare enough to wait for the device.
             if self._if_accepted:
                 self._call(bool(dropped.item()))
-            self.accepted, self._word = True, dropped
+            self.accepted = self._on_device = True
             return
         if not dropped:
             for holder in self._moved:
@@ -116,8 +116,8 @@ class Changes:
         self.settle(False)
 
     def counts(self) -> bool:
-        """Whether residuals count gradients as sent; may wait for a device that alone knows."""
-        return self.accepted and bool(self._moved) and not (self._word is not None and self._word)
+        """Whether residuals are known to count gradients as sent; a device is not waited for."""
+        return self.accepted and bool(self._moved) and not self._on_device
 
     def take_back(self) -> None:
         """Undoes the changes if they were accepted; no gradient may have been encoded since."""

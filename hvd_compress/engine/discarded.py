@@ -26,7 +26,7 @@ class Discarded:
     They have if residuals count them as sent, and until the next exchange all of this is so: gradients were
     None again, as after ``zero_grad()``; no optimizer of the parameters has stepped; the parameters have
     not changed, for which the smallest one stands. Gradients that a script sets to zero in place look like
-    accumulated ones, and are not noticed.
+    accumulated ones, and are not noticed; nor is a step of which a device alone knows whether it counts.
 
     Args:
         parameters: those whose gradients are exchanged.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.engine.comm import Collective
-from hvd_compress.process_group.shutdown import close, hold, note_collectives, release_with
+from hvd_compress.process_group.shutdown import close, hold, naming, note_collectives, release_with
 from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -119,13 +119,14 @@ class Collectives:
         report.daemon = True
         report.start()
         try:
-            group = dist.new_group(
-                [numbers[rank] for rank in ranks],
-                timeout=timeout,
-                backend=dist.get_backend_config(self._group),
-                use_local_synchronization=not everybody,  # Others than these ranks do not come here.
-                sort_ranks=False,
-            )
+            with naming:
+                group = dist.new_group(
+                    [numbers[rank] for rank in ranks],
+                    timeout=timeout,
+                    backend=dist.get_backend_config(self._group),
+                    use_local_synchronization=not everybody,  # Others than these do not come here.
+                    sort_ranks=False,
+                )
         finally:
             report.cancel()
         made = self._of(group)
@@ -204,7 +205,8 @@ class Collectives:
     def _check_group_counts(self) -> None:
         # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
         # other names, ranks would wait for each other until they time out.
-        counted = len(dist.distributed_c10d._world.pg_names)
+        with naming:
+            counted = len(dist.distributed_c10d._world.pg_names)
         rows, work = self.all_gather(torch.tensor([counted], dtype=torch.int64, device=self.device))
         work.wait()
         counts = rows.view(-1).tolist()

@@ -139,13 +139,18 @@ def _release_all() -> None:
             end = time.monotonic() + _TIMEOUT
             while _is_underway(group) and time.monotonic() < end:
                 time.sleep(0.001)
-            _unregister(group)
+            with naming:
+                _unregister(group)
             _let_go()
         del entry, group  # The last reference, unless a user has one.
 
 
 def _is_underway(group: dist.ProcessGroup) -> bool:
     return any(one.group is group and not one.dropped for one in list(_underway))
+
+
+naming = threading.Lock()
+"""Held where a group is made, or freed: PyTorch names a group by the groups that there are."""
 
 
 class _Unregistered:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, exchange, gradients_of
@@ -18,7 +19,7 @@ from tests.ranks import on_ranks
 from tests.torch_models import assert_same_bits, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "small": (50,)}
-EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
+EXACT = ("onebit", Route(Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
 

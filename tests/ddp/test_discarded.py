@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
-from hvd_compress import OneBit
+from hvd_compress import ErrorFeedback, OneBit
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, targets
 
@@ -110,7 +110,7 @@ def test_gradients_that_residuals_do_not_count() -> None:
     """For an Inf, in the warm-up, without error feedback, or after ``drop_step()``."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for options in ({}, {"warmup_steps": 9}, {"alpha": 0.0}):
+        for options in ({}, {"warmup_steps": 9}, {"feedback": ErrorFeedback(0.0)}):
             script = _Script(**options)
             for _ in range(3):
                 script.step()

@@ -242,7 +242,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         ),
         (
             TypeError,
-            r"another package, hvd_compress.distributed.Int8: write .*\(hvd_compress.ddp.Int8\(model\),",
+            r"another package, hvd_compress.distributed.*write .*\(hvd_compress.ddp.Compressor\(",
             lambda: hvdc.hook(of_all_reduce.Compressor(Int8()), None),
         ),
         (

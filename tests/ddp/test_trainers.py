@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvd_compress.ddp as hvdc
-from hvd_compress import OneBit
+from hvd_compress import Int8, OneBit
 from tests.ddp.probes import Probe, exchange, gradients_of
 from tests.ranks import on_ranks
 
@@ -25,7 +25,11 @@ SHAPES = {"a": (64, 33), "b": (1000,)}
 @pytest.mark.parametrize("name", ("onebit", "auto"))
 def test_a_compressor_joins_ranks_that_come_later(name: str, tmp_path: Path) -> None:
     model = Probe(SHAPES)
-    compressor = hvdc.Compressor(model, name, threshold=0)
+    compressor = (
+        hvdc.Auto(model, threshold=0)
+        if name == "auto"
+        else hvdc.Compressor(model, name, threshold=0)
+    )
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1
     )
@@ -198,8 +202,10 @@ def test_lightning_on_one_device_has_nothing_to_send(tmp_path: Path) -> None:
     assert compressor is None
 
 
-def test_the_callback_wants_what_makes_a_compressor() -> None:
+def test_the_callback_wants_a_codec() -> None:
     from hvd_compress.lightning import CompressGradients
 
-    with pytest.raises(TypeError, match="make: expected a class such as"):
-        CompressGradients("onebit")
+    with pytest.raises(ValueError, match=r"CompressGradients\.codec: expected one of 'onebit', "):
+        CompressGradients("one bit")
+    with pytest.raises(TypeError, match=r"codec: expected .* got the class Int8: write Int8\(\)"):
+        CompressGradients(Int8)  # type: ignore[arg-type]

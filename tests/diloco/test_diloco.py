@@ -258,7 +258,7 @@ def test_states_that_do_not_fit() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_wrong_arguments() -> None:
     model = Probe(SHAPES)
-    with pytest.raises(TypeError, match=r"DiLoCo\(model, Int8\(\), ...\)"):
+    with pytest.raises(TypeError, match=r"DiLoCo\(model, Compressor\(Int8\(\)\), ...\)"):
         DiLoCo(model, hvdc.Compressor, sync_every=4)  # type: ignore[arg-type]
     for options, message in [
         ({"sync_every": 0}, "sync_every: expected an integer in"),

@@ -153,7 +153,9 @@ def test_wrong_arguments_with_a_manager() -> None:
         make(_Manager())
     waiting = _Manager()
     waiting._use_async_quorum = False
-    with pytest.raises(ValueError, match=r"Int8\(process_group=torchft.ProcessGroupGloo\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"Compressor\(Int8\(\), process_group=torchft.ProcessGroupGloo\(\)\)"
+    ):
         make(waiting)
     with pytest.raises(ValueError, match="expected delay 0"):
         make(waiting, delay=1)

@@ -39,8 +39,7 @@ def test_what_it_is_not_for() -> None:
     plain = Net(SHAPES)
     native = fully_shard(Net(SHAPES), mesh=mesh)
     good = shard(Net(SHAPES), mesh)
-    with torch.device("meta"):
-        meta = shard(Net(SHAPES), mesh)
+    meta = shard(Net(SHAPES).to("meta"), mesh)
     half = Net(SHAPES)
     fully_shard(half.first, mesh=mesh["shard"])
     hooked = shard(Net(SHAPES), mesh)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE
 from tests.again import initialize_again
@@ -21,7 +22,7 @@ from tests.torch.probes import assert_identical_on_all_ranks, distributed, excha
 from tests.torch_models import Probe, assert_same_bits, targets, two_valued
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "small": (50,)}
-EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
+EXACT = ("onebit", Route(Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
 
