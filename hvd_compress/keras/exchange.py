@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -96,10 +97,12 @@ class Exchange:
         self._process_set = hvd.global_process_set if process_set is None else process_set
         self._name = f"hvd_compress.keras.{_instances}" if name is None else name
         _instances += 1
-        self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}
+        self._graphs: dict[Any, tuple[Any, Sequence[Any]]] = {}
         self.saved: dict[Any, Any] = {}
-        self.paths: list[str] = []
-        """Those of the variables whose gradients come to :meth:`average` next."""
+        self.all_paths: list[str] = []
+        """Those of all variables of the optimizer."""
+        self.variables: list[Any] = []
+        """Those whose gradients come to :meth:`average` next."""
         self.updates = 0
         """How often :meth:`average` was called, while tracing or eagerly."""
 
@@ -121,20 +124,23 @@ class Exchange:
         if not self._together():
             return list(gradients)
         specs = tuple(map(_spec_of, gradients))
-        if specs not in self._graphs:
+        variables = self.variables
+        key = specs, tuple(map(id, variables))
+        if key not in self._graphs:
             if isinstance(self.compression, Compressor):
-                labels = zip(self.paths, specs, strict=True)
-                self.compression.label_gradients([p for p, s in labels if self._compresses(s)])
+                self.compression.check_patterns(self.all_paths)
             if isinstance(self.compression, Auto):
-                self.compression.plan([spec for spec in specs if self._compresses(spec)])
+                pairs = [p for p in zip(variables, specs, strict=True) if self._compresses(p[1])]
+                self.compression.label_gradients([variable.path for variable, _ in pairs])
+                self.compression.plan([spec for _, spec in pairs])
             # Traced by a thread of its own, so that no graph is around it: Keras nests functions and traces
             # them several times, and a compressor counts gradients within the outermost one. It is the
             # same function eagerly, and in the branch of tf.cond that has the accumulated gradients.
-            traced = tf.function(self._reduce_all, autograph=False)
+            traced = tf.function(partial(self._reduce_all, variables), autograph=False)
             with ThreadPoolExecutor(1) as thread:
                 future = thread.submit(traced.get_concrete_function, list(specs))
-                self._graphs[specs] = future.result()
-        return list(self._graphs[specs](list(gradients)))
+                self._graphs[key] = future.result(), variables  # Kept: ids are of what is there.
+        return list(self._graphs[key][0](list(gradients)))
 
     def everywhere(self, flag: tf.Tensor) -> tf.Tensor:
         """Whether the flag is true on every rank, shape=(), bool."""
@@ -165,17 +171,20 @@ class Exchange:
     def _compresses(self, spec: tf.TypeSpec) -> bool:
         return self._sparse_as_dense or not isinstance(spec, tf.IndexedSlicesSpec)
 
-    def _reduce_all(self, gradients: Sequence[Any]) -> list[Any]:
+    def _reduce_all(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         if self._sparse_as_dense:
             # All before the first is sent, so that they can be sent together.
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return [self._reduce_one(g, f"gradient.{i}") for i, g in enumerate(gradients)]
+        pairs = zip(gradients, variables, strict=True)
+        return [self._reduce_one(g, v, f"gradient.{i}") for i, (g, v) in enumerate(pairs)]
 
-    def _reduce_one(self, gradient: Any, label: str) -> Any:
+    def _reduce_one(self, gradient: Any, variable: Any, label: str) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
             return self._reduce_sparse(gradient, label)
         sent = gradient
-        if not isinstance(self.compression, Compressor):
+        if isinstance(self.compression, Compressor):
+            self.compression.expect(variable, variable.path)
+        else:
             sent = known_to_horovod(sent)
         reduced = hvd.allreduce(
             sent,

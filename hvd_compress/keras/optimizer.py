@@ -136,11 +136,13 @@ class _Distributed(_Saved):
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         grads = list(grads)
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or self._trainable_variables
         pairs = zip(grads, variables, strict=False)  # Keras's own check says what differs.
-        self._exchange.paths = [variable.path for grad, variable in pairs if grad is not None]
+        self._exchange.variables = [variable for grad, variable in pairs if grad is not None]
+        known = self._trainable_variables if self.built else variables
+        self._exchange.all_paths = [variable.path for variable in known]
         before = self._exchange.updates
         super().apply(grads, trainable_variables)
         updates = self._exchange.updates - before

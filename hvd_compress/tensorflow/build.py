@@ -18,6 +18,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent.parent
 _SOURCES = Path(__file__).parent / "ops"
 LIBRARY = "libhvdc_tensorflow.so"
+_DIGEST = f"{LIBRARY}.sha256"
 
 
 class BuildError(RuntimeError):
@@ -27,20 +28,56 @@ class BuildError(RuntimeError):
 def library() -> Path:
     """The path of the operations' library for this TensorFlow, compiled if the cache has none.
 
+    Loading a library runs its code, so that the cache has to be this user's, or root's, and closed to all
+    others. A library that is not as it was compiled, as after a loss of power, is compiled again.
+
     Raises:
-        BuildError: no compiler, or it failed.
+        BuildError: no compiler, or it failed; or the cache cannot be used.
     """
-    folder = _cache() / _key()
-    ready = folder / LIBRARY
-    if ready.exists():
+    cache = _cache()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cache / _key()
+        ready = folder / LIBRARY
+        if _is_complete(cache, folder):
+            return ready
+        # The lock goes with the process, so that none is ever left behind.
+        with (cache / f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_complete(cache, folder):
+                _build(folder)
         return ready
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The lock goes with the process, so that none is ever left behind.
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not ready.exists():
-            _build(folder)
-    return ready
+    except OSError as error:
+        raise BuildError(
+            f"hvd_compress.tensorflow: expected a folder to keep compiled operations in, got {cache}: "
+            f"{error}: set HVD_COMPRESS_CACHE to a folder that you can write, and no one else"
+        ) from error
+
+
+def _is_complete(cache: Path, folder: Path) -> bool:
+    """Whether a folder of the cache has a library that is as it was compiled."""
+    made, digest = folder / LIBRARY, folder / _DIGEST
+    for path in (cache, folder, made):
+        if path.exists():
+            _check_owner(path)
+    try:
+        return digest.read_text() == _digest(made.read_bytes())
+    except FileNotFoundError:
+        return False
+
+
+def _check_owner(path: Path) -> None:
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise BuildError(
+            f"hvd_compress.tensorflow: expected {path} to be yours alone, since its code is run, got "
+            f"owner {found.st_uid} and mode {found.st_mode & 0o777:o}: remove it, or set "
+            f"HVD_COMPRESS_CACHE to a folder that you can write, and no one else"
+        )
+
+
+def _digest(data: bytes) -> str:
+    return f"{len(data)} {hashlib.sha256(data).hexdigest()}"
 
 
 def _build(folder: Path) -> None:
@@ -59,7 +96,7 @@ def _build(folder: Path) -> None:
     )
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         result = Path(scratch, "result")
-        result.mkdir()
+        result.mkdir(mode=0o700)
         command = [
             *compiler.split(),
             *("-shared", "-fPIC", "-O2"),
@@ -73,15 +110,34 @@ def _build(folder: Path) -> None:
             *tf.sysconfig.get_link_flags(),
             *("-ldl", "-o", str(result / LIBRARY)),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BuildError(
+                f"hvd_compress.tensorflow: expected a C++ compiler in CXX, got {compiler!r}: {error}: "
+                f"unset CXX to use g++, or set it to a compiler"
+            ) from error
         if done.returncode:
             raise BuildError(
                 f"hvd_compress.tensorflow: {' '.join(command)}\nended with status {done.returncode}:\n"
                 f"{done.stderr[-4000:]}"
             )
+        built = result / LIBRARY
+        built.chmod(0o700)
+        (result / _DIGEST).write_text(_digest(built.read_bytes()))
+        for path in (built, result / _DIGEST, result):
+            _to_disk(path)
         # In one step, so that a folder under its final name is always complete.
         shutil.rmtree(folder, ignore_errors=True)
         result.rename(folder)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _key() -> str:
@@ -98,7 +154,13 @@ def _key() -> str:
 
 def _cache() -> Path:
     named = os.environ.get("HVD_COMPRESS_CACHE")
-    return (Path(named) if named else Path.home() / ".cache" / "hvd_compress") / "tensorflow"
+    try:
+        return (Path(named) if named else Path.home() / ".cache" / "hvd_compress") / "tensorflow"
+    except (KeyError, RuntimeError) as error:  # This user has no home.
+        raise BuildError(
+            f"hvd_compress.tensorflow: expected a home folder to keep compiled operations in, got none "
+            f"({error}): set HVD_COMPRESS_CACHE to a folder that you can write, and no one else"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -87,7 +87,13 @@ class Coder:
         return threads or len(os.sched_getaffinity(0))
 
     def submit(
-        self, bucket: Bucket, member: int, gradient: tf.Tensor, begun: tf.Tensor, cut: Cut
+        self,
+        bucket: Bucket,
+        member: int,
+        gradient: tf.Tensor,
+        begun: tf.Tensor,
+        cut: Cut,
+        state: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Gives a gradient to its bucket.
 
@@ -97,6 +103,7 @@ class Coder:
             gradient: of the slot's shape, :meth:`Cut.ordered`.
             begun: what the step's messages depend on.
             cut: how it is encoded.
+            state: the handles of the slot's variables, in the order of ``Slot.state``.
 
         Returns:
             The token that stands for the gradient, shape=(1,), float32.
@@ -105,9 +112,7 @@ class Coder:
         return self._on_device(self._ops.hvdc_submit)(
             gradient,
             begun,
-            slot.residual.handle,
-            slot.owned.handle,
-            slot.exchanges.handle,
+            *state,
             self._ledger,
             bucket=bucket.number,
             member=member,
@@ -220,7 +225,7 @@ class Coder:
         return {
             "label": slot.label,
             "spec": spec_bytes(codec),
-            "tensor": slot.index,
+            "tensor": slot.key,
             "seed": self._seed,
             "threads": self.threads,
             "alpha": slot.route.feedback.alpha,

@@ -39,13 +39,13 @@ from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical
 from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
-from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, traced_under
+from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, is_outermost, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
-from hvd_compress.tensorflow.models import Model
 from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import asked_for
 from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, source_of
 from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inheritance
 from hvd_compress.tensorflow.step import Step
 
@@ -109,7 +109,8 @@ class _Encoded:
 class Compressor(tf.Module, HorovodCompressor):
     """Sends gradients encoded; pass one to ``hvd.DistributedGradientTape(compression=...)``.
 
-    Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
+    Make one for each model and optimizer: it holds the residuals, one for each variable whose gradients it
+    gets. Two compressors are never equal.
 
     Args:
         codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
@@ -121,8 +122,8 @@ class Compressor(tf.Module, HorovodCompressor):
             which they are made, which must then be the same on every rank.
         options: :class:`~hvd_compress.exchanges.options.SharedOptions`. All ranks make a compressor with
             ``exchange="hierarchical"`` at the same time. For ``exclude`` and ``layers``, gradients are
-            called ``gradient.0``, ``gradient.1`` and so on, in the order of the tape's sources; None and
-            sparse ones do not count. With :func:`hvd_compress.keras.DistributedOptimizer`, their names are
+            called ``gradient.0``, ``gradient.1`` and so on, in the order in which they come first, that of
+            the tape's sources; None and sparse ones do not count. With :func:`hvd_compress.keras.DistributedOptimizer`, their names are
             the variables' paths.
 
     Raises:
@@ -196,7 +197,9 @@ class Compressor(tf.Module, HorovodCompressor):
         self._set_exchanges([exchange])
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
-        self._model = Model()
+        self._variables = Variables()
+        self._expected: Source | None = None
+        self._calls = 0
         self._labels: Mapping[int, str] = MappingProxyType({})
         self._offset = Counters()
         self.slots: list[Slot] = []
@@ -224,15 +227,18 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         graph = graph_of(tensor)
         traced = traced_under(graph, self)
-        if traced.position == 0:
-            self._model.check(graph)
-        slot = self._slot(traced.position, tensor)
-        traced.position += 1
-        beginning = self._beginning(traced, graph)
+        source, self._expected = self._expected or source_of(tensor, traced.count(tensor)), None
+        turn = traced.count(source.variable)
+        beginning = self._beginning(traced, graph, source)
+        slot = self._slot(source, turn, tensor)
         beginning.gradients += 1
+        state = [variable.handle for variable in slot.state]
+        if source.call and is_outermost(graph):
+            shared = traced.shared.setdefault(graph, SharedTrace(graph, self._slot_like))
+            state = shared.handles(source, turn, slot)
         if slot.route.uncompressed:
             return self._start_uncompressed(slot, tensor, beginning)
-        return self._start_encoded(slot, tensor, beginning, graph)
+        return self._start_encoded(slot, tensor, beginning, graph, state)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -269,16 +275,27 @@ class Compressor(tf.Module, HorovodCompressor):
         """How each gradient that has been traced travels, by name."""
         return {slot.label: slot.route for slot in self.slots}
 
+    def expect(self, variable: Any, label: str) -> None:
+        """Says which variable the next gradient is of, for callers other than Horovod's own.
+
+        Args:
+            variable: TensorFlow's or Keras's.
+            label: what patterns match, and messages call its gradient.
+        """
+        self._expected = Source.of(variable)
+        if self._variables.find(self._expected.variable, 0) is None:
+            self._labels = MappingProxyType({**self._labels, len(self.slots): label})
+
+    def check_patterns(self, labels: Sequence[str]) -> None:
+        """Raises ``ValueError`` where a pattern of ``exclude`` or ``layers`` matches none of the labels."""
+        self._router.check_patterns(labels)
+
     def label_gradients(self, labels: Sequence[str]) -> None:
-        """Says what patterns match, and messages call, the gradients that are traced from now on.
+        """Says what patterns match, and messages call, the gradients that are traced first.
 
         Args:
             labels: in the order of the gradients.
-
-        Raises:
-            ValueError: a pattern of ``exclude`` or ``layers`` matches none of them.
         """
-        self._router.check_patterns(labels)
         # Not a list or a dictionary, which TensorFlow would take for a part of checkpoints.
         self._labels = MappingProxyType(dict(enumerate(labels)))
 
@@ -359,8 +376,12 @@ class Compressor(tf.Module, HorovodCompressor):
         )
 
     def _orders(self) -> list[dict[str, Any]]:
-        found = [self.shared(slot) for slot in self.slots]
-        return [{"row": one.row, "transposed": one.transposed} if one else {} for one in found]
+        orders: list[dict[str, Any]] = []
+        for slot in self.slots:
+            found = self.shared(slot)
+            cut = {"row": found.row, "transposed": found.transposed} if found else {}
+            orders.append({**cut, "key": slot.key, "of": slot.variable_name, "call": slot.call})
+        return orders
 
     def _inherit(self, slot: Slot) -> None:
         exchange = self._exchanges.get(slot.route.exchange)
@@ -371,20 +392,55 @@ class Compressor(tf.Module, HorovodCompressor):
             has_residuals=exchange.has_residuals if exchange else True,
         )
 
-    def _slot(self, position: int, gradient: tf.Tensor) -> Slot:
-        if position < len(self.slots):
-            self.slots[position].check(gradient)
-            return self.slots[position]
+    def _slot(self, source: Source, turn: int, like: Any, key: int | None = None) -> Slot:
+        """The slot of a gradient.
+
+        Args:
+            source: whose gradient it is.
+            turn: as of :class:`Variables`.
+            like: the gradient, or what has its shape and dtype.
+            key: of a new slot; None is its position.
+        """
+        known = self._variables.find(source.variable, turn)
+        if known is not None:
+            known.check(like)
+            return known
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise ExchangeError(
                     "expected TensorFlow 2's eager execution, got a graph of TensorFlow 1"
                 )
-            slot = self._make_slot(position, gradient)
+            slot = self._make_slot(len(self.slots), like)
+            slot.key = slot.index if key is None else key
+            slot.variable_name = f"{source.name} again" * bool(turn) or source.name
+            slot.call = self._calls + (key is not None)
+            self.owner.check_order(slot)
+            self._variables.add(source.variable, turn, slot)
             self.slots.append(slot)
             self._inherit(slot)
             self._step.forget_agreement()
         return slot
+
+    def _slot_like(self, source: Source, turn: int, traced: Slot) -> Slot:
+        """The slot of a gradient that is exchanged by a trace of another one.
+
+        Raises:
+            ExchangeError: it is exchanged in another way.
+        """
+        slot = self._slot(source, turn, traced.spec, traced.key)
+        if slot.route != traced.route or (
+            slot.key != traced.key and self._cut(slot) != self._cut(traced)
+        ):
+            raise ExchangeError(
+                f"expected {slot.label} ({slot.variable_name}) to be exchanged as {traced.label} "
+                f"({traced.variable_name}) is, which has the same shape and so the same trace, got "
+                f"{slot.route} instead of {traced.route}, or other parts: exchange them in a tf.function "
+                f"that makes the tape"
+            )
+        return slot
+
+    def _cut(self, slot: Slot) -> Cut | None:
+        return None if slot.route.uncompressed else self._exchanges[slot.route.exchange].cut(slot)
 
     def _label(self, position: int) -> str:
         return self._labels.get(position, f"gradient.{position}")
@@ -416,11 +472,14 @@ class Compressor(tf.Module, HorovodCompressor):
             "gradient of": tensors,
         }
 
-    def _beginning(self, traced: Traced, graph: Any) -> Beginning:
+    def _beginning(self, traced: Traced, graph: Any, source: Source) -> Beginning:
         if graph not in traced.beginnings:
             self._graphs += 1
+            self._calls += 1
             with graph.as_default(), tf.device(HOST):
-                traced.beginnings[graph] = self._begin(self._graphs)
+                first = [] if is_outermost(graph) else self._step.same_variables(source.call)
+                with tf.control_dependencies(first):
+                    traced.beginnings[graph] = self._begin(self._graphs)
         return traced.beginnings[graph]
 
     def _expect(self, beginning: Beginning) -> None:
@@ -460,14 +519,19 @@ class Compressor(tf.Module, HorovodCompressor):
         return sent, _Uncompressed(beginning, gradient.dtype)
 
     def _start_encoded(
-        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning, graph: Any
+        self,
+        slot: Slot,
+        gradient: tf.Tensor,
+        beginning: Beginning,
+        graph: Any,
+        state: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, _Encoded]:
         exchange = self._exchanges[slot.route.exchange]
         bucket = beginning.bucket_for(exchange, slot, gradient, graph)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
         gradient = cut.ordered(gradient)
-        token = self._coder.submit(bucket, member, gradient, beginning.begun, cut)
+        token = self._coder.submit(bucket, member, gradient, beginning.begun, cut, state)
         if member == 0:
             message = exchange.encode(bucket, token, beginning.everybody)
             bucket.encoded = message.encoded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.sources import SharedTrace
 
 _TRACED = "_hvd_compress_traced"
 
@@ -49,12 +51,18 @@ class Traced:
     """What one compressor knows about the graphs under an outermost one.
 
     Attributes:
-        position: of the next gradient.
         beginnings: by the graph that holds Horovod's branches.
+        shared: where variables are looked up in each call, those graphs' slots.
     """
 
-    position: int = 0
     beginnings: dict[Any, Beginning] = field(default_factory=dict)
+    shared: dict[Any, SharedTrace] = field(default_factory=dict)
+    _counts: Counter[int] = field(default_factory=Counter)
+
+    def count(self, thing: Any) -> int:
+        """How often this was asked for the same tensor or variable before."""
+        self._counts[id(thing)] += 1
+        return self._counts[id(thing)] - 1
 
 
 def graph_of(gradient: tf.Tensor) -> Any:
@@ -79,9 +87,14 @@ def graph_of(gradient: tf.Tensor) -> Any:
     return here.outer_graph if type(here).__name__ == "CondBranchFuncGraph" else here
 
 
+def is_outermost(graph: Any) -> bool:
+    """Whether a function's graph is in no other's."""
+    return getattr(graph.outer_graph, "outer_graph", None) is None
+
+
 def traced_under(graph: Any, compressor: Any) -> Traced:
     """A compressor's notes on the outermost graph around this one. They live as long as that graph."""
-    while getattr(graph.outer_graph, "outer_graph", None) is not None:
+    while not is_outermost(graph):
         graph = graph.outer_graph
     notes = getattr(graph, _TRACED, None)
     if notes is None:

@@ -24,13 +24,15 @@ def check_who_hashes() -> None:
         return
     while frame is not None:
         if frame.f_code.co_name == "create_distributed_optimizer":
-            # tf_keras, as TensorFlow shows it, has no version.
-            _check_version(getattr(frame.f_locals["keras"], "__version__", "2"))
+            _check(frame.f_locals["optimizer"])
             return
         frame = frame.f_back
 
 
-def _check_version(version: str) -> None:
+def _check(optimizer: Any) -> None:
+    # By the optimizer: tf_keras's may come when Keras 3 is installed, and even imported, as well.
+    packages = {one.__module__.partition(".")[0] for one in type(optimizer).__mro__}
+    version = sys.modules["keras"].__version__ if "keras" in packages else "2"
     if int(version.split(".")[0]) >= 3:
         raise ExchangeError(
             f"expected legacy Keras with Horovod's own DistributedOptimizer, got Keras {version}, under "

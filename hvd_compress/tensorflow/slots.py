@@ -1,8 +1,4 @@
-"""What a compressor keeps for one gradient, and which one a gradient is.
-
-Horovod hands a compressor a tensor without a name. Graphs are traced in the same order on every rank,
-so that the position among the calls within one outermost graph tells whose it is.
-"""
+"""What a compressor keeps for one variable's gradient."""
 
 from __future__ import annotations
 
@@ -18,8 +14,12 @@ class Slot(tf.Module):
     """The state of one gradient, in variables, which checkpoints save.
 
     Attributes:
-        index: its position: its id in the noise.
+        index: its position among the compressor's, in the order of their first exchanges.
+        key: its id in the noise, and in the order of owners' parts: its position, or that of the gradient
+            with which it shares a trace.
         label: what patterns match, and messages call it by.
+        variable_name: of the variable whose gradient it is.
+        call: the number of the call of Horovod with which it came first.
         kind: dtype and shape as first traced; unknown dimensions as None.
         dtype: as first traced.
         shape: as first traced; None where a dimension was unknown.
@@ -38,10 +38,16 @@ class Slot(tf.Module):
         route: Route,
         device: str = HOST,
         label: str | None = None,
+        *,
+        key: int | None = None,
+        name: str = "",
+        call: int = 0,
     ) -> None:
         super().__init__(name=f"gradient_{index}")
         self.index = index
+        self.key = index if key is None else key
         self.label = label or f"gradient.{index}"
+        self.variable_name, self.call = name, call
         self.kind = _kind(dtype, shape)
         self.dtype = dtype
         self._compatible = shape
@@ -59,6 +65,16 @@ class Slot(tf.Module):
         """All residuals."""
         return [self.residual, self.owned]
 
+    @property
+    def state(self) -> list[ResourceVariable]:
+        """All variables, in the order in which operations take them."""
+        return [*self.kept, self.exchanges]
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The gradient's, as first traced."""
+        return tf.TensorSpec(self._compatible, self.dtype)
+
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
         same = gradient.dtype == self.dtype and gradient.shape.is_compatible_with(self._compatible)
@@ -66,8 +82,7 @@ class Slot(tf.Module):
             raise ExchangeError(
                 f"{self.label}: expected {self.kind} as before, got "
                 + _kind(gradient.dtype, gradient.shape)
-                + ": make a compressor for each model and optimizer, and pass a tape's sources in the same "
-                "order every time"
+                + f" for the same variable, {self.variable_name}: exclude it by name"
             )
 
 

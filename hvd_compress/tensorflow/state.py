@@ -30,7 +30,8 @@ class StateOwner(tf.train.experimental.PythonState):
         owners: how many ranks share a gradient out: ranks 0 to ``owners - 1``, the next as many, and so on.
         restored: called when the checkpoint is this rank's.
         orders: for each gradient, how elements are ordered and cut, as of
-            :class:`hvd_compress.exchanges.shards.Shared`.
+            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; which variable it is ``of``, and the
+            number of the ``call`` with which it came first, as of :class:`Slot`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class StateOwner(tf.train.experimental.PythonState):
             "owners": owners,
         }
         self._restored = restored
+        self._names: list[str] = []
 
     def serialize(self) -> str:
         """What is written to a checkpoint."""
@@ -63,7 +65,8 @@ class StateOwner(tf.train.experimental.PythonState):
         """Compares what a checkpoint says.
 
         Raises:
-            ValueError: another rank, number of ranks, seed or exchange.
+            ValueError: another rank, number of ranks, seed, exchange or order of variables; or variables
+                that cannot be told apart.
         """
         got = json.loads(string_value)
         for name, want in self._expected.items():
@@ -73,7 +76,14 @@ class StateOwner(tf.train.experimental.PythonState):
                     f"each rank saves and restores one of its own; another number of ranks or another "
                     f"exchange needs those of all: load_resized()"
                 )
+        self._names = names_in_order(got["orders"])
+        for index, order in enumerate(self._orders()):
+            _check_order(self._names, index, order["of"])
         self._restored()
+
+    def check_order(self, slot: Slot) -> None:
+        """Raises ``ValueError`` where a new gradient takes the place of another one in the checkpoint."""
+        _check_order(self._names, slot.index, slot.variable_name)
 
 
 class PlanOwner(StateOwner):
@@ -123,6 +133,9 @@ class _Left:
         exchanges: how often the gradient had been exchanged.
         row: elements that stay together where ranks share the gradient out.
         transposed: rows and columns of the gradient, where residuals are in the order of columns, or None.
+        key: as of :class:`Slot`.
+        of: the variable's name.
+        call: as of :class:`Slot`.
     """
 
     residual: np.ndarray
@@ -131,6 +144,9 @@ class _Left:
     exchanges: int
     row: int = 1
     transposed: tuple[int, int] | None = None
+    key: int = 0
+    of: str = ""
+    call: int = 0
 
 
 class Heritage(Protocol):
@@ -154,17 +170,20 @@ class Inheritance:
     Attributes:
         left: of each gradient, by its position, what each rank left.
         heir: this rank, and how many there are now.
+        names: of the variables, in the order of positions.
     """
 
     left: dict[int, list[_Left]] = field(default_factory=dict)
     heir: StateOwner | None = None
+    names: Sequence[str] = ()
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """As of :class:`Heritage`."""
+        _check_order(self.names, slot.index, slot.variable_name)
         if slot.index not in self.left or self.heir is None:
             return
         old = self.left.pop(slot.index)
-        residual, owned = _inherited(slot.index, old, self.heir, owners, shared, has_residuals)
+        residual, owned = _inherited(slot.key, old, self.heir, owners, shared, has_residuals)
         slot.residual.assign(residual)
         slot.owned.assign(owned)
         slot.exchanges.assign(old[0].exchanges)
@@ -204,11 +223,40 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inhe
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
-    return Inheritance({i: [state["slots"][i] for state in states] for i in counts[0]}, heir)
+    names = names_in_order([vars(left) for left in states[0]["slots"].values()])
+    return Inheritance({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
+
+
+def names_in_order(orders: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of the variables of gradients, in the order of positions.
+
+    Raises:
+        ValueError: variables of different calls have one name, so that only the order in which they will come
+            could tell them apart.
+    """
+    calls: dict[str, int] = {}
+    for order in orders:
+        if calls.setdefault(order["of"], order["call"]) != order["call"]:
+            raise ValueError(
+                f"restore: expected names that tell the variables of a compressor apart, got "
+                f"{order['of']!r} twice, in different calls of a tape or optimizer: give tf.Variable "
+                f"names, or exchange the gradients of all in one call first, and save again"
+            )
+    return [order["of"] for order in orders]
+
+
+def _check_order(names: Sequence[str], index: int, name: str) -> None:
+    """Raises where a variable comes at another place than in a checkpoint; one renamed is taken for the same."""
+    if names.count(name) == 1 and names.index(name) != index:
+        raise ValueError(
+            f"restore: expected gradients for the first time in the order of the job that wrote the "
+            f"checkpoint, {list(names)}, got that of {name} as number {index}: restore before the first "
+            f"step, and exchange the same variables first"
+        )
 
 
 def _inherited(
-    index: int,
+    key: int,
     old: Sequence[_Left],
     heir: StateOwner,
     owners: int,
@@ -221,7 +269,7 @@ def _inherited(
     residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for rank, left in enumerate(old):
         if len(left.owned):
-            shards = Shards(count, left.owners, index, left.row)
+            shards = Shards(count, left.owners, left.key, left.row)
             part = slice(*shards.of(rank % left.owners))
             averages[part] += np.float32(left.owners / len(old)) * left.owned
     if has_residuals:
@@ -239,7 +287,7 @@ def _inherited(
     assert shared is not None
     if count:
         residual, averages = (transpose(x, shared.transposed) for x in (residual, averages))
-    part = slice(*Shards(count, owners, index, shared.row).of(heir.rank % owners))
+    part = slice(*Shards(count, owners, key, shared.row).of(heir.rank % owners))
     return (residual, averages[part]) if has_residuals else (none, (residual + averages)[part])
 
 
@@ -267,8 +315,7 @@ def _read(path: str, name: str) -> dict[str, Any]:
         owners = state["owners"]
         if isinstance(owners, list):
             owners = owners[len(slots)]
-        orders = state.get("orders", [])  # Once, all gradients were in row-major order.
-        order = orders[len(slots)] if len(slots) < len(orders) else {}
+        order = state["orders"][len(slots)] if state["orders"] else {}
         slots[len(slots)] = _Left(residual, owners, owned, int(exchanges), **order)
     return {**state, "slots": slots}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -13,6 +13,7 @@ import tensorflow as tf
 from hvd_compress.ranks import agreement, token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.sources import tensorflow_variable
 
 _FAILURE = "error in an earlier step"
 _LATE = "error that an earlier step could not know"
@@ -70,6 +71,20 @@ class Step:
         )
         with tf.control_dependencies([settled]):
             return tf.identity(begun), tf.identity(everybody)
+
+    def same_variables(self, variables: Sequence[Any]) -> list[tf.Operation]:
+        """Traces a check that a function within another one is called with the variables of its trace.
+
+        TensorFlow calls one trace for all variables of the same shapes.
+        """
+        if not variables:
+            return []
+        handles = [
+            inner.handle for inner in map(tensorflow_variable, variables) if inner is not None
+        ]
+        with tf.init_scope():
+            names = [self._ops.hvdc_variable(handle).numpy() for handle in handles]
+        return [self._ops.hvdc_same_variables(handles, names=names)]
 
     def forget_agreement(self) -> None:
         """Has the ranks compare their settings in the next step."""

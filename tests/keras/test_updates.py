@@ -65,6 +65,42 @@ def test_updates_are_those_of_the_reference() -> None:
             assert_same(update(everybodys[hvd.rank()]), simulation.sum(everybodys, scale))
 
 
+def _update_of(optimizer: Any, heads: Sequence[Any], turn: int, subset: bool) -> Any:
+    def update(gradient: tf.Tensor) -> None:
+        if subset:
+            optimizer.apply([gradient], [heads[turn]])
+        else:
+            optimizer.apply([gradient, None] if turn == 0 else [None, gradient], heads)
+
+    return update
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_two_heads_take_turns() -> None:
+    """Eagerly and traced, by None for the other head's gradient and by a subset of the variables."""
+    for graph, subset in ((True, True), (True, False), (False, True), (False, False)):
+        compressor = hvdc.OneBit(threshold=0)
+        optimizer = hvdc.DistributedOptimizer(SGD(1.0), compressor)
+        heads = [keras.Variable(np.zeros((40, 70), np.float32), name=name) for name in "ab"]
+        optimizer.build(heads)
+        updates = [_update_of(optimizer, heads, turn, subset) for turn in range(2)]
+        if graph:
+            updates = [tf.function(update, autograph=False) for update in updates]
+        wanted = [np.zeros((40, 70), np.float32) for _ in heads]
+        for step in range(6):
+            turn = step % 2
+            numbers = np.random.default_rng([step, hvd.rank()]).standard_normal((40, 70))
+            gradient = (numbers * (100, 1)[turn]).astype(np.float32)
+            wanted[turn] += gradient
+            updates[turn](tf.constant(gradient))
+        assert [slot.label for slot in compressor.slots] == [head.path for head in heads]
+        for slot, head, own in zip(compressor.slots, heads, wanted, strict=True):
+            left = hvd.allreduce(slot.residual, name=f"left.{slot.index}").numpy()
+            mean = hvd.allreduce(tf.constant(own), name=f"own.{slot.index}").numpy()
+            sent = left.reshape(mean.shape) - head.numpy()
+            np.testing.assert_allclose(sent, mean, atol=1e-5 * np.abs(mean).max())
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_accumulated_updates_are_those_of_the_reference() -> None:
     compressor = hvdc.OneBit(threshold=THRESHOLD)

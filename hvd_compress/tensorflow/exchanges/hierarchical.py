@@ -129,4 +129,4 @@ class Hierarchical(Exchange):
         return found
 
     def _shards(self, slot: Slot) -> Shards:
-        return self._shared(slot).shards(self._hosts.local, slot.index)
+        return self._shared(slot).shards(self._hosts.local, slot.key)

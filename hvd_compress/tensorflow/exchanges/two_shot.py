@@ -62,4 +62,4 @@ class TwoShot(Exchange):
         return found
 
     def _shards(self, slot: Slot) -> Shards:
-        return self._shared(slot).shards(self.collectives.size, slot.index)
+        return self._shared(slot).shards(self.collectives.size, slot.key)

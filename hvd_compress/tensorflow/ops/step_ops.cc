@@ -1,6 +1,8 @@
 // The operations around a step: the ledger, its beginning, uncompressed gradients, counters.
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ledger.h"
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
@@ -66,6 +68,63 @@ class ExpectOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
+
+// What tells a variable from all others of the process.
+REGISTER_OP("HvdcVariable")
+    .Input("variable: resource")
+    .Output("name: string")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+class VariableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* name;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &name));
+    name->scalar<tstring>()() = HandleFromInput(context, 0).name();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcVariable").Device(DEVICE_CPU), VariableOp);
+REGISTER_KERNEL_BUILDER(
+    Name("HvdcVariable").Device(DEVICE_GPU).HostMemory("variable").HostMemory("name"), VariableOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcVariable");
+
+// Fails where a function is called with other variables than those it was traced for, whose names
+// are of HvdcVariable.
+REGISTER_OP("HvdcSameVariables")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("names: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class SameVariablesOp : public OpKernel {
+ public:
+  explicit SameVariablesOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const std::string& got = HandleFromInput(context, i).name();
+      OP_REQUIRES(context, got == names_[i],
+                  errors::InvalidArgument(
+                      "expected the gradient of variable ", names_[i], ", got that of ", got,
+                      ", which has the same shape: an optimizer of Horovod's under tf.function "
+                      "exchanges gradients of one list of variables; use "
+                      "hvd.DistributedGradientTape, made in the tf.function"));
+    }
+  }
+
+ private:
+  std::vector<std::string> names_;
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcSameVariables").Device(DEVICE_CPU), SameVariablesOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcSameVariables").Device(DEVICE_GPU).HostMemory("variables"),
+                        SameVariablesOp);
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSameVariables");
 
 // Starts a step of a graph. token: what the step's messages depend on, a 1. standing: what the
 // participation check tells the other ranks: whether this rank's settings are yet to be compared,

@@ -1,0 +1,163 @@
+"""Which variable a gradient is of.
+
+Horovod hands a compressor a tensor alone. But its function that reduces the gradients of one call,
+``allreduce_grads(grads, vars)``, is on the stack, and has the variables. A tape that is made while a
+``tf.function`` is traced calls it there, with that trace's variables. A tape or optimizer that is made
+eagerly has a ``tf.function`` of it, which TensorFlow traces once for all variables of the same shapes: such a
+trace is *shared*, and which variables it serves is known when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.slots import Slot
+
+_REDUCES = "allreduce_grads"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a gradient is of.
+
+    Attributes:
+        variable: TensorFlow's.
+        name: the variable's, for checkpoints.
+        place: among the variables of the call.
+        call: all of them; empty where the trace is for these variables alone.
+    """
+
+    variable: Any
+    name: str
+    place: int = 0
+    call: Sequence[Any] = ()
+
+    @classmethod
+    def of(cls, variable: Any, **rest: Any) -> Source:
+        """Of a variable of TensorFlow or of Keras.
+
+        Raises:
+            ExchangeError: it is none.
+        """
+        inner = tensorflow_variable(variable)
+        if inner is None:
+            raise ExchangeError(
+                f"expected variables as sources of compressed gradients, whose residuals they tell apart, "
+                f"got {variable!r}: take gradients of other tensors with a tape without compression"
+            )
+        return cls(inner, getattr(variable, "path", inner.name), **rest)
+
+
+def tensorflow_variable(variable: Any) -> Any:
+    """TensorFlow's variable, which Keras's has in it; None where there is none."""
+    inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else None
+
+
+def source_of(gradient: tf.Tensor, count: int) -> Source:
+    """The source of a gradient that Horovod is reducing.
+
+    Args:
+        gradient: as Horovod passed it to ``compress``.
+        count: how often it passed the same tensor before: several variables may have one gradient.
+
+    Raises:
+        ExchangeError: no tape or optimizer called Horovod, or the source is no variable.
+    """
+    for frame in _frames():
+        if frame.f_code.co_name.endswith(_REDUCES) and frame.f_locals.get("vars") is not None:
+            gradients, variables = frame.f_locals["grads"], frame.f_locals["vars"]
+            places = [i for i, one in enumerate(gradients) if one is gradient]
+            if places:
+                place = places[count % len(places)]
+                call = variables if _called_with(frame) is not None else ()
+                return Source.of(variables[place], place=place, call=call)
+    raise ExchangeError(
+        f"expected a gradient from hvd.DistributedGradientTape or hvd.DistributedOptimizer, got "
+        f"one of {gradient.shape} from another function: compress() cannot tell which variable it is of"
+    )
+
+
+class Variables:
+    """The slots of variables."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, int], tuple[weakref.ref[Any], Slot]] = {}
+
+    def find(self, variable: Any, turn: int) -> Slot | None:
+        """The slot of a variable's gradient; None where it has none yet.
+
+        Args:
+            variable: TensorFlow's.
+            turn: how many gradients of the variable the same function exchanges before this one.
+        """
+        known, slot = self._slots.get((id(variable), turn), (None, None))
+        return slot if known is not None and known() is variable else None
+
+    def add(self, variable: Any, turn: int, slot: Slot) -> None:
+        """Notes a slot."""
+        self._slots[id(variable), turn] = weakref.ref(variable), slot
+
+
+class SharedTrace:
+    """The slots of a trace that serves several lists of variables, looked up in each call.
+
+    Args:
+        graph: of the trace.
+        find: from a variable, its turn and the slot that was traced to the slot that takes its place.
+    """
+
+    def __init__(self, graph: Any, find: Callable[[Source, int, Slot], Slot]) -> None:
+        self._graph, self._find = graph, find
+        self._traced: list[tuple[int, int, Slot]] = []
+        self._now: list[Slot] = []
+
+    def handles(self, source: Source, turn: int, slot: Slot) -> list[tf.Tensor]:
+        """The handles of a slot's variables, as of each call; in the order of ``Slot.state``."""
+        number = len(self._traced)
+        self._traced.append((source.place, turn, slot))
+        return [
+            self._graph.capture_call_time_value(
+                partial(self._handle, number, part), tf.TensorSpec([], tf.resource)
+            )
+            for part in range(len(slot.state))
+        ]
+
+    def _handle(self, number: int, part: int) -> tf.Tensor:
+        if (number, part) == (0, 0):  # TensorFlow asks in the order of tracing.
+            variables = _called_with(sys._getframe(0))
+            if variables is None:
+                raise ExchangeError(
+                    "expected a tape that is made in the tf.function in which it is used, got one that was "
+                    "made outside of it: its gradients' variables are not known there"
+                )
+            self._now = [
+                self._find(Source.of(variables[place]), turn, slot)
+                for place, turn, slot in self._traced
+            ]
+        return self._now[number].state[part].handle
+
+
+def _called_with(frame: Any) -> Sequence[Any] | None:
+    """The variables with which Horovod's function was called, if it is a ``tf.function``."""
+    for one in _frames(frame):
+        if one.f_code.co_name == "__call__":
+            function = getattr(one.f_locals.get("self"), "python_function", None)
+            if getattr(function, "__name__", "") == _REDUCES:
+                return one.f_locals["args"][1]
+    return None
+
+
+def _frames(frame: Any = None) -> Iterator[Any]:
+    frame = sys._getframe(1) if frame is None else frame
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,207 @@
+"""A gradient is known by its variable: heads that take turns, and models that share a compressor."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from tests.ranks import on_ranks
+
+SHAPE, STEPS = (40, 70), 6
+
+
+def _variables(*names: str) -> list[tf.Variable]:
+    return [tf.Variable(tf.zeros(SHAPE), name=name) for name in names]
+
+
+def _gradient(name: str, step: int) -> np.ndarray:
+    """Head B's gradients are small, so that a residual of head A's in them would show."""
+    size = {"trunk": 1.0, "a": 100.0, "b": 1.0}[name]
+    numbers = np.random.default_rng([len(name), ord(name[0]), step, hvd.rank()])
+    return (size * numbers.standard_normal(SHAPE)).astype(np.float32)
+
+
+def _exchange(compressor: Any, graph: bool) -> Callable[..., list[tf.Tensor]]:
+    def exchange(gradients: list[tf.Tensor], sources: list[tf.Variable]) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            parts = [tf.reduce_sum(v * g) for v, g in zip(sources, gradients, strict=True)]
+            loss = tf.add_n(parts)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, sources)
+
+    if not graph:
+        return exchange
+    made: dict[Any, Any] = {}
+
+    def run(gradients: list[tf.Tensor], sources: list[tf.Variable]) -> list[tf.Tensor]:
+        key = tuple(map(id, sources))
+        made.setdefault(key, tf.function(lambda g: exchange(g, sources)))
+        return made[key](gradients)
+
+    return run
+
+
+def _assert_sums(
+    compressor: Any, sent: dict[str, np.ndarray], wanted: dict[str, np.ndarray]
+) -> None:
+    """What was sent of each gradient, and what the ranks kept of it, is what was computed."""
+    for slot in compressor.slots:
+        name = slot.variable_name.partition(":")[0]
+        left = hvd.allreduce(slot.residual, name=f"left.{slot.index}").numpy().reshape(SHAPE)
+        total = hvd.allreduce(tf.constant(wanted[name]), name=f"wanted.{slot.index}").numpy()
+        scale = np.abs(total).max()
+        np.testing.assert_allclose(sent[name] + left, total, atol=1e-5 * scale, err_msg=name)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_two_heads_take_turns() -> None:
+    for graph in (True, False):
+        compressor = hvdc.OneBit(threshold=0)
+        trunk, a, b = _variables("trunk", "a", "b")
+        exchange = _exchange(compressor, graph)
+        sent = {name: np.zeros(SHAPE, np.float32) for name in ("trunk", "a", "b")}
+        wanted = {name: np.zeros(SHAPE, np.float32) for name in sent}
+        for step in range(STEPS):
+            names, sources = (
+                (("trunk", "a"), [trunk, a]) if step % 2 == 0 else (("trunk", "b"), [trunk, b])
+            )
+            gradients = [_gradient(name, step) for name in names]
+            results = exchange([tf.constant(g) for g in gradients], sources)
+            for name, gradient, result in zip(names, gradients, results, strict=True):
+                sent[name] += result.numpy()
+                wanted[name] += gradient
+        assert [slot.variable_name for slot in compressor.slots] == ["trunk:0", "a:0", "b:0"]
+        assert [int(slot.exchanges) for slot in compressor.slots] == [6, 3, 3]
+        _assert_sums(compressor, sent, wanted)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_sources_in_another_order() -> None:
+    """Eagerly, too, where TensorFlow has one trace of Horovod's function for both orders."""
+    for graph in (True, False):
+        compressor = hvdc.OneBit(threshold=0)
+        a, b = _variables("a", "b")
+        exchange = _exchange(compressor, graph)
+        sent = {name: np.zeros(SHAPE, np.float32) for name in ("a", "b")}
+        wanted = {name: np.zeros(SHAPE, np.float32) for name in sent}
+        for step in range(STEPS):
+            both = [("a", a), ("b", b)]
+            both = both[::-1] if step % 2 else both
+            gradients = [_gradient(name, step) for name, _ in both]
+            results = exchange([tf.constant(g) for g in gradients], [v for _, v in both])
+            for (name, _), gradient, result in zip(both, gradients, results, strict=True):
+                sent[name] += result.numpy()
+                wanted[name] += gradient
+        assert len(compressor.slots) == 2
+        _assert_sums(compressor, sent, wanted)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_one_persistent_tape_of_two_models() -> None:
+    compressor = hvdc.OneBit(threshold=0, exchange="two_shot")
+    a, b = _variables("a", "b")
+    sent = {name: np.zeros(SHAPE, np.float32) for name in ("a", "b")}
+    wanted = {name: np.zeros(SHAPE, np.float32) for name in sent}
+    for step in range(STEPS):
+        one, other = (_gradient(name, step) for name in ("a", "b"))
+        with tf.GradientTape(persistent=True) as tape:
+            first, second = tf.reduce_sum(a * one), tf.reduce_sum(b * other)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        sent["a"] += tape.gradient(first, [a])[0].numpy()
+        sent["b"] += tape.gradient(second, [b])[0].numpy()
+        wanted["a"] += one
+        wanted["b"] += other
+    for slot in compressor.slots:  # What owners owe is of the average.
+        begin, end = compressor.shared(slot).shards(hvd.size(), slot.key).of(hvd.rank())
+        owed = np.zeros(slot.residual.numpy().size, np.float32)
+        owed[begin:end] = hvd.size() * slot.owned.numpy()
+        slot.residual.assign_add(owed)
+    _assert_sums(compressor, sent, wanted)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_one_gradient_of_two_variables() -> None:
+    """Both gradients are one tensor."""
+    compressor = hvdc.OneBit(threshold=0)
+    a, b = _variables("a", "b")
+
+    @tf.function
+    def step(gradient: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((a + b) * gradient)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, [a, b])
+
+    one, other = step(tf.constant(_gradient("a", 0)))
+    assert np.array_equal(one, other)
+    assert [slot.variable_name for slot in compressor.slots] == ["a:0", "b:0"]
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_what_has_no_variable_is_refused() -> None:
+    compressor = hvdc.OneBit(threshold=0)
+    ones = tf.ones(SHAPE)
+    with pytest.raises(Exception, match="expected a gradient from hvd.DistributedGradientTape"):
+        tf.function(lambda: hvd.allreduce(ones, compression=compressor))()
+
+    @tf.function
+    def of_a_tensor(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x * x)
+        return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [x])
+
+    with pytest.raises(Exception, match="expected variables as sources of compressed gradients"):
+        of_a_tensor(ones)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_eager_tape_within_a_function() -> None:
+    """TensorFlow would run the eager call's trace for whatever variables the function has."""
+    compressor = hvdc.OneBit(threshold=0)
+    a, b = _variables("a", "b")
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(a * 2) + tf.reduce_sum(b * 3)
+    tape = hvd.DistributedGradientTape(tape, compression=compressor)
+    gradients = [tf.ones(SHAPE)]
+    tape._allreduce_grads(gradients, [a])
+    with pytest.raises(Exception, match="expected a tape that is made in the tf.function"):
+        tf.function(lambda: tape._allreduce_grads(gradients, [b]))()
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_checkpoint_knows_whose_residuals_it_has() -> None:
+    folder = hvd.broadcast_object(tempfile.mkdtemp(), name="folder of sources")
+    path = os.path.join(folder, f"state-{hvd.rank()}")
+    gradient = [tf.ones(SHAPE)]
+
+    def exchange(compressor: Any, *sources: tf.Variable) -> None:
+        run = _exchange(compressor, graph=True)
+        for source in sources:
+            run(gradient, [source])
+
+    old = hvdc.OneBit(threshold=0)
+    exchange(old, *_variables("a", "b"))
+    tf.train.Checkpoint(compressor=old).write(path)
+    for names, fits in ((("a", "b"), True), (("b", "a"), False)):
+        new = hvdc.OneBit(threshold=0)
+        tf.train.Checkpoint(compressor=new).read(path)
+        if fits:
+            exchange(new, *_variables(*names))
+            assert [int(slot.exchanges) for slot in new.slots] == [2, 2]
+        else:
+            with pytest.raises(Exception, match="got that of b:0 as number 0"):
+                exchange(new, *_variables(*names))
+    alike = hvdc.OneBit(threshold=0)
+    exchange(alike, *_variables("same", "same"))
+    tf.train.Checkpoint(compressor=alike).write(path)
+    with pytest.raises(ValueError, match="expected names that tell the variables .* apart"):
+        tf.train.Checkpoint(compressor=hvdc.OneBit(threshold=0)).read(path)
