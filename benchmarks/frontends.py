@@ -88,7 +88,14 @@ class GraphSide:
         exchange: Any = None  # Nothing is sent.
         bucket = Bucket(0, exchange, tf.compat.v1.get_default_graph())
         tokens = [
-            self._coder.submit(bucket, bucket.add(slot), gradient, begun, Cut(None, [0]))
+            self._coder.submit(
+                bucket,
+                bucket.add(slot),
+                gradient,
+                begun,
+                Cut(None, [0]),
+                [variable.handle for variable in slot.state],
+            )
             for slot, gradient in zip(self._slots, gradients, strict=True)
         ]
         message = self._coder.encode(bucket, tokens[0], tf.constant(True), "payloads", ranks=1)

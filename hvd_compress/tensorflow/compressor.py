@@ -123,8 +123,8 @@ class Compressor(tf.Module, HorovodCompressor):
         options: :class:`~hvd_compress.exchanges.options.SharedOptions`. All ranks make a compressor with
             ``exchange="hierarchical"`` at the same time. For ``exclude`` and ``layers``, gradients are
             called ``gradient.0``, ``gradient.1`` and so on, in the order in which they come first, that of
-            the tape's sources; None and sparse ones do not count. With :func:`hvd_compress.keras.DistributedOptimizer`, their names are
-            the variables' paths.
+            the tape's sources; None and sparse ones do not count. With
+            :func:`hvd_compress.keras.DistributedOptimizer`, their names are the variables' paths.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".

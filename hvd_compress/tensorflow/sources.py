@@ -3,8 +3,8 @@
 Horovod hands a compressor a tensor alone. But its function that reduces the gradients of one call,
 ``allreduce_grads(grads, vars)``, is on the stack, and has the variables. A tape that is made while a
 ``tf.function`` is traced calls it there, with that trace's variables. A tape or optimizer that is made
-eagerly has a ``tf.function`` of it, which TensorFlow traces once for all variables of the same shapes: such a
-trace is *shared*, and which variables it serves is known when it is called.
+eagerly has a ``tf.function`` of it, which TensorFlow traces once for all variables of the same shapes: such
+a trace is *shared*, and which variables it serves is known when it is called.
 """
 
 from __future__ import annotations

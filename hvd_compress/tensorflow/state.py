@@ -231,8 +231,8 @@ def names_in_order(orders: Sequence[dict[str, Any]]) -> list[str]:
     """The names of the variables of gradients, in the order of positions.
 
     Raises:
-        ValueError: variables of different calls have one name, so that only the order in which they will come
-            could tell them apart.
+        ValueError: variables of different calls have one name, so that only the order in which they will
+            come could tell them apart.
     """
     calls: dict[str, int] = {}
     for order in orders:
@@ -246,7 +246,7 @@ def names_in_order(orders: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _check_order(names: Sequence[str], index: int, name: str) -> None:
-    """Raises where a variable comes at another place than in a checkpoint; one renamed is taken for the same."""
+    """Raises where a variable comes at another place than in a checkpoint; its name may be new."""
     if names.count(name) == 1 and names.index(name) != index:
         raise ValueError(
             f"restore: expected gradients for the first time in the order of the job that wrote the "
