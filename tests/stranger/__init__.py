@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from hvd_compress.codecs import CODECS
 
 HERE = Path(__file__).parent
 
@@ -20,3 +26,17 @@ def install(folder: Path) -> str:
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     (folder / "twobit.py").write_text((HERE / "twobit.py").read_text())
     return str(folder)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """In this process, and for as long as it takes: the package is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = install(Path(folder) / "site")
+        sys.path.insert(0, path)
+        try:
+            yield
+        finally:
+            sys.path.remove(path)
+            CODECS.pop("twobit", None)
+            sys.modules.pop("twobit", None)
