@@ -12,7 +12,7 @@ from benchmarks.compressions import option
 from benchmarks.models import MODELS
 from benchmarks.settings import OPTIMIZERS, Settings
 from benchmarks.trainers import ABILITIES, FRAMEWORKS
-from hvd_compress.codecs import CODECS
+from hvd_compress.codecs import codec_names
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def _check(parser: Parser, chosen: argparse.Namespace) -> None:
     """Whether the framework can do it; otherwise ends, with one line that lists what it can."""
     framework, able = chosen.framework, ABILITIES[chosen.framework]
     allowed: dict[str, tuple[str, ...]] = {
-        "compression": (*CODECS, *able.compressions),
+        "compression": (*codec_names(), *able.compressions),
         "optimizer": able.optimizers,
         "device": ("cpu", "cuda") if able.is_torch else ("cpu",),
         "autocast": ("bf16",) if able.is_torch else (),

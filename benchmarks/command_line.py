@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from benchmarks.compressions import AUTO, LOCAL, POWERSGD, STOCK
-from hvd_compress.codecs import CODECS
+from hvd_compress.codecs import codec_names
 
-NAMES = (*CODECS, AUTO, LOCAL, STOCK, POWERSGD)
+OTHERS = (AUTO, LOCAL, STOCK, POWERSGD)
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,8 +33,9 @@ def positive(text: str) -> int:
 def compression(text: str) -> str:
     """A type of arguments: ``NAME`` or ``NAME:key=value,...``, whose settings are checked later."""
     name = text.partition(":")[0]
-    if name not in NAMES:
-        nearest = get_close_matches(name, NAMES, 1)
+    names = (*codec_names(), *OTHERS)
+    if name not in names:
+        nearest = get_close_matches(name, names, 1)
         hint = f" ({nearest[0]}?)" if nearest else ""
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(NAMES)}, got {text!r}{hint}")
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}, got {text!r}{hint}")
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hvd_compress.codecs import CODECS, ErrorFeedback
+from hvd_compress.codecs import ErrorFeedback, codec_class
 from hvd_compress.exchanges.routing import Route
 
 Options = dict[str, Any]
@@ -67,7 +67,7 @@ def make(frontend: Any, name: str, *model: Any, **options: Any) -> Any:
 
 
 def _split(name: str, options: Options) -> tuple[Route, Options]:
-    codec, rest = CODECS[name], dict(options)
+    codec, rest = codec_class("compression", "codec", name), dict(options)
     own = {one.name: rest.pop(one.name) for one in fields(codec) if one.name in rest}
     alpha, beta = (rest.pop(one, getattr(codec.feedback, one)) for one in ("alpha", "beta"))
     return Route(codec(**own), ErrorFeedback(alpha, beta), rest.pop("exchange", "")), rest

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
-from hvd_compress.codecs import CODECS, Codec, ErrorFeedback
+from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
 from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
@@ -52,7 +52,7 @@ class Coded(Exchange):
         known = [scheme for scheme, one in CODECS.items() if _carries(name, one())]
         if compression.name not in known:
             raise ValueError(f"expected one of {', '.join(known)}, got {compression.text!r}")
-        codec = CODECS[compression.name](**compression.options)
+        codec = codec_class("compression", "codec", compression.name)(**compression.options)
         if codec.varies:
             raise ValueError(
                 f"expected coding='plain', got {compression.text!r}: bytes are counted before they are sent"

@@ -18,7 +18,13 @@ from hvd_compress.codecs.payload import (
     payload_length,
     read_header,
 )
-from hvd_compress.codecs.registry import CODECS, codec_from_config
+from hvd_compress.codecs.registry import (
+    CODECS,
+    codec_class,
+    codec_from_config,
+    codec_names,
+    register,
+)
 from hvd_compress.codecs.ternary import Ternary
 
 __all__ = [
@@ -39,7 +45,10 @@ __all__ = [
     "PayloadError",
     "PayloadLayout",
     "Ternary",
+    "codec_class",
     "codec_from_config",
+    "codec_names",
     "payload_length",
     "read_header",
+    "register",
 ]

@@ -1,10 +1,13 @@
-"""Every codec by name.
+"""Every codec by name: those of this package, and those that others register or install.
 
-To add a codec: its file, its line in :data:`CODECS`, and a row in the tests' table.
+A codec of another package needs no line here. Either the script calls :func:`register`, or the package
+declares an entry point of the group :data:`ENTRY_POINTS`, whose name is the codec's.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from importlib.metadata import entry_points
 from typing import Any
 
 from hvd_compress.codecs.base import Codec
@@ -14,6 +17,9 @@ from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.ternary import Ternary
+
+ENTRY_POINTS = "hvd_compress.codecs"
+"""The group of entry points, by which installed packages offer codecs."""
 
 CODECS: dict[str, type[Codec]] = {
     "onebit": OneBit,
@@ -25,7 +31,69 @@ CODECS: dict[str, type[Codec]] = {
     "bf16": BF16,
     "none": NoCompression,
 }
-"""Codec classes by the names that command lines, compressors and configurations call them."""
+"""Codec classes by name: this package's, and others that have been registered so far."""
+
+
+def register(name: str, cls: type[Codec]) -> type[Codec]:
+    """Makes a codec available by name in every frontend and command.
+
+    A class that is defined again, as in a notebook, takes the place of the former one.
+
+    Args:
+        name: the codec's, the same as ``cls.name``.
+        cls: a frozen dataclass derived from :class:`Codec`, with ``codec_id``, ``name``, ``error``,
+            ``layout``, ``quantize`` and ``dequantize``. Every field has a default.
+
+    Returns:
+        ``cls``.
+
+    Raises:
+        TypeError: another class than that.
+        ValueError: the name or the codec id belongs to another class.
+    """
+    check_class(name, cls)
+    for taken, other in CODECS.items():
+        if _path(other) == _path(cls):
+            continue
+        if taken == name:
+            raise ValueError(
+                f"register: expected a new name, got {name!r} for {_path(cls)}, the name of {_path(other)}"
+            )
+        if other.codec_id == cls.codec_id:
+            raise ValueError(
+                f"register: expected a new codec_id, got {cls.codec_id} for {_path(cls)}, the id of "
+                f"{_path(other)}"
+            )
+    CODECS[name] = cls
+    return cls
+
+
+def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
+    """The codec class of a name; loads the entry point of that name if nothing else has it.
+
+    Args:
+        owner: whose argument the name is, for the message.
+        field: the argument, for the message.
+        name: what the user gave.
+
+    Raises:
+        ValueError: an unknown name, or an entry point whose name or codec id is taken.
+        TypeError: an entry point that is no codec class.
+    """
+    if name not in CODECS:
+        offered = _offered()
+        check_choice(owner, field, name, (*CODECS, *offered))
+        register(name, offered[name].load())
+    return CODECS[name]
+
+
+def codec_names() -> tuple[str, ...]:
+    """The names of all codecs, those of entry points included, which are not loaded for it.
+
+    Raises:
+        ValueError: two entry points have the same name.
+    """
+    return (*CODECS, *_offered())
 
 
 def codec_from_config(config: dict[str, Any]) -> Codec:
@@ -36,6 +104,58 @@ def codec_from_config(config: dict[str, Any]) -> Codec:
         TypeError: fields that the codec does not have.
     """
     fields = dict(config)
-    name = fields.pop("codec", None)
-    check_choice("configuration", "codec", name, tuple(CODECS))
-    return CODECS[name](**fields)
+    return codec_class("configuration", "codec", fields.pop("codec", None))(**fields)
+
+
+def _offered() -> dict[str, Any]:
+    """Entry points by name, without the codecs that are known already."""
+    found: dict[str, Any] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ValueError(
+                f"entry points {ENTRY_POINTS}: expected one class named {point.name!r}, got {other.value} "
+                f"and {point.value}: uninstall one of the packages"
+            )
+        known = CODECS.get(point.name)
+        if known is not None and known.__module__.startswith("hvd_compress."):
+            raise ValueError(
+                f"entry points {ENTRY_POINTS}: expected a new name, got {point.name!r} for {point.value}, "
+                f"the name of {_path(known)}: uninstall its package"
+            )
+    return {name: point for name, point in found.items() if name not in CODECS}
+
+
+def check_class(name: str, cls: Any) -> None:
+    """Raises as :func:`register` for a class that is no complete codec of that name."""
+    if not isinstance(cls, type) or not issubclass(cls, Codec):
+        raise TypeError(f"register: expected a class derived from Codec, got {cls!r}")
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"register: expected a frozen dataclass, got {_path(cls)}")
+    required = [field.name for field in dataclasses.fields(cls) if _required(field)]
+    if required:
+        raise TypeError(
+            f"register: expected a default for every field of {_path(cls)}, got none for "
+            f"{', '.join(required)}"
+        )
+    for method in ("layout", "quantize", "dequantize"):
+        if getattr(cls, method) is getattr(Codec, method):
+            raise TypeError(f"register: expected {_path(cls)}.{method}, which it does not define")
+    expected = {
+        "codec_id": ("an integer from 1 to 255", lambda x: isinstance(x, int) and 0 < x < 256),
+        "name": (f"{name!r}, as registered", lambda x: x == name),
+        "error": ("'unbiased' or 'contractive'", lambda x: x in ("unbiased", "contractive")),
+    }
+    for attribute, (what, good) in expected.items():
+        got = getattr(cls, attribute, None)
+        if not good(got):
+            raise ValueError(f"{_path(cls)}.{attribute}: expected {what}, got {got!r}")
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.init and field.default is missing and field.default_factory is missing
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_batch import CpuBatch
+from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
@@ -19,7 +21,8 @@ class Executors:
     """The CPU's kernels, and those for CUDA as soon as a CUDA tensor comes.
 
     Has the encoder and the decoder of :class:`hvd_compress.kernels.interface.Kernels`. CUDA's kernels run
-    later than the host asks for them, so that :meth:`check` raises their errors.
+    later than the host asks for them, so that :meth:`check` raises their errors. A codec without kernels
+    runs in the reference, on copies in host memory, and waits for the device.
 
     Args:
         threads: of the CPU's kernels.
@@ -37,6 +40,7 @@ class Executors:
         self._cpu = CpuKernels(threads)
         self._cuda: CudaKernels | None = None
         self._last: dict[torch.device, torch.cuda.Stream] = {}
+        self._warned: set[Codec] = set()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they work behind the host's back, and report errors later.
@@ -79,10 +83,17 @@ class Executors:
         Raises:
             TypeError: there are no kernels for the gradient's device.
         """
-        kernels = self._of(gradient)
-        kernels.encode(
-            codec, shape, gradient, payload, feedback=feedback, residual=residual, noise=noise
-        )
+        kernels, given, rest = self._of(gradient), gradient, residual
+        copied = self._runs_on_copies(codec, shape, gradient)
+        written = torch.empty_like(payload, device="cpu") if copied else payload
+        if copied:
+            kernels, given = self._cpu, gradient.cpu()
+            rest = None if residual is None else residual.cpu()
+        kernels.encode(codec, shape, given, written, feedback=feedback, residual=rest, noise=noise)
+        if copied:
+            payload.copy_(written)
+            if residual is not None and rest is not None:
+                residual.copy_(rest)
 
     def decode_sum(
         self,
@@ -97,9 +108,15 @@ class Executors:
     ) -> None:
         kernels = self._of(out)
         keep_from_reuse(payloads, out)
+        copied = self._runs_on_copies(codec, shape, out)
+        written = out
+        if copied:
+            kernels, payloads, written = self._cpu, payloads.cpu(), out.cpu()
         kernels.decode_sum(
-            codec, shape, payloads, out, step=step, scale=scale, accumulate=accumulate
+            codec, shape, payloads, written, step=step, scale=scale, accumulate=accumulate
         )
+        if copied:
+            out.copy_(written)
 
     def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> Batch:
         """Kernels that encode and decode many tensors together.
@@ -160,6 +177,19 @@ class Executors:
         for device in self._last:
             torch.cuda.synchronize(device)
         self.check()
+
+    def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
+        """Whether a codec has no kernel for a tensor's device; the first time, warns."""
+        if self.deferred(tensor) is None or spec_pointer(codec, shape) is not None:
+            return False
+        if codec not in self._warned:
+            self._warned.add(codec)
+            warnings.warn(
+                f"{codec} has no CUDA kernel: its NumPy reference encodes and decodes copies in host "
+                f"memory, which is slow",
+                stacklevel=2,
+            )
+        return True
 
     def _of(self, tensor: torch.Tensor) -> Kernels:
         self.order(tensor)

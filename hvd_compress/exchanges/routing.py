@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, NoCompression
+from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, codec_class
 from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges import registry
@@ -95,8 +95,7 @@ def route_of(given: CodecLike, exchange: str, where: str) -> Route:
     """
     if isinstance(given, str):
         owner, _, field = where.partition(".")
-        check_choice(owner, field, given, tuple(CODECS))
-        given = CODECS[given]()
+        given = codec_class(owner, field, given)()
     route = Route(given) if isinstance(given, Codec) else given
     if route is None:
         return UNCOMPRESSED_ROUTE

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hvd_compress.codecs import CODECS
+from hvd_compress.codecs import codec_class
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.machines import Link
@@ -100,11 +100,10 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
     made: list[Route] = []
     for text in codecs:
         name, _, settings = text.partition(":")
-        if name not in CODECS:
-            raise ValueError(f"codec: expected one of {', '.join(CODECS)}, got {name!r}")
+        codec = codec_class("predict", "codec", name)
         fields = dict(_setting(part) for part in settings.split(",") if part)
         for exchange in exchanges:
-            route = Route(CODECS[name](**fields), exchange=exchange)
+            route = Route(codec(**fields), exchange=exchange)
             if not route.uncompressed or route.codec not in [
                 known.codec for known in made if known.uncompressed
             ]:

@@ -171,7 +171,7 @@ def add_to(commands: Any) -> None:
         nargs="+",
         default=["none", "fp16", "onebit"],
         metavar="CODEC",
-        help=f"{', '.join(CODECS)}, with settings as in onebit:group=512",
+        help=f"{', '.join(CODECS)} or an installed package's, with settings as in onebit:group=512",
     )
     add("--exchange", nargs="+", choices=EXCHANGE_NAMES, default=["two_shot"])
     add_machine(predict, default="terngrad_ethernet")

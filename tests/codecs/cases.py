@@ -21,6 +21,8 @@ from hvd_compress.codecs import (
 )
 from hvd_compress.codecs.payload import HEADER_BYTES, checksum, open_payload
 from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
+from hvd_compress.testing import SHAPES as SHAPES
+from hvd_compress.testing import special_values as special_values
 from tests.codecs.rows import Row
 
 Shape = tuple[int, ...]
@@ -28,60 +30,11 @@ Shape = tuple[int, ...]
 OFF = ErrorFeedback(alpha=0.0)
 REFERENCE = ReferenceKernels()
 
-SHAPES: tuple[Shape, ...] = (
-    (),
-    (1,),
-    (0,),
-    (3, 0, 2),
-    (1, 77),
-    (77, 1),
-    (63,),
-    (64,),
-    (65,),
-    (5, 3, 2, 7),
-    (129, 5),
-    (151, 17),
-    (2559,),
-    (2560,),
-    (2561,),
-    (3, 1377),
-)
-"""Empty and 0-dimensional ones, and sizes around tiles, groups, blocks and chunks of sums."""
-
-_LARGEST = float(np.finfo(np.float32).max)
-
 
 def normal(shape: Shape, seed: int = 1, scale: float = 1.0) -> np.ndarray:
     """Gaussian numbers, shape=(n,), dtype float32."""
     values = np.random.default_rng(seed).normal(0.0, scale, math.prod(shape))
     return values.astype(np.float32)
-
-
-def special_values(count: int) -> dict[str, np.ndarray]:
-    """Finite tensors that codecs trip over, each shape=(count,), dtype float32."""
-    base = normal((count,), seed=count)
-    one_hot = np.zeros(count)
-    one_hot[count // 2 : count // 2 + 1] = -3.0
-    named = {
-        "zeros": np.zeros(count),
-        "negative zeros": -np.zeros(count),
-        "zeros of both signs": np.where(base < 0, -0.0, 0.0),
-        "smallest subnormals": np.where(base < 0, -(2.0**-149), 2.0**-149),
-        "subnormals": base * 2.0**-130,
-        "around the smallest normal": base * 2.0**-126,
-        "just below the smallest scale": np.clip(base, -0.9, 0.9) * 2.0**-120,
-        "around the smallest scale": base * 2.0**-120,
-        "large": base * 1e30,
-        "huge": np.where(base < 0, -1e38, 1e38),
-        "one largest float": one_hot / 3 * _LARGEST,
-        "constant": np.full(count, 0.1),
-        "negative constant": np.full(count, -7.25),
-        "one element": one_hot,
-        "nearly constant": 1.0 + base * 1e-7,
-        "very different magnitudes": base * 10.0 ** np.arange(-20, 20)[np.arange(count) % 40],
-        "ties": np.round(base * 8) / 8,
-    }
-    return {name: values.astype(np.float32) for name, values in named.items()}
 
 
 def shapes() -> st.SearchStrategy[Shape]:

@@ -27,6 +27,7 @@ from hvd_compress.codecs import (
 )
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
 from hvd_compress.kernels.reference import quantize
+from hvd_compress.testing import check_codec
 from tests.codecs.cases import (
     OFF,
     REFERENCE,
@@ -56,6 +57,16 @@ def test_the_table_holds_every_codec() -> None:
     assert QSGD().to_config() == ECQ().to_config()  # The same bytes, with other feedback.
     assert {type(row.codec) for row in ROWS} == set(CODECS.values()) - {QSGD}
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+@every_row
+def test_the_contract_that_other_packages_can_check(row: Row) -> None:
+    clips = getattr(row.codec, "clip", None) is not None
+
+    def clipped(x: np.ndarray) -> np.ndarray:
+        return levels_around(row, x, quantize(row.codec, x.shape, x, NoiseKey())[0])[0]
+
+    check_codec(row.codec, floor=row.floor, clipped=clipped if clips else None, draws=400)
 
 
 # Sizes and headers

@@ -19,6 +19,7 @@ from hvd_compress.codecs import (
     Int8,
     NoCompression,
     OneBit,
+    codec_class,
 )
 from tests.ddp.probes import (
     Probe,
@@ -27,6 +28,7 @@ from tests.ddp.probes import (
     gradients_of,
 )
 from tests.ranks import on_ranks
+from tests.stranger import installed
 from tests.torch_models import Simulation, assert_same_bits, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (8, 3, 5, 5)}
@@ -282,3 +284,18 @@ def test_bytes_are_counted() -> None:
     assert counters.encode_seconds > 0 and counters.decode_seconds > 0
     compressor.reset_counters()
     assert compressor.counters.steps == 0
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_codec_of_an_installed_package_works_by_name() -> None:
+    with installed():
+        codec = codec_class("test", "codec", "twobit")()
+        for exchange_name in ("allgather", "two_shot"):
+            ddp = DistributedDataParallel(Probe(SHAPES), bucket_cap_mb=0.01)
+            options = {"exchange": exchange_name, "threshold": 0}
+            ddp.register_comm_hook(hvdc.Compressor(ddp, "twobit", **options), hvdc.hook)
+            simulation = Simulation(exchange_name, codec, codec.feedback, SHAPES, 2)
+            for step in range(3):
+                gradients = [targets(SHAPES, r, step) for r in range(2)]
+                got = exchange(ddp, gradients[dist.get_rank()])
+                assert_same_bits(got, simulation.average(gradients))

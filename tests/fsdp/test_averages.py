@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit, codec_class
 from tests.contract.cases import FULL, ROWS, USUAL
 from tests.fsdp.probes import (
     SHAPES,
@@ -27,6 +27,7 @@ from tests.fsdp.probes import (
     shard,
 )
 from tests.ranks import on_ranks
+from tests.stranger import installed
 from tests.torch_models import assert_same_bits, targets
 
 FLAT = ("allgather", "two_shot", "integer_sum")
@@ -262,3 +263,17 @@ def test_torch_compile() -> None:
         net.zero_grad()
         compiled(targets(SHAPES, dist.get_rank(), step)).backward()
         assert_same_bits(gradients_of(net), beside.step(step))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_codec_of_an_installed_package_works_by_name() -> None:
+    mesh = mesh_of(2)
+    with installed():
+        codec = codec_class("test", "codec", "twobit")()
+        for exchange in ("allgather", "two_shot"):
+            net = shard(Net(SHAPES), mesh)
+            hvdc.Compressor(net, "twobit", mesh=mesh, threshold=0, exchange=exchange)
+            beside = Beside(mesh, exchange, codec, codec.feedback)
+            for step in range(3):
+                got = backward(net, targets(SHAPES, dist.get_rank(), step))
+                assert_same_bits(got, beside.step(step))

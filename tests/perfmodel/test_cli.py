@@ -118,7 +118,7 @@ def test_without_matplotlib_nothing_is_computed(
     ("wrong", "words"),
     (
         (["--workers", "6"], "expected a multiple of 4"),
-        (["--codec", "zip"], "codec: expected one of onebit"),
+        (["--codec", "zip"], "codec: expected one of 'onebit'"),
         (["--codec", "onebit:group"], "expected settings as key=value"),
         (["--codec", "onebit:level=3"], "level"),
         (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step for vgg_a"),

@@ -7,6 +7,7 @@ raise or answer at once is the same. On a GPU, ``make gpu-check`` trains.
 from __future__ import annotations
 
 import copy
+import warnings
 
 import horovod.torch as hvd
 import pytest
@@ -14,15 +15,16 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import ErrorFeedback, OneBit
+from hvd_compress.codecs import ErrorFeedback, OneBit, codec_class
 from hvd_compress.engine.executors import Executors
 from tests.contract import residuals, results
 from tests.contract.horovod_torch import HorovodTorch
 from tests.cuda.executors import deferred_kernels, emulated_library
 from tests.ranks import on_ranks
+from tests.stranger import installed
 from tests.torch.probes import distributed, exchange, watch
 from tests.torch.test_exchange import SHAPES
-from tests.torch_models import Probe, targets
+from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,32 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         assert torch.isnan(got["a"]).all()
         with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
             exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 1))
+
+
+@on_ranks(2)
+def test_a_codec_without_a_kernel_runs_on_copies_with_one_warning() -> None:
+    with installed(), deferred_kernels(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        codec = codec_class("test", "codec", "twobit")()
+        for feedback in (codec.feedback, ErrorFeedback()):
+            for exchange_name in ("allgather", "two_shot"):
+                model, route = Probe(SHAPES), Route(codec, feedback, exchange_name)
+                compressor = hvdc.Compressor(model.named_parameters(), route, threshold=0)
+                optimizer = distributed(model, compressor)
+                simulation = Simulation(exchange_name, codec, feedback, SHAPES, 2)
+                for step in range(4):
+                    gradients = [targets(SHAPES, r, step) for r in range(2)]
+                    if step == 2:  # The step is dropped, and residuals stay.
+                        gradients[1]["a"].view(-1)[7] = torch.inf
+                    got = exchange(model, optimizer, gradients[hvd.rank()])
+                    expected = simulation.average(gradients)
+                    if step == 2:
+                        assert not got["a"].isfinite().all()
+                    else:
+                        assert_same_bits(got, expected)
+                told = [str(w.message) for w in caught if "no CUDA kernel" in str(w.message)]
+                assert len(told) == 1, told
+                caught.clear()
 
 
 def test_tensors_elsewhere_are_refused() -> None:

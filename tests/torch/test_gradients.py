@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 import horovod.torch as hvd
-import numpy as np
 import torch
 
 import hvd_compress.torch as hvdc
-from hvd_compress.codecs import (
-    CODECS,
-    ErrorFeedback,
-    NoCompression,
-    NoiseKey,
-)
+from hvd_compress import Route
+from hvd_compress.codecs import ErrorFeedback, codec_class
 from tests.ranks import on_ranks
+from tests.stranger import installed
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets, two_valued
 
@@ -109,33 +102,19 @@ def test_frozen_parameters_are_left_alone() -> None:
     assert torch.equal(got["a"], (gradients[0]["a"] + gradients[1]["a"]) / 2)
 
 
-@on_ranks(1, environment={"HOROVOD_ELASTIC": "1"})
-def test_a_codec_of_ones_own_works_by_name() -> None:
-    """A dataclass with a reference and a line in the registry: no kernel, no class in the frontend."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Halves(NoCompression):
-        codec_id: ClassVar[int] = 200
-        name: ClassVar[str] = "halves"
-
-        def quantize(
-            self, x: np.ndarray, shape: tuple[int, ...], noise: NoiseKey
-        ) -> tuple[np.ndarray, np.ndarray]:
-            return super().quantize(np.round(x * 2) / np.float32(2), shape, noise)
-
-        def native(self) -> dict[str, int | float]:
-            raise NotImplementedError
-
-    CODECS["halves"] = Halves
-    try:
-        model = Probe(SHAPES)
-        compressor = hvdc.Compressor(model.named_parameters(), "halves", threshold=0)
-        optimizer = distributed(model, compressor)
-        simulation = Simulation("allgather", Halves(), ErrorFeedback(), SHAPES, 1)
-        for step in range(2):
-            gradients = targets(SHAPES, 0, step)
-            got = exchange(model, optimizer, gradients)
-            assert_same_bits(got, simulation.average([gradients]))
-            assert torch.equal(got["a"], (got["a"] * 2).round() / 2)
-    finally:
-        del CODECS["halves"]
+@on_ranks(2)
+def test_the_codec_of_an_installed_package_works_by_name() -> None:
+    with installed():
+        for exchange_name in ("allgather", "two_shot"):
+            route = Route(codec_class("test", "codec", "twobit")(), ErrorFeedback())
+            for codec in ("twobit", route):
+                model = Probe(SHAPES)
+                options = {"exchange": exchange_name, "threshold": 0}
+                compressor = hvdc.Compressor(model.named_parameters(), codec, **options)
+                optimizer = distributed(model, compressor)
+                feedback = ErrorFeedback() if codec is route else route.codec.feedback
+                simulation = Simulation(exchange_name, route.codec, feedback, SHAPES, 2)
+                for step in range(3):
+                    gradients = [targets(SHAPES, r, step) for r in range(2)]
+                    got = exchange(model, optimizer, gradients[hvd.rank()])
+                    assert_same_bits(got, simulation.average(gradients))
