@@ -398,9 +398,9 @@ class CompressorBase:
         }
 
     @staticmethod
-    def _sent_dtype(slot: Slot, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
+    def _sent_dtype(route: Route, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
         """In what an uncompressed gradient travels."""
-        wanted = None if warming_up else slot.route.cast_dtype
+        wanted = None if warming_up else route.cast_dtype
         if wanted is not None and gradient.dtype == torch.float32:
             return getattr(torch, wanted)
         return gradient.dtype

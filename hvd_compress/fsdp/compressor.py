@@ -242,6 +242,7 @@ class Compressor(ProcessGroupCompressor):
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
         bucket = Bucket(output, output.device, 1 if unit.adds_up else 1 / self._size)
         self._absent.clear()
+        self._marks.clear()  # Also those of a bucket that failed.
         tensors = []
         for place in unit.places:
             slot, rest = self._numbered[place.number], self._partial.pop(place.number, None)
@@ -275,7 +276,6 @@ class Compressor(ProcessGroupCompressor):
                 self._uneven.append(part.content.uneven())
         for marks in self._marks:
             self._uneven.append((marks != 0).all(0).any())
-        self._marks.clear()
 
     def _uses(self, slot: Slot) -> bool:
         return slot.index not in self._absent

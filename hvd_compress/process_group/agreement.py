@@ -10,8 +10,12 @@ import torch
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
 
 _LENGTH_BYTES = 8
+
+_MOST_BYTES = 1 << 26
+"""Of a line: more than millions of parameters need. Every rank takes memory for the longest one."""
 
 
 class Agreement:
@@ -107,7 +111,13 @@ def _lengths_if_different(digests: torch.Tensor) -> list[int]:
     rows = [bytes(row.tolist()) for row in digests]
     if len(set(rows)) == 1:
         return []
-    return [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
+    lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
+    if max(lengths) > _MOST_BYTES:
+        raise ExchangeError(
+            f"expected settings of at most {_MOST_BYTES} bytes, got lengths of {lengths} by rank: their "
+            f"message was altered on its way, or ranks have settings for different models"
+        )
+    return lengths
 
 
 def _padded(line: bytes, lengths: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -44,7 +44,8 @@ class Bucket:
         parts: what it sends.
         changes: what it does to residuals beside those of its parts.
         rerouted: whether some tensor travels in another way than in the ranks' last agreement.
-        inquiry: what asks in the former way whether it does so on all ranks, where some was encoded then.
+        inquiries: what is sent in the former way to ask whether it does so on all ranks, where some was
+            encoded then: as many parts as ranks without a change send, of which the first one asks.
         waiting: how many of the parts are not back yet.
         future: complete when the results are written; or gets the exception.
     """
@@ -55,7 +56,7 @@ class Bucket:
     parts: list[Part] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
     rerouted: bool = False
-    inquiry: Part | None = None
+    inquiries: list[Part] = field(default_factory=list)
     waiting: int = 0
     future: torch.futures.Future[Any] = field(init=False)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)

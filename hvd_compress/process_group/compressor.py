@@ -257,20 +257,30 @@ class ProcessGroupCompressor(CompressorBase):
         """
         if not bucket.rerouted:
             return
-        inquiry = bucket.inquiry
-        if inquiry is not None:
-            over: Queue[Exception | None] = Queue()
-            self._launcher.submit(inquiry.pending, inquiry.stages, inquiry.remainders, over.put)
-            error = over.get()
-            if error is not None:
-                raise error
-            assert isinstance(inquiry.content, Inquiry)
-            with self._collectives.behind():
-                inquiry.content.check()
-            bucket.inquiry = None
+        if bucket.inquiries:
+            first, *others = bucket.inquiries
+            self._wait_for(first)
+            assert isinstance(first.content, Inquiry)
+            try:
+                with self._collectives.behind():
+                    first.content.check()
+            except ExchangeError:
+                # Ranks without a change have sent these, too, and see the flags when all are back.
+                for part in others:
+                    self._wait_for(part)
+                raise
+            bucket.inquiries.clear()
         self._ask().settle()
         self._prepare()
         self._note_agreement()
+
+    def _wait_for(self, part: Part) -> None:
+        """Sends a part, and raises what went wrong on its way."""
+        over: Queue[Exception | None] = Queue()
+        self._launcher.submit(part.pending, part.stages, part.remainders, over.put)
+        error = over.get()
+        if error is not None:
+            raise error
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether a step is dropped, where ranks outside of the group have a say; see :class:`Step`."""
@@ -315,7 +325,7 @@ class ProcessGroupCompressor(CompressorBase):
                 continue
             if goes:
                 self._release(bucket.changes, slot, tensor)
-                dtype = self._sent_dtype(slot, tensor, warming_up)
+                dtype = self._sent_dtype(slot.route, tensor, warming_up)
                 uncompressed.setdefault(dtype, []).append(row)
             else:
                 self._check_device(slot, tensor)
@@ -339,17 +349,26 @@ class ProcessGroupCompressor(CompressorBase):
     ) -> None:
         """Finds out whether ranks without a change of routes would send a bucket in another way."""
         encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
-        for slot, tensor, _ in tensors:
-            if tensor.numel() and not self._warming_up(slot):
-                route = former[slot.index]
-                bucket.rerouted |= route != slot.route
-                if not route.uncompressed:
-                    encoded.setdefault((route.exchange, tensor.dtype), []).append((slot, tensor))
-        if bucket.rerouted and encoded:
-            pairs = next(iter(encoded.values()))  # What those ranks send first.
+        uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
+        for slot, tensor, row in tensors:
+            if not tensor.numel():
+                continue
+            warming_up, route = self._warming_up(slot), former[slot.index]
+            bucket.rerouted |= not warming_up and route != slot.route
+            if route.uncompressed or (warming_up and self._owner_step is None):
+                dtype = self._sent_dtype(route, tensor, warming_up)
+                uncompressed.setdefault(dtype, []).append(row)
+            elif not warming_up:
+                encoded.setdefault((route.exchange, tensor.dtype), []).append((slot, tensor))
+        if not (bucket.rerouted and encoded):
+            return
+        for pairs in encoded.values():
             before = [(slot, former[slot.index]) for slot, _ in pairs]
-            inquiry, exchanging = self._batches.inquire(before, [tensor for _, tensor in pairs])
-            bucket.inquiry = _encoded_part(inquiry, exchanging)
+            asked = self._batches.inquire(before, [tensor for _, tensor in pairs])
+            bucket.inquiries.append(_encoded_part(*asked))
+        for dtype, rows in uncompressed.items():
+            zeros = [torch.zeros_like(row) for row in rows]
+            bucket.inquiries.append(self._as_it_is(zeros, dtype, None, 1))
 
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; what it sends for the others is zeros."""

@@ -292,7 +292,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         if not idle:
             self._changes.release(slot, gradient, scale)
             self._changes.release_owned(slot, gradient, scale)
-        sent = gradient.to(self._sent_dtype(slot, gradient, warming_up))
+        sent = gradient.to(self._sent_dtype(slot.route, gradient, warming_up))
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
 
 

@@ -76,15 +76,19 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
 
 def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
     """An error on every rank, whose messages would have had different lengths; it says what happened."""
-    # One bucket, so that no collective of another one is left behind.
-    beside = Beside(frontend, exchange, **frontend.one_bucket)
-    beside.step(0)
     last = frontend.size - 1
-    if frontend.rank == last:
-        beside.job.compressor.set_codec(_CHANGED[exchange])
-    with pytest.raises(frontend.errors, match=rf"on rank {last}|set_codec: .* on some ranks only"):
-        beside.job.step(gradients(frontend.rank, 1, SHAPES))
-    frontend.barrier()  # All of them are still there.
+    # One bucket, so that no collective of another one is left behind. Some of it is not encoded.
+    for threshold in (0, 8):
+        options = {"threshold": threshold, **frontend.one_bucket}
+        job = frontend.make(exchange, *USUAL[exchange], SHAPES, **options)
+        job.step(gradients(frontend.rank, 0, SHAPES))
+        if frontend.rank == last:
+            job.compressor.set_codec(_CHANGED[exchange])
+        with pytest.raises(
+            frontend.errors, match=rf"on rank {last}|set_codec: .* on some ranks only"
+        ):
+            job.step(gradients(frontend.rank, 1, SHAPES))
+        frontend.barrier()  # All of them are still there.
 
 
 _CHANGED: dict[str, Codec] = {"integer_sum": Ternary()} | dict.fromkeys(

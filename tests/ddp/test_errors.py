@@ -16,6 +16,8 @@ import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.engine.drivers import Pending
+from hvd_compress.process_group.agreement import Agreement
+from hvd_compress.process_group.collectives import Collectives
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
 from tests.torch_models import targets
@@ -263,3 +265,17 @@ def test_the_use_of_a_compressor_needs_a_process_group() -> None:
         for use in (compressor.routes, compressor.state_dict):
             with pytest.raises(hvdc.ExchangeError, match=re.escape("init_process_group() before")):
                 use()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_length_of_settings_that_cannot_be_true() -> None:
+    """No rank takes memory for it."""
+    ranks = Collectives(None)
+    if dist.get_rank() == 0:
+        compared = Agreement(ranks, b"settings")
+        with pytest.raises(hvdc.ExchangeError, match="expected settings of at most"):
+            compared.settle()
+    else:
+        claimed = (1 << 62).to_bytes(8, "little") + bytes(32)
+        ranks.all_gather(torch.tensor(list(claimed), dtype=torch.uint8))[1].wait()
+    dist.barrier()
