@@ -18,7 +18,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning")
+_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning", "transformers")
 _VARIABLES = {
     "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "torch.distributed": ("RANK", "WORLD_SIZE"),

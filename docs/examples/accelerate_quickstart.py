@@ -22,8 +22,7 @@ data = DataLoader(TensorDataset(inputs, labels), batch_size=32)
 
 accelerator = Accelerator(cpu=True)
 model, optimizer, data = accelerator.prepare(model, optimizer, data)
-compressor = hvdc.Compressor(model, OneBit(), grad_scaler=accelerator.scaler)
-model.register_comm_hook(compressor, hvdc.hook)
+compressor = hvdc.register(model, OneBit(), grad_scaler=accelerator.scaler)
 accelerator.register_for_checkpointing(hvdc.GatheredState(compressor))
 
 losses = []

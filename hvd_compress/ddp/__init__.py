@@ -1,6 +1,6 @@
 """Compressors for PyTorch's ``DistributedDataParallel``, as communication hooks.
 
-Needs no Horovod: ``model.register_comm_hook(compressor, hvd_compress.ddp.hook)``.
+Needs no Horovod: ``compressor = hvd_compress.ddp.register(model, Int8())``.
 """
 
 from hvd_compress.needs import need
@@ -12,6 +12,7 @@ from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
+from hvd_compress.ddp.register import register
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -25,4 +26,5 @@ __all__ = [
     "OwnerStep",
     "PayloadError",
     "hook",
+    "register",
 ]
