@@ -47,8 +47,8 @@ def register(
     if wrapped is None and dist.is_initialized() and dist.get_world_size() > 1:
         raise TypeError(
             f"register.model: expected a DistributedDataParallel model among {dist.get_world_size()} "
-            f"ranks, got {type(model).__name__}: wrap the model before register(), or use hvd_compress.fsdp for "
-            f"FSDP2's"
+            f"ranks, got {type(model).__name__}: wrap the model before register(), or use "
+            f"hvd_compress.fsdp for FSDP2's"
         )
     made_for = model if wrapped is None else wrapped
     if isinstance(codec, Compressor):
