@@ -8,6 +8,7 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
@@ -28,3 +29,5 @@ __all__ = [
     "hook",
     "register",
 ]
+
+point_to_codecs(__name__)
