@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hvd_compress import doctor
+from hvd_compress import __version__, doctor
 from hvd_compress.perfmodel import predict
 
 
@@ -21,6 +21,7 @@ class _Parser(argparse.ArgumentParser):
 def main(command_line: Sequence[str] | None = None) -> int:
     """Runs a command; its arguments are those of the process if none are given."""
     parser = _Parser(prog="hvd-compress", description="Gradient compression.")
+    parser.add_argument("--version", action="version", version=f"hvd-compress {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (predict, doctor):
         command.add_to(commands)

@@ -18,7 +18,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning")
+_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning", "transformers")
 _VARIABLES = {
     "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "torch.distributed": ("RANK", "WORLD_SIZE"),
@@ -35,6 +35,9 @@ def add_to(commands: Any) -> None:
         help="look at an installation, and at the links between ranks",
         description="Says what is installed. On the ranks of horovodrun or torchrun, also measures the "
         "links and the codecs, and says what Auto would choose if training did nothing but exchange.",
+        epilog="On ranks: horovodrun -np 2 -H host1:1,host2:1 hvd-compress doctor; or, on each host, "
+        "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint host1:29500 "
+        "-m hvd_compress doctor",
     )
     parser.add_argument(
         "--elements",
@@ -55,7 +58,10 @@ def add_to(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     launcher, rank, size = _place()
-    said = "links:                  not measured; start this on ranks, by horovodrun or torchrun"
+    said = (
+        "links:                  not measured; start this on ranks: horovodrun -np 2 hvd-compress doctor, "
+        "or torchrun --nproc-per-node 2 -m hvd_compress doctor"
+    )
     try:
         if size > 1:
             chosen = _measure(launcher, args)

@@ -25,6 +25,11 @@ _NEEDS = {
     "hvd_compress.model_parallel": (_TORCH,),
     "hvd_compress.fsdp": (_TORCH,),
     "hvd_compress.lightning": (_TORCH, ("lightning", "Lightning: pip install lightning")),
+    "hvd_compress.transformers": (
+        _TORCH,
+        ("transformers", "Transformers and Accelerate: pip install transformers accelerate"),
+        ("accelerate", "Accelerate: pip install accelerate"),
+    ),
     "hvd_compress.torch": (
         _TORCH,
         ("horovod", f"{_HOROVOD}. Without Horovod, use hvd_compress.ddp"),

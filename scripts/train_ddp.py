@@ -118,8 +118,8 @@ def train(name: str, exchange: str, device: torch.device, steps: int) -> dict[st
         "loss_at_last": sum(losses[-tenth:]) / tenth,
         "same_on_all_ranks": _same_on_all_ranks(network),
         "residual_norm": compressor.residual_norm(),
-        "message_bytes_a_step": counters.message_bytes / counters.steps,
-        "uncompressed_bytes_a_step": counters.uncompressed_bytes / counters.steps,
+        "message_bytes_a_step": counters.per_step.message_bytes,
+        "uncompressed_bytes_a_step": counters.per_step.uncompressed_bytes,
     }
 
 

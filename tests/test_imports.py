@@ -171,6 +171,14 @@ ALLOWED = {
         "hvd_compress.exchanges",
         "hvd_compress.ddp",
     },
+    "transformers": {
+        "transformers",
+        "torch",
+        "hvd_compress.needs",
+        "hvd_compress.codecs",
+        "hvd_compress.exchanges",
+        "hvd_compress.ddp",
+    },
 }
 """Beside the standard library."""
 

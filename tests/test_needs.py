@@ -47,6 +47,8 @@ def _import(module: str, site: Path) -> str:
         ("model_parallel", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),
+        ("transformers", ("torch",), "Transformers and Accelerate: pip install transformers accel"),
+        ("transformers", ("torch", "transformers"), "Accelerate: pip install accelerate"),
         ("tensorflow", (), "TensorFlow: pip install tensorflow-cpu"),
         ("tensorflow", ("tensorflow",), "Horovod 0.28.1"),
         ("keras", (), "TensorFlow: pip install tensorflow-cpu"),

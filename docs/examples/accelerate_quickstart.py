@@ -22,8 +22,7 @@ data = DataLoader(TensorDataset(inputs, labels), batch_size=32)
 
 accelerator = Accelerator(cpu=True)
 model, optimizer, data = accelerator.prepare(model, optimizer, data)
-compressor = hvdc.Compressor(model, OneBit(), grad_scaler=accelerator.scaler)
-model.register_comm_hook(compressor, hvdc.hook)
+compressor = hvdc.register(model, OneBit(), grad_scaler=accelerator.scaler)
 accelerator.register_for_checkpointing(hvdc.GatheredState(compressor))
 
 losses = []
@@ -37,8 +36,8 @@ for inputs, labels in data:
 if accelerator.is_main_process:
     counters = compressor.counters
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
-    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
-    print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+    print(f"bytes a step handed to gloo: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")
 accelerator.end_training()

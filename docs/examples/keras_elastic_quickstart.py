@@ -55,7 +55,7 @@ def train(state: KerasState) -> None:
 
     def say(epoch: int, logs: dict) -> None:
         counters = compressor.counters
-        sent = counters.message_bytes / counters.uncompressed_bytes
+        sent = counters.ratio
         print(
             f"epoch {epoch + 1}: rank {hvd.rank()} of {hvd.size()}, process {os.getpid()}, "
             f"loss {logs['loss']:.3f}, bytes {sent:.3f} of uncompressed",

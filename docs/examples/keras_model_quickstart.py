@@ -47,7 +47,7 @@ losses = [float(train_step()) for _ in range(STEPS)]
 if hvd.rank() == 0:
     counters = compressor.counters
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
-    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
-    print(f"bytes a step handed to Horovod: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+    print(f"bytes a step handed to Horovod: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")

@@ -52,7 +52,7 @@ trainer.fit(network, DataLoader(TensorDataset(inputs, labels), batch_size=32))
 if trainer.is_global_zero:
     losses, counters = network.losses, compress.compressor.counters
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
-    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
-    print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+    print(f"bytes a step handed to gloo: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"norm of what has not been sent yet: {compress.compressor.residual_norm():.3f}")

@@ -40,7 +40,7 @@ if dist.get_rank() == 0:
     gradients = sum(4 * parameter.numel() for parameter in model.parameters())
     counters = optimizer.compressor.counters
     print(f"bytes a step without compression: {gradients}")
-    print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step handed to gloo: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"norm of what has not been sent yet: {optimizer.compressor.residual_norm():.3f}")
 dist.destroy_process_group()

@@ -70,7 +70,7 @@ weights = torch.cat([parameter.detach().reshape(-1) for parameter in network.par
 print(
     f"rank {dist.get_rank()} began at step {begin} and ends with weights "
     f"{weights.double().sum().item():.12f}, bytes "
-    f"{counters.message_bytes / counters.uncompressed_bytes:.3f} of uncompressed",
+    f"{counters.ratio:.3f} of uncompressed",
     flush=True,
 )
 dist.destroy_process_group()

@@ -42,9 +42,9 @@ if hvd.rank() == 0:
     for name, route in compressor.routes().items():
         print(f"{name}: {'as it is' if route.uncompressed else route}")
     counters = compressor.counters
-    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
-    print(f"bytes a step handed to Horovod: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+    print(f"bytes a step handed to Horovod: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"encoding and decoding: {counters.encode_seconds + counters.decode_seconds:.3f} s")
     print(f"norm of what has not been sent yet: {compressor.residual_norm():.3f}")
 hvd.shutdown()

@@ -78,7 +78,7 @@ while diloco.rounds < arguments.rounds:
         print(
             f"round {diloco.rounds}: {arguments.name} of {manager.num_participants()}, process "
             f"{os.getpid()}, step {diloco.steps}, loss {sum(losses[-10:]) / 10:.3f}, bytes "
-            f"{counters.message_bytes / counters.uncompressed_bytes:.3f} of uncompressed, common "
+            f"{counters.ratio:.3f} of uncompressed, common "
             f"parameters {digest}",
             flush=True,
         )

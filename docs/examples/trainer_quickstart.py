@@ -8,10 +8,10 @@ import tempfile
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
-import hvd_compress.ddp as hvdc
 from hvd_compress import OneBit
+from hvd_compress.transformers import CompressGradients
 
 FEATURES, CLASSES, SAMPLES = 64, 10, 12800
 
@@ -26,27 +26,6 @@ class Network(nn.Module):
         loss = nn.functional.cross_entropy(self.layers(inputs), labels)
         self.losses.append(loss.item())
         return {"loss": loss}
-
-
-class CompressGradients(TrainerCallback):
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        model = self.trainer.model_wrapped  # By DistributedDataParallel.
-        self.compressor = hvdc.Compressor(
-            model, OneBit(), grad_scaler=self.trainer.accelerator.scaler
-        )
-        model.register_comm_hook(self.compressor, hvdc.hook)
-        if state.global_step:  # Training goes on from the checkpoint of this step.
-            path = f"{args.output_dir}/checkpoint-{state.global_step}/compressor.pt"
-            hvdc.GatheredState(self.compressor).load_state_dict(torch.load(path))
-
-    def on_save(self, args, state, control, **kwargs):
-        gathered = hvdc.GatheredState(self.compressor).state_dict()
-        if state.is_world_process_zero:
-            path = f"{args.output_dir}/checkpoint-{state.global_step}/compressor.pt"
-            torch.save(gathered, path)
 
 
 torch.manual_seed(1)
@@ -72,15 +51,15 @@ trainer = Trainer(
     ),
     train_dataset=[{"inputs": x, "labels": y} for x, y in zip(inputs, labels, strict=True)],
 )
-compress = CompressGradients(trainer)
+compress = CompressGradients(trainer, OneBit())
 trainer.add_callback(compress)
 trainer.train()
 
 if trainer.is_world_process_zero():
     losses, counters = network.losses, compress.compressor.counters
     print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
-    print(f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}")
-    print(f"bytes a step handed to gloo: {counters.message_bytes / counters.steps:.0f}")
-    print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+    print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+    print(f"bytes a step handed to gloo: {counters.per_step.message_bytes:.0f}")
+    print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
     print(f"norm of what has not been sent yet: {compress.compressor.residual_norm():.3f}")
 dist.destroy_process_group()

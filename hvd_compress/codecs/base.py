@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -81,6 +82,30 @@ class Codec:
     ``E[Q(x)] = x``, but for what the codec's own clipping cuts off, or ``|x - Q(x)| < |x|`` always."""
     feedback: ClassVar[ErrorFeedback] = OFF
     """The coefficients of error feedback in the codec's paper."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Answers a compressor's arguments with where they belong.
+
+        Raises:
+            TypeError: a model, its parameters, or a keyword that the codec does not have.
+        """
+        models = (
+            one for one in args if hasattr(one, "named_parameters") or hasattr(one, "__next__")
+        )
+        got = next((f"a model ({type(one).__name__})" for one in models), "")
+        if options:
+            known = inspect.signature(cls.__init__).parameters
+            got = got or next(
+                (f"the keyword {name!r}" for name in options if name not in known), ""
+            )
+        if got:
+            fields = ", ".join(field.name for field in dataclasses.fields(cls)) or "none"
+            name = cls.__name__
+            raise TypeError(
+                f"{name}: expected settings of the codec ({fields}), got {got}: this is a codec; models "
+                f"and options belong to a compressor, as in Compressor(model, {name}(), warmup_steps=10)"
+            )
+        return super().__new__(cls)
 
     @property
     def saturates(self) -> bool:

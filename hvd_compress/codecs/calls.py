@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -96,6 +97,25 @@ def expect_instance(
 def _package_of(kind: type) -> str:
     """``hvd_compress.ddp`` of a class in a module of that package."""
     return ".".join(kind.__module__.split(".")[:2])
+
+
+def point_to_codecs(module: str) -> None:
+    """Answers ``hvdc.OneBit``, in a module that has no codecs, with what to write.
+
+    Args:
+        module: the frontend's ``__name__``.
+    """
+
+    def missing(name: str) -> Any:
+        from hvd_compress.codecs import CODECS
+
+        words = ""
+        if name in {codec.__name__ for codec in CODECS.values()}:
+            words = f": write Compressor(model, {name}()), with `from hvd_compress import {name}`"
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{words}")
+
+    # Not by a function of the module: type checkers would believe then that it has every attribute.
+    vars(sys.modules[module])["__getattr__"] = missing
 
 
 def guard(cls: C) -> C:

@@ -1,6 +1,6 @@
 """Compressors for PyTorch's ``DistributedDataParallel``, as communication hooks.
 
-Needs no Horovod: ``model.register_comm_hook(compressor, hvd_compress.ddp.hook)``.
+Needs no Horovod: ``compressor = hvd_compress.ddp.register(model, Int8())``.
 """
 
 from hvd_compress.needs import need
@@ -8,10 +8,12 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.hook import hook
+from hvd_compress.ddp.register import register
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -25,4 +27,7 @@ __all__ = [
     "OwnerStep",
     "PayloadError",
     "hook",
+    "register",
 ]
+
+point_to_codecs(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -10,11 +11,15 @@ from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
 
+_log = logging.getLogger(__name__)
+
 
 class GatheredState:
     """A compressor's states on all ranks, for checkpoints that the first rank writes alone.
 
-    Each is as large as the model in float32.
+    Each is as large as the model in float32. Every rank has to call both methods, the first rank's ``if``
+    around ``torch.save`` alone: a rank that calls one by itself waits for the others. Without a process
+    group, there are no residuals to save.
 
     Args:
         compressor: this rank's.
@@ -29,6 +34,8 @@ class GatheredState:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks on the first one, nothing on the others; every rank has to come here."""
+        if not dist.is_initialized():
+            return {"ranks": []}
         states: list[Any] | None = None
         if dist.get_rank() == 0:
             states = [None] * dist.get_world_size()
@@ -36,22 +43,27 @@ class GatheredState:
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where all ranks left off, be they as many as now or not.
+        """Continues where all ranks left off, be they as many as now or not; every rank has to come here.
 
         Args:
-            state: what the first rank had from :meth:`state_dict`, on every rank.
+            state: what the first rank had from :meth:`state_dict`, on every rank. From a run of one
+                process, it holds no residuals: these start at zero, and a log line says so.
 
         Raises:
             ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``, or it is the state
                 that another rank had.
         """
         expect_state("GatheredState.load_state_dict", state)
-        states = state.get("ranks", [])
-        if not states:
+        states = state.get("ranks")
+        if states is None:
             raise ValueError(
                 "GatheredState: expected the first rank's state, got that of another rank"
             )
-        if len(states) == dist.get_world_size():
+        if not states or not dist.is_initialized():
+            _log.warning(
+                "the checkpoint or this run has no ranks: training starts without residuals"
+            )
+        elif len(states) == dist.get_world_size():
             self._compressor.load_state_dict(states[dist.get_rank()])
         else:
             self._compressor.load_resized(states)

@@ -9,6 +9,7 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.distributed.all_reduce import all_reduce
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.work import Work
@@ -25,3 +26,5 @@ __all__ = [
     "Work",
     "all_reduce",
 ]
+
+point_to_codecs(__name__)

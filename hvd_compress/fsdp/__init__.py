@@ -9,6 +9,7 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
+from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
@@ -25,3 +26,5 @@ __all__ = [
     "PayloadError",
     "RankStates",
 ]
+
+point_to_codecs(__name__)

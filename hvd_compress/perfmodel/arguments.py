@@ -18,7 +18,7 @@ from hvd_compress.perfmodel.machines import Link
 
 T = TypeVar("T")
 
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 _SAME_LINK = 0.06
@@ -29,14 +29,14 @@ ETHERNET = 1448 / 1514
 
 
 def bandwidth(text: str) -> float:
-    """Bytes a second of ``1gbit``, ``200mbit``, ``2.5gbit``; infinite for ``none``.
+    """Bytes a second of ``1gbit``, ``200Mbps``, ``2.5 Gbit/s``; infinite for ``none``.
 
     Raises:
         ValueError: anything else.
     """
     if text.lower() == "none":
         return math.inf
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text.lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]?)(?:bit(?:/s)?|bps)", text.lower())
     if not match or not float(match[1]):
         raise ValueError(f"expected a rate such as 1gbit, 200mbit or none, got {text!r}")
     return float(match[1]) * _UNITS[match[2]] / 8
@@ -48,7 +48,7 @@ def duration(text: str) -> float:
     Raises:
         ValueError: anything else.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(us|ms|s)", text.lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?) *(us|ms|s)", text.lower())
     if not match:
         raise ValueError(f"expected a time such as 50us, 0.1ms or 2s, got {text!r}")
     return float(match[1]) * _SECONDS[match[2]]

@@ -32,15 +32,14 @@ SCHEMA = "hvd_compress/predict/1"
 def _predict(args: argparse.Namespace) -> int:
     profile = machine_of(args)
     network = network_of(args.model)
+    missing = []
     if args.compute is None and args.model not in NETWORKS:
-        raise ValueError(
-            f"--compute: expected the time of a step of {network.name} without exchange, such as 120ms, "
-            f"got none"
-        )
+        missing.append("--compute: expected the time of a step without exchange, such as 120ms")
     if args.batch is None and network.name not in profile.rates:
-        raise ValueError(
-            f"--batch: expected images of a step for {network.name} on {profile.name}, such as 32"
-        )
+        missing.append("--batch: expected images of a step, such as 32")
+    if missing:
+        said = ", got none; ".join(missing)
+        raise ValueError(f"{said}, got none, for {network.name} on {profile.name}")
     if args.plot:
         plots.pyplot()  # Before a long prediction, not after it.
     batch = profile.rates[network.name].batch if args.batch is None else args.batch

@@ -123,7 +123,7 @@ class Planner:
             self.trials.record(slowest)
             self.plan = self.trials.plan
             if self.trials.done:
-                self._settle("its steps were the fastest, or as fast as any")
+                self._settle(self.trials.verdict)
         return self.plan != before
 
     def predict(self) -> RoutePlan:

@@ -101,6 +101,19 @@ class Trials:
         return min(filter(as_good, self.trials), key=lambda t: (t.candidate.loss, t.median))
 
     @property
+    def verdict(self) -> str:
+        """Why :attr:`best` is the choice, with how often it was measured, and the fastest plan."""
+        best, leader = self.best, self._leader
+        if not best.seconds:
+            return "was not tried: it is predicted to be as good as any"
+        if best is leader:
+            return f"was the fastest of the plans that were tried: {_times(best)}"
+        return (
+            f"took {_times(best)}; {leader.candidate.label} took {_times(leader)}: too small a difference "
+            f"for so few steps and so much noise, so the plan that changes gradients less is chosen"
+        )
+
+    @property
     def cost(self) -> float:
         """Seconds beyond as many steps of the best plan: of probes, slower plans and changes."""
         fastest, ran = self._leader.median, [trial for trial in self.trials if trial.seconds]
@@ -169,6 +182,11 @@ class Trials:
         deviations = [abs(s / one.median - 1) for one in noisy for s in one.seconds]
         noise = 1.25 * 1.4826 * statistics.median(deviations or [0.0])
         return 2 * noise * math.hypot(len(trial.seconds) ** -0.5, len(leader.seconds) ** -0.5)
+
+
+def _times(trial: Trial) -> str:
+    steps = len(trial.seconds)
+    return f"{1e3 * trial.median:.2f} ms in {steps} step{'s' * (steps != 1)}"
 
 
 def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:

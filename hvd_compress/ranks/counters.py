@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,10 @@ def sent_bytes(kind: Kind, ranks: int, message_bytes: float) -> float:
     if kind == "all_reduce":
         return 2 * (ranks - 1) / ranks * message_bytes
     return (ranks - 1) * message_bytes
+
+
+def _quotient(count: float, among: int) -> float:
+    return count / among if among else math.nan
 
 
 @dataclass
@@ -47,6 +52,19 @@ class Counters:
     local_bytes: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """``message_bytes`` over ``uncompressed_bytes``; NaN before the first gradient."""
+        return _quotient(self.message_bytes, self.uncompressed_bytes)
+
+    @property
+    def per_step(self) -> Counters:
+        """All counts over ``steps``, as floats; NaN before the first step."""
+        mean = Counters()
+        for name, count in vars(self).items():
+            setattr(mean, name, _quotient(count, self.steps))
+        return mean
 
     def add_allreduce(self, size: int, message_bytes: int) -> None:
         """Counts one uncompressed message among ``size`` ranks."""

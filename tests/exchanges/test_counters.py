@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hvd_compress.ranks.counters import Counters
 
 
@@ -24,3 +26,11 @@ def test_parts_for_oneself_stay_at_home() -> None:
     counters = Counters()
     counters.add_alltoall(1000, 250)
     assert (counters.message_bytes, counters.wire_bytes) == (1000, 750)
+
+
+def test_quotients_of_nothing_are_nan() -> None:
+    counters = Counters()
+    assert math.isnan(counters.ratio) and math.isnan(counters.per_step.message_bytes)
+    counters.add_allreduce(2, 100)
+    counters.steps, counters.uncompressed_bytes = 4, 1000
+    assert (counters.ratio, counters.per_step.message_bytes) == (0.1, 25)

@@ -121,7 +121,10 @@ def test_without_matplotlib_nothing_is_computed(
         (["--codec", "zip"], "codec: expected one of 'onebit'"),
         (["--codec", "onebit:group"], "expected settings as key=value"),
         (["--codec", "onebit:level=3"], "level"),
-        (["--machine", "lab", "--model", "vgg_a"], "--batch: expected images of a step for vgg_a"),
+        (
+            ["--machine", "lab", "--model", "vgg_a"],
+            "--batch: expected images of a step, such as 32",
+        ),
         (["--speeds", "/nonexistent"], "No such file"),
         (["--model", "lenet"], "--model: expected one of alexnet"),
         (["--model", "/none.json", "--compute", "1s"], "--model: expected a file of shapes"),
@@ -205,3 +208,30 @@ def test_units() -> None:
     assert arguments.bandwidth("none") == math.inf
     assert arguments.duration("50us") == pytest.approx(5e-5) and arguments.duration("0.1ms") == 1e-4
     assert arguments.workers("1,2,4..32,6") == [1, 2, 4, 6, 8, 16, 32]
+
+
+@pytest.mark.parametrize("text", ("1gbit", "1Gbps", "1 Gbit/s", "1000mbit/s", "1000Mbps"))
+def test_rates_as_people_write_them(text: str) -> None:
+    assert arguments.bandwidth(text) == 1.25e8
+
+
+@pytest.mark.parametrize("text", ("1GB/s", "1gb", "0 Mbps", "fast", "40ms"))
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a rate"):
+        arguments.bandwidth(text)
+
+
+def test_times_as_people_write_them() -> None:
+    assert arguments.duration("40ms") == arguments.duration("40 ms") == 0.04
+
+
+def test_all_missing_options_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["predict", "--model", "tests.perfmodel.test_cli:own"]) == 2
+    printed = capsys.readouterr().err
+    assert "--compute: expected the time" in printed and "--batch: expected images" in printed
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("hvd-compress 0.1.0")

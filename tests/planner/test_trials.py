@@ -339,3 +339,15 @@ def test_a_gain_that_is_predicted_and_measured_is_taken_in_spite_of_noise():
     for noise in (0.02, 0.05, 0.1):
         won = _winners(predicted, true, noise, 8 * MS)
         assert won["onebit allgather"] >= 195, (noise, won)
+
+
+@settings(deadline=None)
+@given(st.tuples(*[seconds] * 5), st.tuples(*[seconds] * 5), st.integers(0, 2**32 - 1))
+def test_the_verdict_calls_only_the_fastest_the_fastest(predicted, actual, noise):
+    true = dict(zip(PLANS, actual, strict=True))
+    trials = Trials(_candidates(predicted))
+    _run(trials, lambda plan, step: true[plan] * (1 + (noise * step % 101) / 100))
+    best, least = trials.best, min(trial.median for trial in trials.trials)
+    assert ("the fastest" in trials.verdict) == (best.median == least)
+    assert f"{1e3 * best.median:.2f} ms in {len(best.seconds)} step" in trials.verdict
+    assert f"{1e3 * least:.2f} ms" in trials.verdict

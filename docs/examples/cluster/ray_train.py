@@ -43,10 +43,8 @@ def train(config: dict[str, str]) -> None:
     if dist.get_rank() == 0:
         print(f"loss: {sum(losses[:20]) / 20:.3f} at first, {sum(losses[-20:]) / 20:.3f} at last")
         counters = compressor.counters
-        print(
-            f"bytes a step without compression: {counters.uncompressed_bytes / counters.steps:.0f}"
-        )
-        print(f"bytes a step on the wire: {counters.wire_bytes / counters.steps:.0f}")
+        print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
+        print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
 
 
 if __name__ == "__main__":

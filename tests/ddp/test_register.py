@@ -1,0 +1,128 @@
+"""One line that registers a compressor, in one process and on several ranks, by hand and by trainers."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hvdc
+from hvd_compress import Int8, OneBit
+from tests.ranks import on_ranks
+
+
+def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(64, 100)
+    with caplog.at_level(logging.INFO, "hvd_compress"):
+        compressor = hvdc.register(model, OneBit())
+        saved = hvdc.GatheredState(compressor).state_dict()
+        hvdc.GatheredState(compressor).load_state_dict(saved)
+    assert "Linear is not wrapped by DDP" in caplog.text and "without residuals" in caplog.text
+    model(torch.randn(2, 64)).sum().backward()
+    assert compressor.counters.steps == 0 and saved == {"ranks": []}
+    assert hvdc.register(model, compressor) is compressor
+    with pytest.raises(TypeError, match="no options beside a compressor, got threshold"):
+        hvdc.register(model, compressor, threshold=0)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_wrapped_models_get_the_hook() -> None:
+    def steps(model: nn.Module, outer: nn.Module, codec: Any = OneBit()) -> int:  # noqa: B008
+        compressor = hvdc.register(outer, codec)
+        model(torch.randn(2, 64)).sum().backward()
+        return compressor.counters.steps
+
+    class Fabric(nn.Module):  # As lightning.fabric.wrappers._FabricModule keeps it.
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self._forward_module = model
+
+    for codec in (OneBit(), "auto", "int8"):
+        model = DistributedDataParallel(nn.Linear(64, 100))
+        assert steps(model, model, codec) == 1
+    model = DistributedDataParallel(nn.Linear(64, 100))
+    assert steps(model, Fabric(model)) == 1
+    model = DistributedDataParallel(nn.Linear(64, 100))
+    assert steps(model, torch.compile(model, backend="eager")) == 1
+    with pytest.raises(TypeError, match="expected a DistributedDataParallel model among 2 ranks"):
+        hvdc.register(nn.Linear(64, 100), OneBit())
+
+
+class _Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 100)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
+
+
+def _fit(folder: str, steps: int, resume: str | None = None, argument: str | None = None) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    from hvd_compress.transformers import CompressGradients
+
+    torch.manual_seed(0)
+    data = [{"inputs": torch.randn(64), "labels": torch.tensor(i % 100)} for i in range(128)]
+    trainer = Trainer(
+        model=_Network(),
+        args=TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            lr_scheduler_type="constant",
+            optim="sgd",
+            save_strategy="steps",
+            save_steps=2,
+            resume_from_checkpoint=argument,
+            disable_tqdm=True,
+            report_to="none",
+        ),
+        train_dataset=data,
+    )
+    compress = CompressGradients(trainer, OneBit())
+    trainer.add_callback(compress)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.model, compress.compressor
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_the_trainer_goes_on_from_its_checkpoint_bit_for_bit() -> None:
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders, 0)
+        whole, half, other = (f"{folders[0]}/{name}" for name in ("whole", "half", "other"))
+        model, compressor = _fit(whole, 4)
+        _fit(half, 2)
+        path = f"{half}/checkpoint-2"
+        for folder, argument in ((half, None), (f"{folders[0]}/elsewhere", path)):
+            resumed, again = _fit(folder, 4, path, argument)
+            assert compressor.counters.steps == 4 and again.counters.steps == 2
+            assert again.residual_norm() == compressor.residual_norm() > 0
+            assert torch.equal(resumed.layer.weight, model.layer.weight)
+        # Not in the folder given to train() alone; then not there at all.
+        moved, without = _fit(other, 4, path)
+        assert without.counters.steps == 2 and moved is not None
+        assert without.residual_norm() != compressor.residual_norm()
+        dist.barrier()
+
+
+def test_a_trainer_of_one_process_trains(tmp_path: Path) -> None:
+    _, compressor = _fit(str(tmp_path), 2)
+    assert compressor.counters.steps == 0
+    assert not (tmp_path / "checkpoint-2" / "compressor.pt").exists()
+
+
+def test_the_callback_wants_the_trainer() -> None:
+    from hvd_compress.transformers import CompressGradients
+
+    with pytest.raises(TypeError, match=r"add_callback\(CompressGradients\(trainer, Int8\(\)\)\)"):
+        CompressGradients(Int8(), Int8())
