@@ -48,6 +48,7 @@ MARKERS = {
     "model_parallel": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
+    "suites": ("ddp", "exhaustive"),
     "lab": ("lab", "exhaustive"),
     "native": ("native", "exhaustive"),
     "cuda": ("native",),
@@ -62,8 +63,8 @@ MARKERS = {
     "torch/test_elastic.py": ("exhaustive",),
     "scripts/test_release.py": ("exhaustive",),
 }
-"""By the path of a folder or file within tests. A test on ranks is never quick; the contract is exhaustive on
-more than two."""
+"""By the path of a folder or file within tests. A test on ranks is never quick; on more than two
+ranks, the contract is exhaustive."""
 
 
 @pytest.hookimpl(tryfirst=True)
