@@ -1,4 +1,4 @@
-# One command each: setup, train, test, bench, docs, lint, format. CONTRIBUTING.md explains them.
+# One command each: setup, train, test, test-all, bench, docs, lint, format. CONTRIBUTING.md explains them.
 #
 # What is set up already is remembered in .venv/.stamps, in files named by a digest of the inputs.
 # A step runs again when an input's content changes, not when a checkout touches its time.
@@ -50,7 +50,7 @@ ifneq ($(filter-out torch tensorflow keras,$(FRAMEWORK)),)
 endif
 # TensorFlow, and a Horovod for it, are for those commands only that use them. A Horovod for both
 # frameworks serves torch as well, so that one that is there stays.
-WITH_TENSORFLOW := $(filter tensorflow keras,$(FRAMEWORK))$(filter setup test docs,$(MAKECMDGOALS))
+WITH_TENSORFLOW := $(filter tensorflow keras,$(FRAMEWORK))$(filter setup test test-all docs,$(MAKECMDGOALS))
 ifneq ($(WITH_TENSORFLOW)$(wildcard $(HOROVOD_FOR_BOTH)),)
   HOROVOD := $(HOROVOD_FOR_BOTH)
 else
@@ -60,12 +60,13 @@ endif
 # Programs are found in the environment first: tests and benchmarks start horovodrun and python.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: help setup native train test bench gpu-check docs lint format clean distclean
+.PHONY: help setup native train test test-all bench gpu-check docs lint format clean distclean
 
 help:
 	@echo 'make setup   install what the commands below use; each does it for itself, too'
 	@echo 'make train   train on two ranks with every codec, compare in one table (FRAMEWORK=tensorflow, keras)'
-	@echo 'make test    run all tests (ARGS="..." goes to pytest)'
+	@echo 'make test    run the tests that a change needs (ARGS="..." goes to pytest)'
+	@echo 'make test-all  run the long ones, too'
 	@echo 'make bench   measure the codecs'
 	@echo 'make gpu-check  on a machine with a GPU: build, test, measure (WHEELS=folder)'
 	@echo 'make docs    build the documentation in build/docs'
@@ -133,8 +134,11 @@ train: $(HOROVOD) $(NATIVE) $(if $(WITH_TENSORFLOW),$(OPERATIONS))
 	@$(IN_VENV) $(PY) -m benchmarks.main_job --framework $(FRAMEWORK) \
 	  --out build/train$(patsubst %,-%,$(filter-out torch,$(FRAMEWORK)))
 
-test: setup
-	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(ARGS)
+# A -m in ARGS takes the place of this one.
+test: SELECTION := -m 'not exhaustive'
+
+test test-all: setup
+	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(SELECTION) $(ARGS)
 
 bench: $(NATIVE)
 	@mkdir -p build

@@ -48,11 +48,23 @@ MARKERS = {
     "model_parallel": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
-    "lab": ("lab",),
-    "native": ("native",),
+    "suites": ("ddp", "exhaustive"),
+    "lab": ("lab", "exhaustive"),
+    "native": ("native", "exhaustive"),
     "cuda": ("native",),
+    "benchmarks": ("exhaustive",),
+    "cuda/test_build.py": ("exhaustive",),
+    "diloco/test_torchft.py": ("exhaustive",),
+    "docs/test_quickstart.py": ("exhaustive",),
+    "faults": ("exhaustive",),
+    "keras/test_elastic.py": ("exhaustive",),
+    "tensorflow/test_elastic.py": ("exhaustive",),
+    "tensorflow/test_gpu.py": ("exhaustive",),
+    "torch/test_elastic.py": ("exhaustive",),
+    "scripts/test_release.py": ("exhaustive",),
 }
-"""By the path of a folder or file within tests. A test on ranks is never quick."""
+"""By the path of a folder or file within tests. A test on ranks is never quick; on more than two
+ranks, the contract is exhaustive."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,6 +76,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         for marker in MARKERS.get(path.as_posix(), ()):
             if not (on_ranks and marker == "quick"):
                 item.add_marker(marker)
+    if place.parts[0] == "contract" and item.function.ranks > 2:  # type: ignore[attr-defined]
+        item.add_marker("exhaustive")
 
 
 @pytest.hookimpl(trylast=True)

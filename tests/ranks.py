@@ -42,7 +42,7 @@ def on_ranks(
         test.__name__ = test.__qualname__ = body.__name__
         test.__doc__ = body.__doc__
         test.__module__ = body.__module__
-        test.body, test.job_name = body, name  # type: ignore[attr-defined]
+        test.body, test.job_name, test.ranks = body, name, count  # type: ignore[attr-defined]
         test.shared_kind = None if alone else kind  # type: ignore[attr-defined]
         return test
 

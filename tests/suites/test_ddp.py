@@ -1,0 +1,81 @@
+"""A model with a compressor passes those of PyTorch's own DDP tests that stock DDP passes on CPUs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.jobs import ROOT
+
+LOSSLESS, LOSSY = ("none",), ("int8", "int8 two_shot")
+MODES = LOSSLESS + LOSSY
+
+_OWN_HOOK = (
+    "PyTorch runs the optimizer in backward by a hook of its own, and takes one hook a model"
+)
+
+EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
+    "test_ddp_apply_optim_in_backward": (MODES, _OWN_HOOK),
+    "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false": (MODES, _OWN_HOOK),
+    "test_ddp_apply_optim_in_backward_ignored_params": (MODES, _OWN_HOOK),
+    "test_ddp_comm_hook_logging": (MODES, "expects a model without a hook to log none"),
+    "test_ddp_grad_div_uneven_inputs": (
+        MODES,
+        "join(divide_by_initial_world_size=False) does not reach hooks, PyTorch's own neither",
+    ),
+    "test_ddp_profiling_torch_profiler": (
+        LOSSY,
+        "counts all-reduces in the profile; payloads travel by other collectives",
+    ),
+    "test_ddp_sink_noclone": (
+        MODES,
+        "forbids copies; to notice gradients that a script discards, a compressor copies a parameter",
+    ),
+    "test_skip_all_reduce_unused_parameters": (
+        MODES,
+        "skip_all_reduce_unused_params=True is refused: DDP may leave out the last bucket",
+    ),
+}
+"""Tests that stock passes and a compressor does not: with which codecs, and why."""
+
+STOCK = 73
+"""How many tests stock passes: fewer show that the suite no longer runs here."""
+
+COMPRESSED = 50
+"""How many of the tests that pass make a compressor, at least; the others compute no gradients."""
+
+
+@functools.cache
+def outcomes(mode: str) -> dict[str, dict[str, Any]]:
+    """What becomes of each test, by name."""
+    command = [sys.executable, "-m", "tests.suites.ddp", mode]
+    ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {one["test"]: one for one in map(json.loads, ended.stdout.splitlines())}
+
+
+def stock() -> set[str]:
+    """The tests that pass without a compressor."""
+    return {test for test, one in outcomes("stock").items() if one["result"] == "pass"}
+
+
+def test_the_suite_runs_here() -> None:
+    """The tests below say something only if it does."""
+    missing = {test: one["cause"] for test, one in outcomes("stock").items() if one["cause"]}
+    assert len(stock()) >= STOCK, missing
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_stock_passes(mode: str) -> None:
+    """Passes with a compressor, except for the table's tests, which fail."""
+    ours = {test: outcomes(mode)[test] for test in stock()}
+    failed = {test: one["cause"] for test, one in ours.items() if one["result"] != "pass"}
+    expected = {test for test, (modes, _) in EXPECTED.items() if mode in modes}
+    differ = failed.keys() ^ expected
+    assert not differ, {test: failed.get(test, "passes") for test in differ}
+    passed = [one for one in ours.values() if one["result"] == "pass"]
+    assert sum(one["compressors"] > 0 for one in passed) >= COMPRESSED
