@@ -160,7 +160,7 @@ def test_what_it_refuses() -> None:
             list(buffering.parts(*tensors))
     with pytest.raises(ValueError, match="expected parameters to train, got none"):
         DoubleBuffering([], optimizer, hvdc.Compressor(OneBit()))
-    wrong: Any = OneBit()
+    wrong: Any = torch.nn.Linear(1, 1)
     with pytest.raises(
         TypeError, match=r"DoubleBuffering\(model.named_parameters\(\), optimizer, "
     ):

@@ -220,10 +220,15 @@ def test_a_closure() -> None:
 def test_what_is_wrong_is_said() -> None:
     model = _model()
     named = list(model.named_parameters())
-    with pytest.raises(TypeError, match=r"OneBit\(warmup_steps=1000\)"):
-        OneBitAdam(named, OneBit())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="got warmup_steps=0"):
-        OneBitAdam(named, _compressor(warmup_steps=0))
+    with pytest.raises(
+        TypeError, match=r"OneBitAdam\(.*, Compressor\(Int8\(\)\), warmup_steps=1000\)"
+    ):
+        OneBitAdam(named, 3)  # type: ignore[arg-type]
+    for codec in (OneBit(), _compressor(warmup_steps=0)):
+        with pytest.raises(ValueError, match="learn the variance in, such as 1000, got 0"):
+            OneBitAdam(named, codec)
+    with pytest.raises(ValueError, match="expected those of the compressor, got 5, too"):
+        OneBitAdam(named, _compressor(), warmup_steps=5)
     with pytest.raises(ValueError, match="lr"):
         OneBitAdam(named, _compressor(), lr=-1.0)
     with pytest.raises(ValueError, match="betas"):

@@ -282,7 +282,7 @@ def test_arguments() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (TypeError, "expected a sequence of codecs", {"codecs": "onebit"}),
         (ValueError, "expected one of", {"codecs": ("onebits",)}),
-        (TypeError, "pairs of a codec and ErrorFeedback, got 3", {"codecs": (3,)}),
+        (TypeError, "expected a codec, a Route, a codec's name or None, got 3", {"codecs": (3,)}),
         (TypeError, "a Route or a codec's name", {"codecs": ((OneBit(), 1.0),)}),
         (ValueError, "expected one of", {"exchanges": ("ring",)}),
         (TypeError, "expected a sequence of names", {"exchanges": "allgather"}),

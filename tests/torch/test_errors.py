@@ -297,7 +297,6 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (TypeError, "expected a codec", lambda: hvdc.OneBit(parameters, layers={"a": 3})),
         (ValueError, "onebit", lambda: hvdc.OneBit(parameters, layers={"a": "two"})),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(parameters, grad_scaler=2.0)),
-        (TypeError, "d: expected dtype", lambda: hvdc.OneBit(double)),
         (ValueError, "expected one of", lambda: hvdc.Compressor(parameters, "zip")),
         (
             hvdc.ExchangeError,

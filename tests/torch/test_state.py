@@ -108,6 +108,7 @@ def test_a_step_that_is_thrown_away_where_a_rank_has_joined() -> None:
     hvd.join()
 
 
+@on_ranks(1)
 def test_copies_are_refused() -> None:
     """Horovod's hooks are bound to the model; the error says what to use."""
     compressor = hvdc.OneBit(Probe(SHAPES), threshold=0)

@@ -23,10 +23,10 @@ from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (700,)}
 
 
-def _start(name: str = "onebit", **options: Any) -> tuple[Probe, hvdc.Compressor, Any]:
+def _start(codec: Codec | str = "onebit", **options: Any) -> tuple[Probe, hvdc.Compressor, Any]:
     model = Probe(SHAPES)
     compressor = hvdc.Compressor(
-        model.named_parameters(), name, **{"exchange": "two_shot", "threshold": 0, **options}
+        model.named_parameters(), codec, **{"exchange": "two_shot", "threshold": 0, **options}
     )
     where = {key: options[key] for key in ("process_set",) if key in options}
     return model, compressor, distributed(model, compressor, **where)
@@ -291,7 +291,7 @@ def test_an_owner_steps_state_stays_with_its_parts() -> None:
     with pytest.raises(ValueError, match="rebind: expected a compressor without owner_step"):
         compressor.rebind()
     assert _same_state(compressor.state_dict(), before)
-    model, columns, optimizer = _start(owner_step=hvdc.AdaGrad(), group="column")
+    model, columns, optimizer = _start(OneBit("column"), owner_step=hvdc.AdaGrad())
     nothing = copy.deepcopy(columns.state_dict())
     message = (
         r"a: expected the state of an owner_step for elements \[.* of the transposed gradient, got"
