@@ -105,6 +105,9 @@ class CompressorBase:
         self._seed = seed
         self.counters = Counters()
 
+    def __repr__(self) -> str:
+        return self.counters.shown(type(self).__name__, self._router.route)
+
     def __getstate__(self) -> dict[str, Any]:
         """What pickling and copying keep: settings, parameters, residuals and positions in the noise.
 

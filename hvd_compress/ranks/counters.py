@@ -66,6 +66,11 @@ class Counters:
             setattr(mean, name, _quotient(count, self.steps))
         return mean
 
+    def shown(self, name: str, route: object) -> str:
+        """A compressor's ``repr``: class, route, steps and ratio."""
+        ratio = f"{self.ratio:.1%} of the bytes" if self.uncompressed_bytes else "nothing exchanged"
+        return f"<{name} {route}: {self.steps} steps, {ratio}>"
+
     def add_allreduce(self, size: int, message_bytes: int) -> None:
         """Counts one uncompressed message among ``size`` ranks."""
         self.message_bytes += message_bytes

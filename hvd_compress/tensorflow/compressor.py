@@ -218,6 +218,9 @@ class Compressor(tf.Module, HorovodCompressor):
         check_who_hashes()
         return super().__hash__()
 
+    def __repr__(self) -> str:
+        return self.counters.shown(type(self).__name__, self._router.route)
+
     @tf.autograph.experimental.do_not_convert
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Horovod's entry: starts the exchange of one gradient.

@@ -36,7 +36,9 @@ def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -
 def test_wrapped_models_get_the_hook() -> None:
     def steps(model: nn.Module, outer: nn.Module, codec: Any = OneBit()) -> int:  # noqa: B008
         compressor = hvdc.register(outer, codec)
+        assert repr(compressor).endswith(": 0 steps, nothing exchanged>")
         model(torch.randn(2, 64)).sum().backward()
+        assert " 1 steps, " in repr(compressor) and "% of the bytes>" in repr(compressor)
         return compressor.counters.steps
 
     class Fabric(nn.Module):  # As lightning.fabric.wrappers._FabricModule keeps it.
