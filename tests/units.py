@@ -39,6 +39,7 @@ WHOLE = frozenset(
 FIRST = (
     "contract/test_tensorflow.py",
     "native/test_sanitizers.py",
+    "suites/test_ddp.py",
     "tensorflow",
     "benchmarks/test_train.py",
     "faults/test_faults.py",
