@@ -259,7 +259,7 @@ class ProcessGroupCompressor(CompressorBase):
             return
         if bucket.inquiries:
             first, *others = bucket.inquiries
-            self._wait_for(first)
+            self._wait_for_part(first)
             assert isinstance(first.content, Inquiry)
             try:
                 with self._collectives.behind():
@@ -267,14 +267,14 @@ class ProcessGroupCompressor(CompressorBase):
             except ExchangeError:
                 # Ranks without a change have sent these, too, and see the flags when all are back.
                 for part in others:
-                    self._wait_for(part)
+                    self._wait_for_part(part)
                 raise
             bucket.inquiries.clear()
         self._ask().settle()
         self._prepare()
         self._note_agreement()
 
-    def _wait_for(self, part: Part) -> None:
+    def _wait_for_part(self, part: Part) -> None:
         """Sends a part, and raises what went wrong on its way."""
         over: Queue[Exception | None] = Queue()
         self._launcher.submit(part.pending, part.stages, part.remainders, over.put)
