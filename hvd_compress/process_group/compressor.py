@@ -70,6 +70,14 @@ class ProcessGroupCompressor(CompressorBase):
         # The rank, and the number of ranks, whose residuals a copy has.
         self._copied_from: tuple[int, int] | None = None
 
+    def compress(self, tensor: Any) -> Any:
+        """Raises ``TypeError``: Horovod calls it where this was given as ``compression``."""
+        raise TypeError(
+            f"compression: expected a compressor of Horovod's frontends, got one of "
+            f"{type(self).__module__}: write compression=hvdc.Compressor(model, codec) with "
+            f"hvd_compress.torch, or hvdc.Compressor(codec) with hvd_compress.tensorflow"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """See :class:`CompressorBase`; what belongs to a process group is made anew by the first use.
 

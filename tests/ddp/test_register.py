@@ -28,6 +28,10 @@ def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -
     model(torch.randn(2, 64)).sum().backward()
     assert compressor.counters.steps == 0 and saved == {"ranks": []}
     assert hvdc.register(model, compressor) is compressor
+    with pytest.raises(
+        TypeError, match="compression: expected a compressor of Horovod's frontends"
+    ):
+        compressor.compress(model.weight)
     with pytest.raises(TypeError, match="no options beside a compressor, got threshold"):
         hvdc.register(model, compressor, threshold=0)
 
