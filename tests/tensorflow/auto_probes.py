@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.planner import planner
@@ -20,7 +21,7 @@ from hvd_compress.planner.measured import Measured
 from hvd_compress.planner.plans import Candidate, PlannedTensor, RoutePlan, propose
 from tests.tensorflow.probes import SHAPES, THRESHOLD, exchange_with, targets
 
-EXACT = ("onebit", (Int8("linear"), ErrorFeedback()))
+EXACT = ("onebit", Route(Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
 

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import Route
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.tensorflow import auto
@@ -85,7 +84,7 @@ def test_gradients_in_ways_of_their_own() -> None:
     fixed = [
         hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot"),
         hvdc.OneBit(threshold=THRESHOLD),
-        hvdc.Compressor(Route(*_int8()), threshold=THRESHOLD, exchange="two_shot"),
+        hvdc.Compressor(EXACT[1], threshold=THRESHOLD, exchange="two_shot"),
         hvdc.OneBit(threshold=THRESHOLD),
     ]
     mixed, courses = Course(compressor), [Course(one) for one in fixed]
@@ -102,11 +101,6 @@ def test_gradients_in_ways_of_their_own() -> None:
         mixed.exchange(gradients)
         for one, other in zip(kept_by(compressor), before, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def _int8() -> tuple[Any, Any]:
-    codec, feedback = EXACT[1]
-    return codec, feedback
 
 
 @on_ranks(2, launcher="tensorflow")
