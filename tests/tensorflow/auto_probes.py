@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.planner import planner
