@@ -73,7 +73,8 @@ class _Steps:
         """Begins a step, and encodes its gradient."""
         begun, _ = self._ops.hvdc_begin(self._ledger, graph=0)
         cut = self.exchange.cut(self.bucket.slots[0])
-        token = self._coder.submit(self.bucket, 0, gradient, begun, cut)
+        state = [variable.handle for variable in self.bucket.slots[0].state]
+        token = self._coder.submit(self.bucket, 0, gradient, begun, cut, state)
         message = self.exchange.encode(self.bucket, token, tf.constant(True))
         self.bucket.encoded = message.encoded
         return message
@@ -124,7 +125,7 @@ LEVELS = [row for row in PLAIN if isinstance(row.codec, LevelCodec)]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", PLAIN, ids=str)
 def test_payloads_and_residuals(row: Row, dtype: str) -> None:
-    slot, ours = _slots(Route(row.codec, row.feedback), dtype)
+    slot, ours = _slots(Route(row.codec, row.feedback, "allgather"), dtype)
     batches = _batches()
     steps = _Steps(Allgather, _Loopback(), ours)
     for step, (gradient, same) in enumerate(_gradients(dtype)):

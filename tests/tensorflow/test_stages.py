@@ -77,16 +77,18 @@ def _goes_on(compressor: hvdc.Compressor, length: int, message: str) -> None:
         message: this rank's.
     """
 
-    def exchange(value: tf.Tensor) -> tf.Tensor:
+    variable = tf.Variable(tf.ones([3000]), shape=[None])
+
+    def exchange(static: int | None) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            tape.watch(value)
+            value = tf.ensure_shape(variable, [static])
             loss = tf.reduce_sum(value * value) / 2
         tape = hvd.DistributedGradientTape(tape, compression=compressor)
-        return tape.gradient(loss, [value])[0]
+        return tape.gradient(loss, [variable])[0]
 
     def run(static: int | None, length: int) -> tf.Tensor:
-        traced = tf.function(exchange, input_signature=[tf.TensorSpec([static])])
-        return traced(tf.ones([length]))
+        variable.assign(tf.ones([length]))
+        return tf.function(lambda: exchange(static))()
 
     run(3000, 3000)
     before = kept_by(compressor)
