@@ -115,9 +115,9 @@ class CompressorBase:
             TypeError: a compressor of this frontend cannot be copied.
             ExchangeError: gradients are on their way.
         """
+        package = ".".join(type(self).__module__.split(".")[:2])
         raise TypeError(
-            f"{type(self).__name__}: expected no pickle or copy of a compressor of "
-            f"{type(self).__module__}, got one: keep what state_dict() returns, and make a compressor for "
+            f"{type(self).__name__}: expected no pickle or copy of a compressor of {package}, got one: keep what state_dict() returns, and make a compressor for "
             f"the other model"
         )
 

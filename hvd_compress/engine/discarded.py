@@ -39,7 +39,7 @@ class Discarded:
         self._stepped = self._warned = False
         self._suspected: list[Changes] = []
         self._anew: set[bool] = set()
-        self._version, self._sample = -1, torch.empty(0)
+        self._version, self._sample = -1, torch.empty(0, dtype=torch.float32, device="cpu")
         if self._parameters:
             self._smallest = min(self._parameters, key=torch.Tensor.numel)
             _note_none(self._smallest, self._anew)
