@@ -117,8 +117,8 @@ class CompressorBase:
         """
         package = ".".join(type(self).__module__.split(".")[:2])
         raise TypeError(
-            f"{type(self).__name__}: expected no pickle or copy of a compressor of {package}, got one: keep "
-            f"what state_dict() returns, and make a compressor for the other model"
+            f"{type(self).__name__}: expected no pickle or copy of a compressor of {package}, got one: "
+            f"keep what state_dict() returns, and make a compressor for the other model"
         )
 
     @property
