@@ -51,7 +51,7 @@ class Compression:
         return _split(self.name, self.options)
 
 
-def make(frontend: Any, name: str, *model: Any, **options: Any) -> Any:
+def make(frontend: Any, name: str, /, *model: Any, **options: Any) -> Any:
     """Makes a compressor.
 
     Args:
@@ -63,7 +63,13 @@ def make(frontend: Any, name: str, *model: Any, **options: Any) -> Any:
     if name == AUTO:
         return frontend.Auto(*model, **options)
     route, rest = _split(name, options)
-    return frontend.Compressor(*model, route, **rest)
+    try:
+        return frontend.Compressor(*model, route, **rest)
+    except TypeError as error:
+        own = [one.name for one in fields(route.codec)]
+        if own and "unexpected keyword" in str(error):
+            raise TypeError(f"{error}; of {name}: {', '.join(own)}") from error
+        raise
 
 
 def _split(name: str, options: Options) -> tuple[Route, Options]:
