@@ -274,6 +274,21 @@ class Compressor(tf.Module, HorovodCompressor):
         """Sets :attr:`counters` to zero."""
         self._offset = self._counted()
 
+    def drop_step(self) -> None:
+        """Takes the last exchange back, where its results are not used; every rank has to call it.
+
+        Residuals become what they were before that exchange, bit for bit, those of the parts that this
+        rank owns as well. Without this, error feedback would bring what was thrown away into later steps.
+        Positions in the noise move on, and a step of the warm-up counts.
+
+        The last exchange is that of the last call of a tape or optimizer, or of the last run of a
+        ``tf.function`` with several. May be called eagerly, and behind the exchange in a ``tf.function`` or
+        a branch of ``tf.cond``. Nothing changes where there was no exchange yet, or the last one was
+        dropped already: by an earlier call, or on all ranks for an Inf or a NaN.
+        """
+        with tf.device(HOST):
+            self._ops.hvdc_drop_step(self._ledger)
+
     def routes(self) -> dict[str, Route]:
         """How each gradient that has been traced travels, by name."""
         return {slot.label: slot.route for slot in self.slots}

@@ -75,60 +75,77 @@ Piece Coder::PieceOf(const TensorShape& shape, int64_t begin) const {
 
 absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
                            const std::vector<Piece>& pieces, int64_t step, const Tensor& gradient,
-                           Tensor* message, Var* residual) const {
+                           Tensor* message, Var* residual, Tensor* before) const {
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   return EncodePieces(context, kernels, pieces.data(), pieces.size(), streams_.data(), step,
-                      gradient, message, residual);
+                      gradient, message, residual, before);
 }
 
 absl::Status Coder::EncodeOwn(OpKernelContext* context, Kernels* kernels, const Piece& piece,
-                              int64_t step, const Tensor& average, Tensor* message,
-                              Var* residual) const {
-  return EncodePieces(context, kernels, &piece, 1, &own_stream_, step, average, message, residual);
+                              int64_t step, const Tensor& average, Tensor* message, Var* residual,
+                              Tensor* before) const {
+  return EncodePieces(context, kernels, &piece, 1, &own_stream_, step, average, message, residual,
+                      before);
 }
 
 absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, const Piece* pieces,
                                  size_t count, const int64_t* streams, int64_t step,
-                                 const Tensor& numbers, Tensor* message, Var* residual) const {
+                                 const Tensor& numbers, Tensor* message, Var* residual,
+                                 Tensor* before) const {
   const auto* from = static_cast<const char*>(numbers.data());
   uint8_t* to = message->flat<uint8_t>().data();
   mutex_lock lock(*residual->mu());
-  float* rest;
-  TF_RETURN_IF_ERROR(Prepare(context, kernels, numbers.NumElements(), residual, &rest));
+  Tensor next;
+  if (feedback()) {
+    TF_RETURN_IF_ERROR(Current(context, kernels, numbers.NumElements(), residual, before));
+    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, before->shape(), &next));
+  }
   for (size_t i = 0; i < count; ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
     const hvdc_noise noise = NoiseOf(streams[i], step);
-    const hvdc_feedback feedback = FeedbackWith(rest ? rest + piece.begin : nullptr);
-    const absl::Status status = kernels->Encode(
-        piece.spec, noise, from + piece.begin * DataTypeSize(numbers.dtype()),
-        DtypeOf(numbers.dtype()), rest ? &feedback : nullptr, to + piece.offset, piece.bytes);
+    Feedback feedback = {alpha_, beta_, nullptr, nullptr};
+    if (this->feedback()) {
+      feedback.residual = before->flat<float>().data() + piece.begin;
+      feedback.next = next.flat<float>().data() + piece.begin;
+    }
+    const absl::Status status =
+        kernels->Encode(piece.spec, noise, from + piece.begin * DataTypeSize(numbers.dtype()),
+                        DtypeOf(numbers.dtype()), feedback.next ? &feedback : nullptr,
+                        to + piece.offset, piece.bytes);
     if (!status.ok()) return errors::Internal(label_, ": ", status.message());
   }
+  if (feedback()) *residual->tensor() = next;
   return absl::OkStatus();
 }
 
-Rollback Coder::ToRollback(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces,
-                           int64_t step, const Tensor& numbers, const Tensor& message,
-                           core::RefCountPtr<Var> residual) const {
-  return [coder = *this, kernels = std::move(kernels), pieces = std::move(pieces), step, numbers,
-          message, residual = std::move(residual)](When when) {
-    mutex_lock lock(*residual->mu());
+Move Coder::Moved(const std::shared_ptr<Kernels>& kernels, std::vector<Piece> pieces, int64_t step,
+                  const Tensor& numbers, const Tensor& message, core::RefCountPtr<Var> residual,
+                  Tensor before) const {
+  Move move{std::move(residual), std::move(before), nullptr};
+  if (!kernels->flags_are_on_device()) return move;
+  Tensor after = [&] {
+    mutex_lock lock(*move.residual->mu());
+    return *move.residual->tensor();
+  }();
+  move.if_flagged = [coder = *this, kernels, pieces = std::move(pieces), step, numbers, message,
+                     after]() mutable {
     const auto* from = static_cast<const char*>(numbers.data());
     const auto* payloads = message.flat<uint8_t>().data();
-    float* rest = residual->tensor()->flat<float>().data();
+    float* rest = after.flat<float>().data();
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Piece& piece = pieces[i];
       if (piece.bytes == 0) continue;
       const Payloads payload{piece.spec,  step,        payloads + piece.offset,
                              piece.bytes, piece.bytes, 1};
-      TF_RETURN_IF_ERROR(kernels->RollBack(payload, {coder.label(), i, pieces.size(), false, step},
-                                           from + piece.begin * DataTypeSize(numbers.dtype()),
-                                           DtypeOf(numbers.dtype()),
-                                           coder.FeedbackWith(rest + piece.begin), when));
+      TF_RETURN_IF_ERROR(
+          kernels->UndoIfFlagged(payload, {coder.label(), i, pieces.size(), false, step},
+                                 from + piece.begin * DataTypeSize(numbers.dtype()),
+                                 DtypeOf(numbers.dtype()), coder.FeedbackWith(rest + piece.begin)));
     }
     return absl::OkStatus();
   };
+  return move;
 }
 
 hvdc_noise Coder::NoiseOf(int64_t stream, int64_t step) const {
@@ -136,27 +153,17 @@ hvdc_noise Coder::NoiseOf(int64_t stream, int64_t step) const {
           static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
 }
 
-absl::Status Coder::Prepare(OpKernelContext* context, Kernels* kernels, int64_t count,
-                            Var* residual, float** numbers) const {
-  *numbers = nullptr;
-  if (!feedback()) return absl::OkStatus();
-  Tensor* held = residual->tensor();
-  const bool fresh = held->NumElements() == 0;
-  if (!fresh && held->NumElements() != count) {
-    return errors::InvalidArgument(label_, ": expected a gradient of ", held->NumElements(),
+absl::Status Coder::Current(OpKernelContext* context, Kernels* kernels, int64_t count,
+                            Var* residual, Tensor* now) const {
+  *now = *residual->tensor();
+  if (now->NumElements() == count && count != 0) return absl::OkStatus();
+  if (now->NumElements() != 0) {
+    return errors::InvalidArgument(label_, ": expected a gradient of ", now->NumElements(),
                                    " elements as in the steps before, got ", count,
                                    ": make a compressor for each model");
   }
-  if (fresh || !held->RefCountIsOne()) {
-    Tensor own;
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &own));
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
-    TF_RETURN_IF_ERROR(fresh ? kernels->Zero(own.data(), bytes)
-                             : kernels->Copy(own.data(), held->data(), bytes));
-    *held = own;
-  }
-  *numbers = held->flat<float>().data();
-  return absl::OkStatus();
+  TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), now));
+  return kernels->Zero(now->data(), count * static_cast<int64_t>(sizeof(float)));
 }
 
 int DtypeOf(DataType type) {

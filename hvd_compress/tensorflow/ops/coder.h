@@ -9,7 +9,7 @@
 
 #include "hvdc.h"
 #include "kernels.h"
-#include "rollback.h"
+#include "move.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -43,22 +43,24 @@ class Coder {
   // The pieces of a gradient of this shape, without offsets.
   std::vector<Piece> Pieces(const tensorflow::TensorShape& shape) const;
 
-  // Encodes the pieces of a gradient into `message`, and updates the residual, a variable of one
-  // float32 an element that is empty at first.
+  // Encodes the pieces of a gradient into `message`, and moves the residual on, a variable of one
+  // float32 an element that is empty at first; `before` is what it was.
   absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
                       const std::vector<Piece>& pieces, int64_t step,
                       const tensorflow::Tensor& gradient, tensorflow::Tensor* message,
-                      tensorflow::Var* residual) const;
+                      tensorflow::Var* residual, tensorflow::Tensor* before) const;
 
   // The same for the average of the piece that this rank owns.
   absl::Status EncodeOwn(tensorflow::OpKernelContext* context, Kernels* kernels, const Piece& piece,
                          int64_t step, const tensorflow::Tensor& average,
-                         tensorflow::Tensor* message, tensorflow::Var* residual) const;
+                         tensorflow::Tensor* message, tensorflow::Var* residual,
+                         tensorflow::Tensor* before) const;
 
-  // Undoes the update of a residual. It refers to the numbers' memory, and copies nothing.
-  Rollback ToRollback(std::shared_ptr<Kernels> kernels, std::vector<Piece> pieces, int64_t step,
-                      const tensorflow::Tensor& numbers, const tensorflow::Tensor& message,
-                      tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
+  // What the ledger notes of it. It refers to the numbers' memory, and copies nothing.
+  Move Moved(const std::shared_ptr<Kernels>& kernels, std::vector<Piece> pieces, int64_t step,
+             const tensorflow::Tensor& numbers, const tensorflow::Tensor& message,
+             tensorflow::core::RefCountPtr<tensorflow::Var> residual,
+             tensorflow::Tensor before) const;
 
   // Integer sums, on the CPU. How many norms and words of levels a gradient has.
   int64_t norms() const { return norms_; }
@@ -71,13 +73,8 @@ class Coder {
   // Levels with the norms that the ranks agreed on; updates the residual.
   absl::Status EncodeLevels(tensorflow::OpKernelContext* context, int64_t step,
                             const tensorflow::Tensor& gradient, const float* norms,
-                            tensorflow::Var* residual, int32_t* words) const;
-
-  // Undoes the update of a residual; `norms` and `words` are in the tensors that are kept.
-  Rollback ToLevelRollback(const tensorflow::Tensor& gradient, const tensorflow::Tensor& all_norms,
-                           const float* norms, const tensorflow::Tensor& all_words,
-                           const int32_t* words,
-                           tensorflow::core::RefCountPtr<tensorflow::Var> residual) const;
+                            tensorflow::Var* residual, int32_t* words,
+                            tensorflow::Tensor* before) const;
 
   // sum = scale * the units of the norms * the sum of levels.
   absl::Status DecodeLevels(const float* norms, const int32_t* words, float scale,
@@ -88,15 +85,15 @@ class Coder {
   absl::Status EncodePieces(tensorflow::OpKernelContext* context, Kernels* kernels,
                             const Piece* pieces, size_t count, const int64_t* streams, int64_t step,
                             const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
-                            tensorflow::Var* residual) const;
+                            tensorflow::Var* residual, tensorflow::Tensor* before) const;
   hvdc_noise NoiseOf(int64_t stream, int64_t step) const;
   hvdc_feedback FeedbackWith(float* residual) const { return {alpha_, beta_, residual}; }
   absl::Status CheckLevels(int status, const char* what) const;
 
-  // The residual, one float32 an element that only this rank reads, zeros at first; null without
-  // feedback. The caller holds the variable's lock.
-  absl::Status Prepare(tensorflow::OpKernelContext* context, Kernels* kernels, int64_t count,
-                       tensorflow::Var* residual, float** numbers) const;
+  // The residual as it is, one float32 an element, zeros at first. The caller holds the variable's
+  // lock, and this coder has feedback.
+  absl::Status Current(tensorflow::OpKernelContext* context, Kernels* kernels, int64_t count,
+                       tensorflow::Var* residual, tensorflow::Tensor* now) const;
 
   std::string label_;
   hvdc_spec spec_, flat_;  // as it came, and of all elements in one dimension

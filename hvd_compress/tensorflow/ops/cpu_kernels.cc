@@ -46,9 +46,20 @@ absl::Status CpuKernels::Copy(void* to, const void* from, int64_t bytes) {
 }
 
 absl::Status CpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                                int dtype, const hvdc_feedback* feedback, void* payload,
-                                int64_t bytes) {
-  const int status = hvdc_encode(&spec, &noise, numbers, dtype, feedback, payload, bytes, threads_);
+                                int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
+  hvdc_tensor tensor = {};
+  tensor.spec = spec;
+  tensor.noise = noise;
+  tensor.values = const_cast<void*>(numbers);
+  tensor.dtype = dtype;
+  tensor.payload_bytes = bytes;
+  if (feedback) {
+    tensor.residual = feedback->residual;
+    tensor.next_residual = feedback->next;
+    tensor.alpha = feedback->alpha;
+    tensor.beta = feedback->beta;
+  }
+  const int status = hvdc_encode_batch(&tensor, 1, payload, threads_, nullptr);
   if (status == HVDC_OK) return absl::OkStatus();
   return Internal("encoding failed with status ", status);
 }
@@ -74,15 +85,9 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   return absl::OkStatus();
 }
 
-absl::Status CpuKernels::RollBack(const Payloads& payload, const Senders& sender,
-                                  const void* numbers, int dtype, const hvdc_feedback& feedback,
-                                  When when) {
-  // The host has seen all flags: what has to be rolled back is rolled back at once.
-  if (when == When::kIfFlagged) return absl::OkStatus();
-  const int status = hvdc_take_back(&payload.spec, payload.step, numbers, dtype, &feedback,
-                                    payload.first, payload.bytes, threads_);
-  if (status == HVDC_OK) return absl::OkStatus();
-  return Internal(sender.label, ": rolling a residual back failed with status ", status);
+absl::Status CpuKernels::UndoIfFlagged(const Payloads&, const Senders& sender, const void*, int,
+                                       const hvdc_feedback&) {
+  return Internal(sender.label, ": the host knows flags");
 }
 
 absl::Status CpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,

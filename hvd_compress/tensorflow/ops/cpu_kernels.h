@@ -14,12 +14,12 @@ class CpuKernels : public Kernels {
   absl::Status Zero(void* memory, int64_t bytes) override;
   absl::Status Copy(void* to, const void* from, int64_t bytes) override;
   absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                      int dtype, const hvdc_feedback* feedback, void* payload,
-                      int64_t bytes) override;
+                      int dtype, const Feedback* feedback, void* payload, int64_t bytes) override;
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
-  absl::Status RollBack(const Payloads& payload, const Senders& sender, const void* numbers,
-                        int dtype, const hvdc_feedback& feedback, When when) override;
+  bool flags_are_on_device() const override { return false; }
+  absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender, const void* numbers,
+                             int dtype, const hvdc_feedback& feedback) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 

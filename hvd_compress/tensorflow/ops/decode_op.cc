@@ -59,10 +59,9 @@ class DecodeOp : public OpKernel {
       at.sum += member.gradient.NumElements();
       at.norm += member.coder->norms();
       at.word += member.coder->words() + 1;
-      member.gradient = Tensor();  // Rollbacks keep it as long as it is needed.
+      member.gradient = Tensor();  // Moves keep it as long as it is needed.
     }
-    const absl::Status status = ledger->Decoded(drop);
-    if (!status.ok()) ledger->Fail(std::string(status.message()));
+    ledger->Decoded(drop);
     if (!encoded) {
       ledger->Count(kReducedBytes, static_cast<double>(context->input(0).TotalBytes()));
     }

@@ -16,7 +16,7 @@ namespace {
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // submitted: of the first member. everybody: whether all ranks take part in the step. what:
-// "payloads" are encoded gradients or pieces of them, and residuals are updated; "numbers" are
+// "payloads" are encoded gradients or pieces of them, and residuals move on; "numbers" are
 // pieces as they are, for owners on this host; "norms" begin an integer sum. sizes: bytes for each
 // owner. encoded: whether the message is one of these; if not, because a rank has joined or a
 // gradient warms up, it holds the gradients as float32 numbers. ranks: how many gather the message.
@@ -170,8 +170,10 @@ class EncodeOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
     for (Member& member : bucket->members) {
       const Coder& coder = *member.coder;
-      const absl::Status status = coder.Encode(context, kernels.get(), member.pieces, member.step,
-                                               member.gradient, *message, member.residual.get());
+      Tensor before;
+      const absl::Status status =
+          coder.Encode(context, kernels.get(), member.pieces, member.step, member.gradient,
+                       *message, member.residual.get(), &before);
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));
         for (const Piece& piece : member.pieces) {
@@ -182,8 +184,8 @@ class EncodeOp : public AsyncOpKernel {
       }
       ledger->Count(kElements, static_cast<double>(member.gradient.NumElements()));
       if (coder.feedback()) {
-        ledger->Encoded(coder.ToRollback(kernels, member.pieces, member.step, member.gradient,
-                                         **message, std::move(member.residual)));
+        ledger->Encoded(coder.Moved(kernels, member.pieces, member.step, member.gradient, **message,
+                                    std::move(member.residual), std::move(before)));
       }
     }
     if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));

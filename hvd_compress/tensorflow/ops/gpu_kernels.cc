@@ -87,12 +87,18 @@ absl::Status GpuKernels::Copy(void* to, const void* from, int64_t bytes) {
 }
 
 absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                                int dtype, const hvdc_feedback* feedback, void* payload,
-                                int64_t bytes) {
+                                int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
+  hvdc_feedback in_place = {};
+  if (feedback) {
+    in_place = {feedback->alpha, feedback->beta, feedback->next};
+    const int64_t size = spec.rows * spec.columns * static_cast<int64_t>(sizeof(float));
+    TF_RETURN_IF_ERROR(Copy(feedback->next, feedback->residual, size));
+  }
   mutex_lock lock(mutex_);
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(spec, &queue));
-  return Check(library_->encode(&spec, &noise, numbers, dtype, feedback, payload, bytes, &queue),
+  return Check(library_->encode(&spec, &noise, numbers, dtype, feedback ? &in_place : nullptr,
+                                payload, bytes, &queue),
                "encoding");
 }
 
@@ -107,17 +113,16 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
       "collecting flags");
 }
 
-absl::Status GpuKernels::RollBack(const Payloads& payload, const Senders& sender,
-                                  const void* numbers, int dtype, const hvdc_feedback& feedback,
-                                  When when) {
+absl::Status GpuKernels::UndoIfFlagged(const Payloads& payload, const Senders& sender,
+                                       const void* numbers, int dtype,
+                                       const hvdc_feedback& feedback) {
   mutex_lock lock(mutex_);
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(payload.spec, &queue));
   return Check(
       library_->take_back(&payload.spec, payload.step, numbers, dtype, &feedback, payload.first,
-                          payload.bytes, when == When::kNow ? nullptr : flags(), error_,
-                          Remember(sender), &queue),
-      "rolling a residual back");
+                          payload.bytes, flags(), error_, Remember(sender), &queue),
+      "undoing the move of a residual");
 }
 
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,

@@ -17,7 +17,7 @@ namespace hvd_compress {
 
 // Calls return when their work is in the stream. So an altered payload is no error of DecodeSum:
 // the result is NaN, and TakeError tells when the device has got there. The flags of a step's
-// payloads are collected in a word of the device, which decides there what is rolled back.
+// payloads are collected in a word of the device, which decides there what is undone.
 //
 // TensorFlow runs operations of one device in several threads, but puts all of their work into one
 // stream, and its allocator relies on it: memory may be released before the work that uses it is
@@ -39,12 +39,12 @@ class GpuKernels : public Kernels {
   absl::Status Zero(void* memory, int64_t bytes) override;
   absl::Status Copy(void* to, const void* from, int64_t bytes) override;
   absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                      int dtype, const hvdc_feedback* feedback, void* payload,
-                      int64_t bytes) override;
+                      int dtype, const Feedback* feedback, void* payload, int64_t bytes) override;
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
-  absl::Status RollBack(const Payloads& payload, const Senders& sender, const void* numbers,
-                        int dtype, const hvdc_feedback& feedback, When when) override;
+  bool flags_are_on_device() const override { return true; }
+  absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender, const void* numbers,
+                             int dtype, const hvdc_feedback& feedback) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "hvdc.h"
-#include "rollback.h"
 
 namespace hvd_compress {
 
@@ -35,6 +34,13 @@ struct Senders {
 // HVDC_BAD_CHECKSUM.
 absl::Status BadPayload(const Senders& senders, int status, int copy);
 
+// As hvdc_feedback, with the next residual in memory of its own.
+struct Feedback {
+  float alpha, beta;
+  const float* residual;
+  float* next;
+};
+
 // Pointers are to memory of the device; dtype is an hvdc_dtype. Where the device works behind the
 // host's back, so do these calls, in the order in which they are made.
 class Kernels {
@@ -46,17 +52,21 @@ class Kernels {
 
   // As hvdc_encode.
   virtual absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                              int dtype, const hvdc_feedback* feedback, void* payload,
+                              int dtype, const Feedback* feedback, void* payload,
                               int64_t bytes) = 0;
 
   // out = scale * the sum of the payloads. Sets `nonfinite` where one is flagged, if the host can
-  // know; otherwise RollBack with When::kIfFlagged does.
+  // know; otherwise UndoIfFlagged does.
   virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                  void* out, int dtype, bool* nonfinite) = 0;
 
-  // As hvdc_take_back, of one payload.
-  virtual absl::Status RollBack(const Payloads& payload, const Senders& sender, const void* numbers,
-                                int dtype, const hvdc_feedback& feedback, When when) = 0;
+  // Whether the host does not know flags.
+  virtual bool flags_are_on_device() const = 0;
+
+  // There: as hvdc_take_back, of one payload, if one of this step is flagged.
+  virtual absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender,
+                                     const void* numbers, int dtype,
+                                     const hvdc_feedback& feedback) = 0;
 
   // out = scale * numbers.
   virtual absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,

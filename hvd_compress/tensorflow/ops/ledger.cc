@@ -20,7 +20,7 @@ Standing Ledger::Begin(int64_t graph) {
   const Traced& traced = traced_[graph];
   buckets_.clear();
   for (const auto& scales : traced.buckets) buckets_.push_back(std::make_shared<Bucket>(scales));
-  sent_.clear();
+  moves_.clear();
   end_ = std::make_shared<Latch>();
   expected_ = traced.gradients;
   returned_ = 0;
@@ -58,9 +58,14 @@ void Ledger::Agree(bool agreed) {
   agreed_ = agreed;
 }
 
-void Ledger::Encoded(Rollback rollback) {
+void Ledger::Encoded(Move move) {
   mutex_lock lock(mutex_);
-  sent_.push_back(std::move(rollback));
+  moves_.push_back(std::move(move));
+}
+
+void Ledger::DropStep() {
+  mutex_lock lock(mutex_);
+  TakeBack();
 }
 
 void Ledger::Fail(const std::string& message) {
@@ -78,19 +83,15 @@ EarlierFailure Ledger::TakeEarlierFailure() {
   return std::exchange(earlier_failure_, {});
 }
 
-absl::Status Ledger::Decoded(bool drop) {
+void Ledger::Decoded(bool drop) {
   mutex_lock lock(mutex_);
   dropped_ = dropped_ || drop;
-  return dropped_ ? RollAllBack() : absl::OkStatus();
+  if (dropped_) TakeBack();
 }
 
-absl::Status Ledger::RollAllBack() {
-  while (!sent_.empty()) {
-    Rollback rollback = std::move(sent_.back());
-    sent_.pop_back();
-    TF_RETURN_IF_ERROR(rollback(When::kNow));
-  }
-  return absl::OkStatus();
+void Ledger::TakeBack() {
+  for (Move& move : moves_) move.TakeBack();
+  moves_.clear();
 }
 
 void Ledger::Returned() {
@@ -98,12 +99,11 @@ void Ledger::Returned() {
   {
     mutex_lock lock(mutex_);
     if (++returned_ != expected_) return;
-    for (Rollback& rollback : sent_) {
-      const absl::Status status = rollback(When::kIfFlagged);
+    for (Move& move : moves_) {
+      if (!move.if_flagged) continue;
+      const absl::Status status = std::exchange(move.if_flagged, nullptr)();
       if (!status.ok() && failure_.empty()) failure_ = std::string(status.message());
     }
-    // The gradients' memory is not held longer than the step takes.
-    sent_.clear();
     buckets_.clear();
     end = end_;
   }

@@ -1,4 +1,4 @@
-// The gradients of one compressor in the current step: which are back, what rolls the step back,
+// The gradients of one compressor in the current step: which are back, what takes the step back,
 // and what has been counted.
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_LEDGER_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_LEDGER_H_
@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels.h"
 #include "latch.h"
-#include "rollback.h"
+#include "move.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -64,8 +64,8 @@ struct EarlierFailure {
 
 // One non-finite gradient makes a whole step worthless, so that no residual may count it as sent.
 // Which gradients those are is known only once they have been gathered, in any order; residuals
-// that have been updated by then are rolled back. On a GPU the host does not wait to see it: when
-// all of the step's gradients are back, the device is told to roll back what its flags say.
+// that have moved on by then become those from before. On a GPU the host does not wait to see it:
+// when all of the step's gradients are back, the device is told to undo what its flags say.
 //
 // An operation that fails ends TensorFlow's step, and what has not been sent by then never will be,
 // though other ranks wait for it. So nothing fails before all of the step's gradients are back.
@@ -86,8 +86,11 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
 
-  // Notes that a residual has been updated.
-  void Encoded(Rollback rollback);
+  // Notes that a residual has moved on.
+  void Encoded(Move move);
+
+  // Takes the last step back, if it has not been already: nobody uses its gradients.
+  void DropStep();
 
   // Notes an error of this step. The first one counts: others may follow from it.
   void Fail(const std::string& message);
@@ -98,9 +101,9 @@ class Ledger : public tensorflow::ResourceBase {
   // An earlier step's error, if any; it is told once.
   EarlierFailure TakeEarlierFailure();
 
-  // Notes that gradients have been decoded; with `drop`, every residual of the step is or will be
-  // rolled back.
-  absl::Status Decoded(bool drop);
+  // Notes that gradients have been decoded; with `drop`, every residual of the step becomes what
+  // it was, also those that move on later.
+  void Decoded(bool drop);
 
   // Notes that a gradient is back.
   void Returned();
@@ -115,12 +118,12 @@ class Ledger : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "hvd_compress ledger"; }
 
  private:
-  absl::Status RollAllBack();
+  void TakeBack();
 
   tensorflow::mutex mutex_;
   std::map<int64_t, Traced> traced_;  // by graph
   std::vector<std::shared_ptr<Bucket>> buckets_;
-  std::vector<Rollback> sent_;
+  std::vector<Move> moves_;                                 // of this step, or of the last one
   std::shared_ptr<Latch> end_ = std::make_shared<Latch>();  // all of the step's gradients are back
   int64_t expected_ = 0, returned_ = 0;
   bool dropped_ = false, agreed_ = false;

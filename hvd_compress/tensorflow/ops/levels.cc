@@ -13,43 +13,42 @@ absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var*
                           float* norms) const {
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
-  float* rest;
-  CpuKernels kernels(threads_);
-  TF_RETURN_IF_ERROR(Prepare(context, &kernels, gradient.NumElements(), residual, &rest));
-  const hvdc_feedback feedback = FeedbackWith(rest);
-  return CheckLevels(hvdc_level_norms(&flat_, gradient.data(), DtypeOf(gradient.dtype()),
-                                      rest ? &feedback : nullptr, norms, norms_, threads_),
-                     "computing norms");
+  Tensor now;
+  hvdc_feedback feedback = {};
+  if (this->feedback()) {
+    CpuKernels kernels(threads_);
+    TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, &now));
+    feedback = FeedbackWith(now.flat<float>().data());  // Only read.
+  }
+  return CheckLevels(
+      hvdc_level_norms(&flat_, gradient.data(), DtypeOf(gradient.dtype()),
+                       feedback.residual ? &feedback : nullptr, norms, norms_, threads_),
+      "computing norms");
 }
 
 absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const Tensor& gradient,
-                                 const float* norms, Var* residual, int32_t* words) const {
+                                 const float* norms, Var* residual, int32_t* words,
+                                 Tensor* before) const {
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
-  float* rest;
-  CpuKernels kernels(threads_);
-  TF_RETURN_IF_ERROR(Prepare(context, &kernels, gradient.NumElements(), residual, &rest));
-  const hvdc_feedback feedback = FeedbackWith(rest);
+  Tensor next;
+  hvdc_feedback feedback = {};
+  if (this->feedback()) {
+    CpuKernels kernels(threads_);
+    TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, before));
+    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, before->shape(), &next));
+    const auto bytes = static_cast<int64_t>(before->TotalBytes());
+    TF_RETURN_IF_ERROR(kernels.Copy(next.data(), before->data(), bytes));
+    feedback = FeedbackWith(next.flat<float>().data());
+  }
   const hvdc_noise noise = NoiseOf(streams_[0], step);
-  return CheckLevels(
-      hvdc_level_encode(&flat_, &noise, gradient.data(), DtypeOf(gradient.dtype()),
-                        rest ? &feedback : nullptr, norms, bits_, words, words_, threads_),
-      "encoding levels");
-}
-
-Rollback Coder::ToLevelRollback(const Tensor& gradient, const Tensor& all_norms, const float* norms,
-                                const Tensor& all_words, const int32_t* words,
-                                core::RefCountPtr<Var> residual) const {
-  return [coder = *this, gradient, all_norms, norms, all_words, words,
-          residual = std::move(residual)](When when) {
-    if (when == When::kIfFlagged) return absl::OkStatus();  // The host has seen all flags.
-    mutex_lock lock(*residual->mu());
-    const hvdc_feedback feedback = coder.FeedbackWith(residual->tensor()->flat<float>().data());
-    return coder.CheckLevels(
-        hvdc_level_take_back(&coder.flat_, gradient.data(), DtypeOf(gradient.dtype()), &feedback,
-                             norms, coder.bits_, words, coder.words_, coder.threads_),
-        "rolling a residual back");
-  };
+  TF_RETURN_IF_ERROR(
+      CheckLevels(hvdc_level_encode(&flat_, &noise, gradient.data(), DtypeOf(gradient.dtype()),
+                                    feedback.residual ? &feedback : nullptr, norms, bits_, words,
+                                    words_, threads_),
+                  "encoding levels"));
+  if (this->feedback()) *residual->tensor() = next;
+  return absl::OkStatus();
 }
 
 absl::Status Coder::DecodeLevels(const float* norms, const int32_t* words, float scale,

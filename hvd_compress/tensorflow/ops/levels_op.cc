@@ -54,7 +54,7 @@ class LevelsOp : public OpKernel {
     int32_t* to = words->flat<int32_t>().data();
     for (Member& member : found->bucket->members) {
       const Coder& coder = *member.coder;
-      if (ledger->failure().empty()) Encode(context, ledger, agreed, norm, &member, *words, to);
+      if (ledger->failure().empty()) Encode(context, ledger, norm, &member, to);
       norm += coder.norms();
       to += coder.words() + 1;
     }
@@ -63,11 +63,12 @@ class LevelsOp : public OpKernel {
   }
 
  private:
-  static void Encode(OpKernelContext* context, Ledger* ledger, const Tensor& agreed,
-                     const float* norms, Member* member, const Tensor& words, int32_t* to) {
+  static void Encode(OpKernelContext* context, Ledger* ledger, const float* norms, Member* member,
+                     int32_t* to) {
     const Coder& coder = *member->coder;
+    Tensor before;
     const absl::Status status = coder.EncodeLevels(context, member->step, member->gradient, norms,
-                                                   member->residual.get(), to);
+                                                   member->residual.get(), to, &before);
     if (!status.ok()) {
       ledger->Fail(std::string(status.message()));
       std::fill_n(to, coder.words(), 0);
@@ -75,10 +76,7 @@ class LevelsOp : public OpKernel {
     }
     to[coder.words()] = 1;
     ledger->Count(kElements, static_cast<double>(member->gradient.NumElements()));
-    if (coder.feedback()) {
-      ledger->Encoded(coder.ToLevelRollback(member->gradient, agreed, norms, words, to,
-                                            std::move(member->residual)));
-    }
+    if (coder.feedback()) ledger->Encoded({std::move(member->residual), before, nullptr});
   }
 
   int64_t bucket_;

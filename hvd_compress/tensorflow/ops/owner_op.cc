@@ -1,5 +1,5 @@
 // An owner's work between two collectives: averages what ranks sent it of its pieces, and encodes
-// the averages together with residuals of their own, which it updates in place.
+// the averages together with residuals of their own, which move on.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -135,15 +135,16 @@ class AverageOp : public OpKernel {
     const auto averaged = std::chrono::steady_clock::now();
     Piece whole = piece;  // of the average, whose residual it has to itself
     whole.begin = 0;
+    Tensor before;
     TF_RETURN_IF_ERROR(coder.EncodeOwn(context, kernels.get(), whole, member->step, average,
-                                       averages, member->owned.get()));
+                                       averages, member->owned.get(), &before));
     const std::chrono::duration<double> averaging = averaged - started;
     const std::chrono::duration<double> encoding = std::chrono::steady_clock::now() - averaged;
     ledger->Count(kDecodeSeconds, averaging.count());
     ledger->Count(kEncodeSeconds, encoding.count());
     if (coder.feedback()) {
-      ledger->Encoded(coder.ToRollback(kernels, {whole}, member->step, average, *averages,
-                                       std::move(member->owned)));
+      ledger->Encoded(coder.Moved(kernels, {whole}, member->step, average, *averages,
+                                  std::move(member->owned), std::move(before)));
     }
     return absl::OkStatus();
   }

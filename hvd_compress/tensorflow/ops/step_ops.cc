@@ -187,6 +187,24 @@ class AgreeOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcAgree").Device(DEVICE_CPU), AgreeOp);
 
+// Takes the last step back.
+REGISTER_OP("HvdcDropStep")
+    .Input("ledger: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class DropStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+    ledger->DropStep();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcDropStep").Device(DEVICE_CPU), DropStepOp);
+
 // What failed here in an earlier step, or an empty string; it is told once. late: whether that step
 // itself has raised no error.
 REGISTER_OP("HvdcEarlierFailure")
