@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvd_compress.keras as hvdc
-from tests.keras.probes import BATCH, SAMPLES, THRESHOLD, compiled, fit, same_everywhere
+from tests.keras.probes import BATCH, CLASSES, SAMPLES, THRESHOLD, compiled, fit, same_everywhere
 from tests.ranks import on_ranks
 
 
@@ -130,3 +130,26 @@ def test_batches_of_an_epoch_that_nobody_knows() -> None:
     warmup.set_model(model)
     with pytest.raises(ValueError, match="LearningRateWarmup: expected steps_per_epoch, got None"):
         warmup.on_train_begin()
+
+
+class Built(keras.Model):
+    """A model whose layers are built by the first batch, though it says that it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = keras.layers.Dense(32), keras.layers.Dense(CLASSES)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(self.hidden(inputs))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_weights_that_do_not_exist_yet_are_broadcast_when_they_do() -> None:
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = Built()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)), loss)
+    fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights()], epochs=1)
+    assert same_everywhere(model.trainable_variables)

@@ -45,3 +45,17 @@ def test_every_codec() -> None:
         losses = _trained(compressor)
         assert losses[-1] < 0.95 * losses[0], name
         assert compressor.counters.steps == 3 * 64 // 16
+
+
+@on_ranks(2, launcher="tensorflow", environment={"TF_USE_LEGACY_KERAS": "1"})
+def test_a_partial_optimizer_beside_keras_3() -> None:
+    """Which optimizer it is counts, not which Keras is installed."""
+    import horovod.keras as horovod_keras
+    from tensorflow import keras
+
+    layer = keras.layers.Dense(3, input_shape=(5,))
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    optimizer = horovod_keras.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), compression=compressor, local_layers=[layer]
+    )
+    assert type(optimizer).__mro__[1].__module__.startswith("tf_keras.")

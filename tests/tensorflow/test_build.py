@@ -1,4 +1,4 @@
-"""The operations' library: no compiler, one that fails, and two processes that want it at once."""
+"""The operations' library: no compiler, one that fails, unusable caches, and two processes at once."""
 
 from __future__ import annotations
 
@@ -66,3 +66,41 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     assert [p.name for p in library.parent.parent.iterdir() if not p.name.endswith(".lock")] == [
         library.parent.name
     ]
+
+
+def _errors(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in errors
+    return errors
+
+
+def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
+    """A file in its place, one that others may write, and a compiler that is not there."""
+    (tmp_path / "file").write_text("")
+    assert "set HVD_COMPRESS_CACHE to a folder" in _errors(_build(tmp_path / "file"))
+    shared = tmp_path / "shared"
+    (shared / "tensorflow").mkdir(parents=True)
+    (shared / "tensorflow").chmod(0o777)
+    errors = _errors(_build(shared))
+    assert "to be yours alone, since its code is run, got owner" in errors and "mode 777" in errors
+    errors = _errors(_build(tmp_path / "new", CXX="/no/such/compiler"))
+    assert "expected a C++ compiler in CXX, got '/no/such/compiler'" in errors
+
+
+def test_a_library_that_is_not_as_it_was_compiled(tmp_path: Path) -> None:
+    """After a loss of power, a file may be empty; it is compiled again."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f"#!{sys.executable}\n"
+        "import shutil, sys\n"
+        f"shutil.copy({str(build.library())!r}, sys.argv[sys.argv.index('-o') + 1])\n"
+    )
+    compiler.chmod(0o755)
+    for damage in (lambda path: path.write_bytes(b""), Path.unlink):
+        printed, errors = _build(tmp_path, CXX=str(compiler)).communicate(timeout=120)
+        library = Path(printed.strip())
+        assert library.read_bytes() == build.library().read_bytes(), errors
+        assert library.parent.stat().st_mode & 0o777 == 0o700
+        damage(library)
+    printed, _ = _build(tmp_path, CXX=str(compiler)).communicate(timeout=120)
+    assert Path(printed.strip()).stat().st_size
