@@ -17,6 +17,7 @@ import hvd_compress
 from hvd_compress import codecs
 from hvd_compress.codecs import CODECS
 from tests.frameworks import without_keras, without_tensorflow
+from tests.ranks import on_ranks
 
 FRONTENDS = ("torch", "distributed", "ddp", "fsdp", "tensorflow", "keras")
 NAMED = ("torch", "tensorflow", "keras")
@@ -85,13 +86,12 @@ def test_named_compressors_pass_all_fields_on(named: Any) -> None:
         assert others == inspect.signature(named.Compressor).parameters.keys() - {"codec"}
 
 
+@on_ranks(1)
 def test_a_named_compressor_is_one_with_that_codec() -> None:
-    import horovod.torch as hvd
     import torch
 
     import hvd_compress.torch as hvdc
 
-    hvd.init()
     model = torch.nn.Linear(40, 40)
     settings: dict[str, dict[str, Any]] = {
         "OneBit": {"group": 64},
