@@ -25,6 +25,7 @@ class Commit:
     Attributes:
         place: the rank, and how many there were.
         positions: in the noise, of each gradient: how often each kind of step was made.
+        names: of the gradients.
         sizes: elements of each gradient.
         state: the framework's own, copied.
         norms: of what each rank has not sent, by rank; empty where ranks have not told each other.
@@ -34,6 +35,7 @@ class Commit:
 
     place: tuple[int, int]
     positions: Sequence[tuple[int, ...]]
+    names: Sequence[str]
     sizes: Sequence[int]
     state: Any
     norms: Sequence[float] = ()
@@ -48,12 +50,14 @@ class _Told:
         place: of a rank's commit; None if it has made none.
         shared: whether its commit has a total.
         positions: as of its commit, or as they are now; none where it does not know its gradients yet.
+        names: of the gradients, if it knows them.
         sizes: elements of each gradient, if it knows them.
     """
 
     place: tuple[int, int] | None
     shared: bool
     positions: Sequence[tuple[int, ...]]
+    names: Sequence[str]
     sizes: Sequence[int]
 
 
@@ -87,14 +91,14 @@ class Commits(ABC):
 
     @abstractmethod
     def _go_back(self, commit: Commit) -> None:
-        """Has the compressor be as it was at a commit that it made in the same place."""
+        """Restores the compressor as of a commit that it made in the same place."""
 
     @abstractmethod
-    def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
-        """Gives the compressor what is unsent of each gradient, as residuals; None is nothing."""
+    def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
+        """Gives the compressor what is unsent of each gradient, as residuals."""
 
     @abstractmethod
-    def _set_positions(self, positions: Sequence[tuple[int, ...]]) -> None:
+    def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
         """Gives the compressor its positions in the noise, of each gradient."""
 
     def take_together(self, share: bool) -> Commit:
@@ -111,7 +115,7 @@ class Commits(ABC):
         return dataclasses.replace(commit, norms=norms, total=total)
 
     def keep(self, commit: Commit) -> None:
-        """Has a commit be the last one."""
+        """Makes a commit the last one."""
         self._last = self._next = commit
 
     def hand_over(self) -> None:
@@ -126,6 +130,9 @@ class Commits(ABC):
         """Gives this rank what it begins with; called by all ranks, whose compressors have their places.
 
         Where no rank has committed anything, nothing changes.
+
+        Raises:
+            ValueError: ranks have different gradients; on every rank.
         """
         commit = self._next
         now = self.take() if commit is None else commit
@@ -134,6 +141,7 @@ class Commits(ABC):
                 None if commit is None else commit.place,
                 commit is not None and commit.total is not None,
                 now.positions,
+                now.names,
                 now.sizes,
             ),
             "places",
@@ -142,51 +150,46 @@ class Commits(ABC):
         if not before:
             return
         stayed = min(before)
+        names, sizes = list(told[stayed].names), told[stayed].sizes
+        for rank, one in enumerate(told):
+            if one.names and list(one.names) != names:
+                raise ValueError(
+                    f"expected the gradients of rank {stayed}'s last commit on every rank, {names}, got "
+                    f"{list(one.names)} on rank {rank}: every rank must train the same model"
+                )
         old = before[stayed][1]
         lost = sorted(set(range(old)) - {rank for rank, _ in before.values()})
         if commit is not None and not lost and commit.place == self.place:
             self._go_back(commit)
         else:
-            own = None if commit is None else self._unsent(commit)
+            own = np.zeros(sum(sizes), np.float32) if commit is None else self._unsent(commit)
             missing = None
             if lost and all(told[rank].shared for rank in before):
                 first = self.place[0] == stayed
-                missing = self._missing(commit if first else None, own, sum(told[stayed].sizes))
+                missing = self._missing(commit if first else None, own)
             if lost and commit is not None and self.place[0] == stayed:
                 _report(commit, lost, missing is not None)
-            unsent = _beginning(own, missing, old, self.place[1])
-            ends = np.cumsum(told[stayed].sizes)[:-1]
-            self._begin_with(None if unsent is None else np.split(unsent, ends))
+            unsent = own * np.float32(self.place[1] / old)
+            if missing is not None:
+                unsent += missing * np.float32(1 / old)
+            self._begin_with(names, np.split(unsent, np.cumsum(sizes)[:-1]))
         known = [one.positions for one in told if one.positions]
         self._set_positions(
-            [tuple(map(max, zip(*every, strict=True))) for every in zip(*known, strict=True)]
+            names,
+            [tuple(map(max, zip(*every, strict=True))) for every in zip(*known, strict=True)],
         )
 
-    def _missing(self, commit: Commit | None, own: np.ndarray | None, elements: int) -> np.ndarray:
+    def _missing(self, commit: Commit | None, own: np.ndarray) -> np.ndarray:
         """What lost ranks have not sent: the total, which ranks that stayed know, without their own.
 
         Args:
             commit: on the rank that speaks for those that stayed; None on the others.
-            own: what this rank had not sent; None if it is new.
-            elements: of all gradients.
+            own: what this rank had not sent.
         """
-        if own is None:
-            own = np.zeros(elements, np.float32)
-        elif commit is not None:
+        if commit is not None:
             assert commit.total is not None
             own = own - commit.total
         return -self._sum(own)
-
-
-def _beginning(
-    own: np.ndarray | None, missing: np.ndarray | None, old: int, new: int
-) -> np.ndarray | None:
-    """What a rank has not sent when it begins among ``new`` ranks after ``old`` ones."""
-    unsent = None if own is None else own * np.float32(new / old)
-    if missing is None:
-        return unsent
-    share = missing * np.float32(1 / old)
-    return share if unsent is None else unsent + share
 
 
 def _report(commit: Commit, lost: Sequence[int], shared: bool) -> None:

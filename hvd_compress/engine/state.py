@@ -148,7 +148,7 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
 
 
 def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
-    """Has a rank begin among other ranks: it owns nothing, and has this residual, or None.
+    """Sets what a rank begins with among other ranks: it owns nothing, and has this residual, or None.
 
     Args:
         slot: of the parameter.

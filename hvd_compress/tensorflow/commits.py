@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -14,6 +15,7 @@ from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.state import names_in_order
 
 
 class TensorFlowCommits(Commits):
@@ -24,8 +26,13 @@ class TensorFlowCommits(Commits):
 
     _compressor: Compressor
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept = _Kept({})
+        self._begins: list[tuple[str, np.ndarray]] = []
+
     def continue_with(self, compressor: Compressor) -> None:
-        """Has a new compressor go on; called by all ranks.
+        """Lets a new compressor go on from the last commit; called by all ranks.
 
         Args:
             compressor: this rank's.
@@ -44,15 +51,27 @@ class TensorFlowCommits(Commits):
         return owner.rank, owner.size
 
     def take(self) -> Commit:
-        """As of :class:`Commits`; the state is what is unsent of each gradient."""
-        slots, (rank, _) = self._compressor.slots, self.place
-        compressor = self._compressor
-        unsent = [
-            _unsent_of(slot, rank, compressor.owners_of(slot), compressor.shared(slot))
+        """As of :class:`Commits`; the state is what is unsent of each gradient, traced again or not.
+
+        Raises:
+            ValueError: variables that cannot be told apart.
+        """
+        compressor, rank = self._compressor, self.place[0]
+        slots = compressor.slots
+        names = names_in_order([(slot.variable_name, slot.call) for slot in slots], "commit")
+        kept = [
+            _Left(
+                _unsent_of(slot, rank, compressor.owners_of(slot), compressor.shared(slot)),
+                int(slot.exchanges),
+            )
             for slot in slots
         ]
-        positions = [(int(slot.exchanges),) for slot in slots]
-        return Commit(self.place, positions, [len(one) for one in unsent], unsent)
+        for name, left in self._kept.rest():
+            names.append(name)
+            kept.append(left)
+        unsent = [left.unsent for left in kept]
+        positions = [(left.exchanges,) for left in kept]
+        return Commit(self.place, positions, names, [len(one) for one in unsent], unsent)
 
     def _unsent(self, commit: Commit) -> np.ndarray:
         return np.concatenate([*commit.state, np.zeros(0, np.float32)])
@@ -65,28 +84,64 @@ class TensorFlowCommits(Commits):
         return hvd.allreduce(tf.constant(numbers), op=hvd.Sum, name=name).numpy()
 
     def _go_back(self, commit: Commit) -> None:
-        self._begin_with(commit.state)
+        self._begin_with(commit.names, commit.state)
 
-    def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
-        self._kept = _Kept(dict(enumerate(parts or [])))
+    def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
+        self._begins = list(zip(names, parts, strict=True))
+
+    def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
+        left: dict[str, list[_Left]] = {}
+        for (name, part), (exchanges,) in zip(self._begins, positions, strict=True):
+            left.setdefault(name, []).append(_Left(part, exchanges))
+        self._kept = _Kept(left)
         self._compressor.inherit(self._kept)
 
-    def _set_positions(self, positions: Sequence[tuple[int, ...]]) -> None:
-        self._kept.exchanges.update({index: n for index, (n,) in enumerate(positions)})
+
+@dataclass
+class _Left:
+    """What is left of one gradient.
+
+    Attributes:
+        unsent: what this rank would still add to the sum of all ranks' gradients, shape=(n,), float32,
+            row-major.
+        exchanges: how often the gradient has been exchanged.
+    """
+
+    unsent: np.ndarray
+    exchanges: int
 
 
 @dataclass
 class _Kept:
-    """What gradients will start with, by their positions."""
+    """What gradients begin with, by the names of their variables.
 
-    residuals: dict[int, np.ndarray]
-    exchanges: dict[int, int] = field(default_factory=dict)
+    Attributes:
+        left: for each name, what no gradient has taken yet: variables of one name in the order of their
+            call.
+    """
+
+    left: dict[str, list[_Left]]
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        residual = self.residuals.pop(slot.index, None)
-        if residual is not None and residual.any():
-            slot.residual.assign(transpose(residual, shared.transposed if shared else None))
-        slot.exchanges.assign(self.exchanges.pop(slot.index, 0))
+        """As of :class:`hvd_compress.tensorflow.state.Heritage`."""
+        mine = self.left.get(slot.variable_name)
+        if mine is None and self.left:
+            warnings.warn(
+                f"expected the variables of the last commit, {sorted(self.left)}, got a gradient of "
+                f"{slot.variable_name!r}, which begins without a residual: if it is one of them, make the "
+                f"model once, before the function that hvd.elastic.run runs",
+                stacklevel=2,
+            )
+        left = mine.pop(0) if mine else _Left(np.zeros(0, np.float32), 0)
+        if left.unsent.any():
+            slot.residual.assign(transpose(left.unsent, shared.transposed if shared else None))
+        slot.exchanges.assign(left.exchanges)
+
+    def rest(self) -> Iterator[tuple[str, _Left]]:
+        """Yields the names of variables whose gradients have not come again, and what is left of them."""
+        for name, several in self.left.items():
+            for left in several:
+                yield name, left
 
 
 def _check(compressor: Compressor) -> None:

@@ -76,7 +76,7 @@ class StateOwner(tf.train.experimental.PythonState):
                     f"each rank saves and restores one of its own; another number of ranks or another "
                     f"exchange needs those of all: load_resized()"
                 )
-        self._names = names_in_order(got["orders"])
+        self._names = names_in_order([(of["of"], of["call"]) for of in got["orders"]], "restore")
         for index, order in enumerate(self._orders()):
             _check_order(self._names, index, order["of"])
         self._restored()
@@ -223,26 +223,32 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inhe
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
-    names = names_in_order([vars(left) for left in states[0]["slots"].values()])
+    slots = states[0]["slots"].values()
+    names = names_in_order([(left.of, left.call) for left in slots], "load_resized")
     return Inheritance({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
 
 
-def names_in_order(orders: Sequence[dict[str, Any]]) -> list[str]:
+def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[str]:
     """The names of the variables of gradients, in the order of positions.
+
+    Args:
+        variables: for each gradient the name of its variable, and the number of the call with which it came
+            first, as of :class:`Slot`.
+        caller: what needs the names, for the message.
 
     Raises:
         ValueError: variables of different calls have one name, so that only the order in which they will
             come could tell them apart.
     """
     calls: dict[str, int] = {}
-    for order in orders:
-        if calls.setdefault(order["of"], order["call"]) != order["call"]:
+    for name, call in variables:
+        if calls.setdefault(name, call) != call:
             raise ValueError(
-                f"restore: expected names that tell the variables of a compressor apart, got "
-                f"{order['of']!r} twice, in different calls of a tape or optimizer: give tf.Variable "
-                f"names, or exchange the gradients of all in one call first, and save again"
+                f"{caller}: expected names that tell the variables of a compressor apart, got {name!r} "
+                f"twice, in different calls of a tape or optimizer: give tf.Variable names, or exchange the "
+                f"gradients of all in one call before the first save"
             )
-    return [order["of"] for order in orders]
+    return [name for name, _ in variables]
 
 
 def _check_order(names: Sequence[str], index: int, name: str) -> None:

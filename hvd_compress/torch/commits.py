@@ -55,7 +55,8 @@ class TorchCommits(Commits):
         compressor._kernels.settle()
         state = copy.deepcopy(snapshot(compressor._slots, *self.place, compressor._seed))
         positions = [(saved["step"], saved["exchanges"]) for saved in state["tensors"].values()]
-        return Commit(self.place, positions, [slot.count for slot in self._slots], state)
+        names, sizes = [slot.name for slot in self._slots], [slot.count for slot in self._slots]
+        return Commit(self.place, positions, names, sizes, state)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -96,13 +97,12 @@ class TorchCommits(Commits):
         seed = commit.state["seed"]
         restore(self._slots, commit.state, *commit.place, seed, self.compressor._owned_by)
 
-    def _begin_with(self, parts: Sequence[np.ndarray] | None) -> None:
+    def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
         self.compressor._last.replace()
-        given = [None] * len(self._slots) if parts is None else parts
-        for slot, part in zip(self._slots, given, strict=True):
-            begin_with(slot, None if part is None else torch.from_numpy(part.copy()))
+        for slot, part in zip(self._slots, parts, strict=True):
+            begin_with(slot, torch.from_numpy(part.copy()))
 
-    def _set_positions(self, positions: Sequence[tuple[int, ...]]) -> None:
+    def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
         for slot, (step, exchanges) in zip(self._slots, positions, strict=True):
             slot.step, slot.exchanges = step, exchanges
 

@@ -108,6 +108,75 @@ def test_nothing_is_lost_with_a_rank() -> None:
         _assert_sum(parts, [a + b for a, b in zip(whole, step, strict=True)])
 
 
+_HEADS = {"a": 100.0, "b": 1.0}
+"""Two variables of one shape, and the size of their gradients."""
+
+
+def _head_gradient(name: str, step: int) -> np.ndarray:
+    numbers = np.random.default_rng([ord(name), step, hvd.rank()])
+    return (_HEADS[name] * numbers.standard_normal((40, 70))).astype(np.float32)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_head_that_comes_first_after_a_reset_has_its_own_residual() -> None:
+    """One head a step, in another order after each reset, and not all of them."""
+    state = TensorFlowState([tf.Variable(0.0)], step=0)
+    heads = {name: tf.Variable(tf.zeros((40, 70)), name=name) for name in _HEADS}
+    sent = {name: np.zeros((40, 70)) for name in _HEADS}
+    wanted = {name: np.zeros((40, 70)) for name in _HEADS}
+    for turn, names in enumerate(("ab", "ba", "b", "ab")):
+        compressor = state.begin(hvdc.OneBit(threshold=THRESHOLD))
+        for name in names:
+            gradient = _head_gradient(name, turn)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(heads[name] * gradient)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            [average] = tape.gradient(loss, [heads[name]])
+            sent[name] += average.numpy()
+            wanted[name] += gradient
+        state.commit()
+        state.on_reset()
+    for slot in compressor.slots:
+        name = slot.variable_name.partition(":")[0]
+        left = hvd.allreduce(slot.residual, name=f"left.{name}").numpy().reshape(40, 70)
+        whole = hvd.allreduce(tf.constant(wanted[name]), name=f"wanted.{name}").numpy()
+        np.testing.assert_allclose(sent[name] + left, whole, atol=1e-5 * np.abs(whole).max())
+    exchanges = {slot.variable_name[0]: int(slot.exchanges) for slot in compressor.slots}
+    assert exchanges == {"a": 3, "b": 4}
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_variables_that_a_commit_cannot_tell_apart() -> None:
+    state = TensorFlowState([tf.Variable(0.0)])
+    compressor = state.begin(hvdc.OneBit(threshold=THRESHOLD))
+    for _ in range(2):
+        variable = tf.Variable(tf.zeros((40, 70)), name="same")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable)
+        hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [variable])
+    with pytest.raises(ValueError, match=r"commit: expected names that tell the variables"):
+        state.commit()
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_model_made_again_after_a_reset() -> None:
+    """Its variables have other names: their residuals are not found."""
+    state = TensorFlowState([tf.Variable(0.0)])
+
+    def train(name: str) -> None:
+        compressor = state.begin(hvdc.OneBit(threshold=THRESHOLD))
+        variable = tf.Variable(tf.zeros((40, 70)), name=name)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable)
+        hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [variable])
+
+    train("dense")
+    state.commit()
+    state.on_reset()
+    with pytest.warns(UserWarning, match=r"\['dense:0'\], got a gradient of 'dense_1:0'"):
+        train("dense_1")
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_variables_and_objects_go_back_to_the_last_commit() -> None:
     variable = tf.Variable([float(hvd.rank()), 1.0])
