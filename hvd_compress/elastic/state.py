@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from horovod.common.elastic import State
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_compress.elastic.commits import Commits
+from hvd_compress.ranks import names
 
 
 class ResidualState(State):
@@ -15,6 +17,10 @@ class ResidualState(State):
 
     _commits: Sequence[Commits]  # Of a framework's class.
     _share_residuals: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._made, self._synchronized = names.made(), False
+        super().__init__(*args, **kwargs)
 
     def save(self) -> None:
         """Keeps the state in memory, on this rank alone: :meth:`commit` is what ranks do together."""
@@ -34,6 +40,22 @@ class ResidualState(State):
         for commits, commit in zip(self._commits, taken, strict=True):
             commits.keep(commit)
         self.check_host_updates()
+
+    def sync(self) -> None:
+        """As of ``hvd.elastic.State``."""
+        # The first time, before the function that may make compressors.
+        if not self._synchronized:
+            self._made, self._synchronized = names.made(), True
+        super().sync()
+
+    def reset(self) -> None:
+        """Called by ``hvd.elastic.run`` when Horovod has been initialized again.
+
+        The function that it runs then makes its compressors again, under the names that they have in a new
+        process.
+        """
+        super().reset()
+        names.count_from(self._made)
 
     def check_host_updates(self) -> None:
         """As of ``hvd.elastic.State``; ranks that leave hand over what they have not sent."""

@@ -28,6 +28,7 @@ from hvd_compress.exchanges.routing import (
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
+from hvd_compress.ranks import names
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
@@ -58,22 +59,6 @@ _EXCHANGES: dict[str, type[Exchange]] = {
     "integer_sum": IntegerSum,
     "hierarchical": Hierarchical,
 }
-
-_instances = 0
-
-
-def how_many_made() -> int:
-    """How many compressors this process has made: what the next one is called by, if it has no name."""
-    return _instances
-
-
-def count_from(number: int) -> None:
-    """Has the next compressor be called as if so many had been made.
-
-    A rank that comes later has made fewer than those that stayed.
-    """
-    global _instances
-    _instances = number
 
 
 @dataclass(eq=False)
@@ -149,7 +134,6 @@ class Compressor(tf.Module, HorovodCompressor):
         device: str | None = None,
         name: str | None = None,
     ) -> None:
-        global _instances
         if tf.inside_function():
             raise ExchangeError(
                 "expected a compressor that is made once, before training, got one within tf.function: "
@@ -179,8 +163,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
                 "hvd.add_process_set() first"
             )
-        prefix = f"hvd_compress.{_instances}" if name is None else name
-        _instances += 1
+        prefix = names.distinct("hvd_compress" if name is None else name)
         self._device = choose(device, exchange, _EXCHANGES[exchange].on_gpu)
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size

@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.elastic.state import ResidualState
 from hvd_compress.tensorflow.commits import TensorFlowCommits
-from hvd_compress.tensorflow.compressor import Compressor, count_from, how_many_made
+from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.variables import broadcast_variables
 
 AnyCompressor = TypeVar("AnyCompressor", bound=Compressor)
@@ -88,7 +88,6 @@ class TensorFlowState(ResidualState, _VariableState):
         self._share_residuals = share_residuals
         self._commits: list[TensorFlowCommits] = []
         self._begun = 0
-        self._made = how_many_made()
         super().__init__(variables, **kwargs)
 
     def begin(self, compressor: AnyCompressor) -> AnyCompressor:
@@ -138,4 +137,3 @@ class TensorFlowState(ResidualState, _VariableState):
         """Called by ``hvd.elastic.run`` when Horovod has been initialized again."""
         super().reset()
         self._begun = 0
-        count_from(self._made)

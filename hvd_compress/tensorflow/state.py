@@ -245,8 +245,8 @@ def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[st
         if calls.setdefault(name, call) != call:
             raise ValueError(
                 f"{caller}: expected names that tell the variables of a compressor apart, got {name!r} "
-                f"twice, in different calls of a tape or optimizer: give tf.Variable names, or exchange the "
-                f"gradients of all in one call before the first save"
+                f"twice, in different calls of a tape or optimizer: give tf.Variable names, or exchange "
+                f"the gradients of all in one call before the first save"
             )
     return [name for name, _ in variables]
 

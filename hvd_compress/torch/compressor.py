@@ -22,7 +22,7 @@ from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.ranks import token
+from hvd_compress.ranks import names, token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.torch.collectives import Collectives, equal_hosts
@@ -86,7 +86,7 @@ class Compressor(CompressorBase, HorovodCompressor):
                     f"cannot add up: keep its real and imaginary parts in one of float32 "
                     f"(torch.view_as_complex)"
                 )
-        self._prefix = _distinct(f"{name}.{next(iter(slots)).name}")
+        self._prefix = names.distinct(f"{name}.{next(iter(slots)).name}")
         self._process_set = process_set
         super().__init__(slots, codec, **options)
         self._discarded = Discarded(slot.parameter for slot in slots)
@@ -294,16 +294,6 @@ class Compressor(CompressorBase, HorovodCompressor):
             self._changes.release_owned(slot, gradient, scale)
         sent = gradient.to(self._sent_dtype(slot.route, gradient, warming_up))
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
-
-
-_made: dict[str, int] = {}
-"""How many compressors this process has made, by what the names of their collectives begin with."""
-
-
-def _distinct(prefix: str) -> str:
-    """A name for another compressor, whose collectives may be under way with those of earlier ones."""
-    number = _made[prefix] = _made.get(prefix, -1) + 1
-    return f"{prefix}.{number}" if number else prefix
 
 
 def _group_of(ranks: Collectives) -> Group:

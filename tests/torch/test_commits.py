@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
-from hvd_compress.torch import compressor
+from hvd_compress.ranks import names
 from hvd_compress.torch.elastic import TorchState
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -120,7 +120,7 @@ def test_a_rank_that_is_replaced() -> None:
         before = _everybodys(training.unsent(), "before")
         training.state.commit()
         if hvd.rank() == 1:
-            compressor._made.clear()  # A new process has made none.
+            names.count_from({})  # A new process has made none.
             training = _Training(f"replaced {share}", share)
         else:
             training.state.on_reset()
@@ -133,6 +133,27 @@ def test_a_rank_that_is_replaced() -> None:
         torch.testing.assert_close(after[1], lost / 2, rtol=1e-5, atol=1e-5)
         training.run(2)
         assert_identical_on_all_ranks(training.model)
+
+
+@on_ranks(2, alone=True)
+def test_a_compressor_that_is_made_again_after_a_reset() -> None:
+    """A rank that stays makes it for the second time, a new one for the first; the names are the same."""
+    training = _Training("outside")
+    training.state.sync()
+    for turn in range(2):
+        model = Probe(SHAPES)
+        optimizer = distributed(model, hvdc.OneBit(model, threshold=100, name="inside"))
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), turn))
+        training.state.commit()
+        assert initialize_again(hvd, 2)
+        if hvd.rank() == 1:
+            names.count_from({})  # A new process has made none.
+            training = _Training("outside")
+        else:
+            training.state.on_reset()
+        training.state.sync()
+        training.run(1)
+    assert_identical_on_all_ranks(model)
 
 
 @on_ranks(2)
