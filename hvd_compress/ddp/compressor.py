@@ -45,7 +45,13 @@ class Compressor(ProcessGroupCompressor):
         ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
-    _made_by_use = ProcessGroupCompressor._made_by_use | {"_used", "_strides", "_by_parameter"}
+    _made_by_use = ProcessGroupCompressor._made_by_use | {
+        "_used",
+        "_strides",
+        "_by_parameter",
+        "_discarded",
+        "_watched",
+    }
 
     def __init__(
         self,
