@@ -28,6 +28,7 @@ from hvd_compress.exchanges.routing import (
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
+from hvd_compress.kernels.native import spec_of
 from hvd_compress.ranks import names
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -164,10 +165,10 @@ class Compressor(tf.Module, HorovodCompressor):
                 "hvd.add_process_set() first"
             )
         prefix = names.distinct("hvd_compress" if name is None else name)
-        self._device = choose(device, exchange, _EXCHANGES[exchange].on_gpu)
+        self._router = Router(route, threshold, exclude, layers)
+        self._device = choose(device, *_kernels_for_gpus(exchange, self._router.codecs))
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
-        self._router = Router(route, threshold, exclude, layers)
         warn_of_separate_jobs(hvd.size())
         _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps
@@ -548,6 +549,14 @@ class Compressor(tf.Module, HorovodCompressor):
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
         return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))
+
+
+def _kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool]:
+    """What decides whether there are kernels for GPUs, for messages, and whether there are."""
+    for codec in codecs:
+        if spec_of(codec, ()) is None:
+            return repr(codec), False
+    return f"exchange={exchange!r}", _EXCHANGES[exchange].on_gpu
 
 
 def _check_lengths(codecs: Sequence[Codec]) -> None:

@@ -14,19 +14,19 @@ HOST = "CPU:0"
 """Where a step is begun and counted, and what has no kernels for GPUs is encoded."""
 
 
-def choose(wanted: str | None, exchange: str, on_gpu: bool) -> str:
+def choose(wanted: str | None, what: str, on_gpu: bool) -> str:
     """The device of a compressor's gradients.
 
     Args:
         wanted: the user's; None is the first GPU that TensorFlow has, if any, or the host.
-        exchange: the exchange's name, for the message.
-        on_gpu: whether its operations have kernels for GPUs; without, None is the host.
+        what: the exchange or the codec that decides ``on_gpu``, for the message.
+        on_gpu: whether there are kernels for GPUs; without, None is the host.
 
     Returns:
         ``"GPU:0"``, for example.
 
     Raises:
-        ValueError: TensorFlow has no such device, or the exchange has no kernels for it.
+        ValueError: TensorFlow has no such device, or there are no kernels for it.
     """
     if wanted is None:
         return "GPU:0" if on_gpu and tf.config.list_logical_devices("GPU") else HOST
@@ -35,9 +35,7 @@ def choose(wanted: str | None, exchange: str, on_gpu: bool) -> str:
     kinds = ("CPU", "GPU") if on_gpu else ("CPU",)
     usable = sorted(name for name in there if name.startswith(kinds))
     if wanted not in usable:
-        raise ValueError(
-            f"Compressor.device: expected one of {usable} for exchange={exchange!r}, got {wanted!r}"
-        )
+        raise ValueError(f"Compressor.device: expected one of {usable} for {what}, got {wanted!r}")
     return wanted
 
 

@@ -19,6 +19,7 @@ from tests.keras.probes import (
     same_everywhere,
 )
 from tests.ranks import on_ranks
+from tests.stranger import installed
 
 UPDATES = 2 * SAMPLES // BATCH
 """Of two epochs."""
@@ -41,6 +42,16 @@ def test_every_codec_and_none() -> None:
     plain = _trained(None, keras.optimizers.SGD(0.2, momentum=0.9))
     counted = _trained(hvdc.NoCompression(), keras.optimizers.SGD(0.2, momentum=0.9))
     assert all(map(np.array_equal, plain, counted))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_the_codec_of_an_installed_package_works_by_name() -> None:
+    with installed(), pytest.warns(UserWarning, match="has no kernel for TensorFlow"):
+        compressor = hvdc.Compressor("twobit", threshold=THRESHOLD)
+        _trained(compressor, keras.optimizers.SGD(0.2, momentum=0.9))
+        counters = compressor.counters
+        assert counters.steps == UPDATES
+        assert counters.message_bytes < 0.2 * counters.uncompressed_bytes
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "codec_functions.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
@@ -69,7 +70,7 @@ Piece Coder::PieceOf(const TensorShape& shape, int64_t begin) const {
   piece.spec.rows = shape.dims() ? shape.dim_size(0) : 1;
   piece.spec.columns = 1;
   for (int i = 1; i < shape.dims(); ++i) piece.spec.columns *= shape.dim_size(i);
-  piece.bytes = hvdc_payload_bytes(&piece.spec);
+  piece.bytes = FunctionsOf(piece.spec).payload_bytes(&piece.spec);
   return piece;
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "codec/layout.h"
+#include "codec_functions.h"
 #include "tensorflow/core/framework/numeric_types.h"
 #include "tensorflow/core/platform/errors.h"
 
@@ -59,7 +60,7 @@ absl::Status CpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
     tensor.alpha = feedback->alpha;
     tensor.beta = feedback->beta;
   }
-  const int status = hvdc_encode_batch(&tensor, 1, payload, threads_, nullptr);
+  const int status = FunctionsOf(spec).encode_batch(&tensor, 1, payload, threads_, nullptr);
   if (status == HVDC_OK) return absl::OkStatus();
   return Internal("encoding failed with status ", status);
 }
@@ -76,7 +77,8 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   }
   int32_t bad = -1;
   const int status =
-      hvdc_decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
+      FunctionsOf(payloads.spec)
+          .decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
                       payloads.stride, payloads.count, scale, out, dtype, 0, threads_, &bad);
   if (status != HVDC_OK) return BadPayload(senders, status, bad);
   for (int copy = 0; copy < payloads.count; ++copy) {

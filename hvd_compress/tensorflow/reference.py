@@ -1,0 +1,179 @@
+"""Codecs without native kernels in TensorFlow's operations, which call their NumPy reference here.
+
+The operations know a codec by three functions of the C interface. For a codec of another package these are
+Python's: they look the codec up by what its ``hvdc_spec`` says, and run on the host, a tensor at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.payload import checksum, open_payload, read_header
+from hvd_compress.kernels.native import F32, I32, I64, U64, P, Spec, Tensor
+from hvd_compress.kernels.reference import ReferenceKernels
+
+_OK, _BAD_SPEC, _BAD_HEADER, _BAD_CHECKSUM = 0, 1, 3, 4  # hvdc_status.
+_DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype)  # By hvdc_dtype.
+
+_KERNELS = ReferenceKernels()
+_known: dict[tuple[int, int], Codec] = {}
+
+
+def reference_spec(codec: Codec) -> Spec:
+    """The ``hvdc_spec`` of a codec without native kernels, by which operations call its reference.
+
+    The first time, it warns.
+
+    Args:
+        codec: which sees each gradient as a matrix of its first dimension and all others.
+    """
+    key = codec.codec_id, codec.config_hash()
+    if key not in _known:
+        _register()
+        _known[key] = codec
+        warnings.warn(
+            f"{codec} has no kernel for TensorFlow: its NumPy reference encodes and decodes in host "
+            f"memory, which is slow",
+            stacklevel=2,
+        )
+    return Spec(codec=key[0], config_hash=key[1])
+
+
+@lru_cache(maxsize=1)
+def _register() -> None:
+    from hvd_compress.tensorflow import build
+
+    library = ctypes.CDLL(str(build.library()))
+    library.hvdc_tensorflow_set_reference.restype = None
+    library.hvdc_tensorflow_set_reference(ctypes.byref(_FUNCTIONS))
+
+
+def _codec_and_shape(spec: Spec) -> tuple[Codec, tuple[int, int]]:
+    return _known[spec.codec, spec.config_hash], (spec.rows, spec.columns)
+
+
+def _array(pointer: int | None, count: int, dtype: Any) -> np.ndarray:
+    """The numbers at an address, not copied."""
+    numbers = np.dtype(dtype)
+    if not count:
+        return np.zeros(0, numbers)
+    return np.frombuffer(
+        (ctypes.c_char * (count * numbers.itemsize)).from_address(pointer), numbers
+    )
+
+
+def _payload_bytes(spec: Any) -> int:
+    try:
+        codec, shape = _codec_and_shape(spec[0])
+        return codec.payload_bytes(shape)
+    except Exception:
+        _report()
+        return -1
+
+
+def _encode_batch(tensors: Any, count: int, message: int, threads: int, bad: int | None) -> int:
+    try:
+        for tensor in tensors[:count]:
+            _encode(tensor, message + tensor.offset)
+        return _OK
+    except Exception:
+        _report()
+        return _BAD_SPEC
+
+
+def _encode(tensor: Tensor, payload: int) -> None:
+    codec, shape = _codec_and_shape(tensor.spec)
+    elements, noise = math.prod(shape), tensor.noise
+    feedback, residual = ErrorFeedback(0.0), None
+    if tensor.next_residual:
+        feedback = ErrorFeedback(tensor.alpha, tensor.beta)
+        residual = _array(tensor.next_residual, elements, np.float32)
+        residual[:] = _array(tensor.residual, elements, np.float32)
+    _KERNELS.encode(
+        codec,
+        shape,
+        _array(tensor.values, elements, _DTYPES[tensor.dtype]),
+        _array(payload, tensor.payload_bytes, np.uint8),
+        feedback=feedback,
+        residual=residual,
+        noise=NoiseKey(noise.seed, noise.rank, noise.tensor, noise.step),
+    )
+
+
+def _decode_sum(
+    spec: Any,
+    step: int,
+    payloads: int,
+    size: int,
+    stride: int,
+    count: int,
+    scale: float,
+    out: int,
+    dtype: int,
+    accumulate: int,
+    threads: int,
+    bad: Any,
+) -> int:
+    try:
+        codec, shape = _codec_and_shape(spec[0])
+        each = [_array(payloads + i * stride, size, np.uint8) for i in range(count)]
+        for rank, payload in enumerate(each):
+            try:
+                open_payload(codec, shape, step, payload)
+            except PayloadError:
+                bad[0] = rank
+                return _what_is_wrong(payload)
+        total = _array(out, math.prod(shape), _DTYPES[dtype])
+        rows = np.stack(each) if each else np.zeros((0, size), np.uint8)
+        _KERNELS.decode_sum(
+            codec, shape, rows, total, step=step, scale=scale, accumulate=bool(accumulate)
+        )
+        return _OK
+    except Exception:
+        _report()
+        return _BAD_SPEC
+
+
+def _what_is_wrong(payload: np.ndarray) -> int:
+    try:
+        return _BAD_HEADER if read_header(payload).checksum == checksum(payload) else _BAD_CHECKSUM
+    except PayloadError:
+        return _BAD_HEADER
+
+
+def _report() -> None:
+    # The operation fails with a status alone: what Python met is only known here.
+    logging.getLogger(__name__).exception("a codec's NumPy reference failed")
+
+
+_SPEC = ctypes.POINTER(Spec)
+_PayloadBytes = ctypes.CFUNCTYPE(I64, _SPEC)
+_EncodeBatch = ctypes.CFUNCTYPE(I32, ctypes.POINTER(Tensor), I64, P, I32, P)
+_DecodeSum = ctypes.CFUNCTYPE(
+    I32, *(_SPEC, U64, P, I64, I64, I32, F32, P, I32, I32, I32), ctypes.POINTER(I32)
+)
+
+
+class _Functions(ctypes.Structure):
+    """``CodecFunctions`` of codec_functions.h."""
+
+    _fields_ = [
+        ("payload_bytes", _PayloadBytes),
+        ("encode_batch", _EncodeBatch),
+        ("decode_sum", _DecodeSum),
+    ]
+
+
+_FUNCTIONS = _Functions(
+    _PayloadBytes(_payload_bytes), _EncodeBatch(_encode_batch), _DecodeSum(_decode_sum)
+)
+"""Kept, since the operations call them for as long as the process lives."""

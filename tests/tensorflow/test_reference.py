@@ -1,0 +1,114 @@
+"""A codec of another package, NumPy only, in TensorFlow: its reference runs in the operations' place."""
+
+from __future__ import annotations
+
+import warnings
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import ErrorFeedback, codec_class
+from hvd_compress.kernels.native import Tensor
+from hvd_compress.tensorflow import reference
+from hvd_compress.tensorflow.native import operations
+from tests.ranks import on_ranks
+from tests.stranger import installed
+from tests.tensorflow.probes import (
+    SHAPES,
+    THRESHOLD,
+    Simulation,
+    assert_residuals,
+    exchange_with,
+    targets,
+)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_the_codec_of_an_installed_package_works_by_name() -> None:
+    """In graphs and eagerly, through both exchanges of payloads, bit for bit."""
+    with installed():
+        codec, feedback = codec_class("test", "codec", "twobit")(), ErrorFeedback(0.8, 0.9)
+        for number, (exchange, graph) in enumerate(
+            (("allgather", True), ("two_shot", True), ("allgather", False))
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                compressor = hvdc.Compressor(
+                    "twobit", exchange=exchange, feedback=feedback, threshold=THRESHOLD
+                )
+                simulation = Simulation(exchange, codec, feedback, hvd.size())
+                run = exchange_with(compressor, graph=graph)
+                for step in range(3):
+                    gradients = [targets(rank, step) for rank in range(hvd.size())]
+                    expected = simulation.sum(gradients, 1 / hvd.size())
+                    for got, want in zip(run(gradients[hvd.rank()]), expected, strict=True):
+                        assert np.array_equal(got, want)
+                assert_residuals(compressor, simulation)
+            said = [
+                str(one.message) for one in caught if "has no kernel for TensorFlow" in str(one)
+            ]
+            assert len(said) == (number == 0), said
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_half_precision_gradients() -> None:
+    """Widened for the codec, and rounded once."""
+    with installed():
+        for dtype in (tf.float16, tf.bfloat16):
+            compressor = hvdc.Compressor("twobit", threshold=0)
+            variable = tf.Variable(tf.zeros(SHAPES[0], dtype))
+            # Its four levels carry these exactly.
+            numbers = np.random.default_rng(0).choice([-0.75, -0.25, 0.25, 0.75], SHAPES[0])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * tf.cast(numbers * (hvd.rank() + 1), dtype))
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            [got] = tape.gradient(loss, [variable])
+            assert got.dtype == dtype
+            assert np.array_equal(tf.cast(got, tf.float32).numpy(), numbers * 1.5)
+
+
+@on_ranks(1, launcher="tensorflow")
+def test_its_errors_reach_the_operations() -> None:
+    """An altered payload is found, and by whom; what the codec raises is a status, not a crash."""
+    with installed():
+        codec = codec_class("test", "codec", "twobit")()
+        operations()
+        spec = reference.reference_spec(codec)
+        spec.rows, spec.columns = 5, 7
+        functions = reference._FUNCTIONS
+        size = functions.payload_bytes(spec)
+        assert size == codec.payload_bytes((5, 7))
+        values, message = targets(0, 0)[0].reshape(-1)[:35].copy(), np.zeros(2 * size, np.uint8)
+        for rank in range(2):
+            tensor = Tensor(spec=spec, values=values.ctypes.data, payload_bytes=size)
+            tensor.offset = rank * size
+            assert functions.encode_batch(tensor, 1, message.ctypes.data, 1, None) == 0
+        out, bad = np.zeros(35, np.float32), reference.I32(-1)
+
+        def decode(step: int = 0) -> int:
+            at = message.ctypes.data, size, size, 2, 0.5, out.ctypes.data
+            return functions.decode_sum(spec, step, *at, 0, 0, 1, bad)
+
+        assert decode() == 0 and np.corrcoef(out, values)[0, 1] > 0.8
+        assert decode(step=1) == reference._BAD_HEADER and bad.value == 0
+        message[-1] ^= 1
+        assert decode() == reference._BAD_CHECKSUM and bad.value == 1
+        spec.config_hash ^= 1  # No codec that anyone gave.
+        assert functions.payload_bytes(spec) == -1
+        tensor = Tensor(spec=spec, values=values.ctypes.data, payload_bytes=size)
+        assert (
+            functions.encode_batch(tensor, 1, message.ctypes.data, 1, None) == reference._BAD_SPEC
+        )
+
+
+@on_ranks(1, launcher="tensorflow")
+def test_what_needs_kernels() -> None:
+    with installed():
+        with pytest.raises(ValueError, match=r"Compressor.device: expected one of .* for TwoBit"):
+            hvdc.Compressor("twobit", device="GPU:0")
+        compressor = hvdc.Compressor("twobit", exchange="integer_sum", threshold=THRESHOLD)
+        with pytest.raises(Exception, match=r"expected a codec .*levels"):
+            exchange_with(compressor, graph=True)(targets(0, 0))
