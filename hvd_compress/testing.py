@@ -66,7 +66,7 @@ def check_codec(
     1. The class can be registered; the configuration survives JSON.
     2. Scales and codes fill the layout; sizes need no memory; a payload states what it is.
     3. Encoding leaves its input alone and depends on nothing else. Only unbiased codecs read the noise.
-    4. The residual is what was not sent, and can be taken back, up to rounding.
+    4. The residual is what was not sent.
     5. An Inf or a NaN is flagged, arrives as a number that is not finite, and leaves the residual.
     6. Finite numbers up to 6e4 arrive as finite numbers. With ``error = "contractive"``, the error is no
        larger than the tensor, whatever the tensor. With ``"unbiased"``, the mean of the draws is the
@@ -196,11 +196,6 @@ def _check_feedback(codec: Codec, shape: Shape) -> None:
             decoded = _decode(codec, shape, payload, step)
             left = np.float32(feedback.beta) * before + gradient - decoded
             _expect(_same(residual, left), codec, "the residual to be what was not sent", shape)
-        _KERNELS.take_back(codec, shape, gradient, residual, payload, feedback=feedback, step=step)
-        sizes = np.abs(np.stack([before, gradient, decoded]).astype(np.float64)).sum(axis=0)
-        error = np.abs(residual.astype(np.float64) - before)
-        good = bool(np.all(error <= 8 * _EPS * sizes / feedback.beta))
-        _expect(good, codec, "a residual that can be taken back", shape)
 
 
 def _check_nonfinite(codec: Codec, shape: Shape) -> None:

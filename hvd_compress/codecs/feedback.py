@@ -19,9 +19,6 @@ from hvd_compress.codecs.checks import check_number, store
 if TYPE_CHECKING:
     from hvd_compress.codecs.base import Codec, Shape
 
-MIN_BETA = 1 / 16
-"""A step that is taken back (non-finite gradients) divides by beta, so beta is kept off zero."""
-
 
 @dataclass(frozen=True)
 class ErrorFeedback:
@@ -29,7 +26,7 @@ class ErrorFeedback:
 
     Attributes:
         alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
-        beta: time decay of the residual, 1/16 <= beta <= 1 (ECQ-SGD, equation 5).
+        beta: time decay of the residual, 0 <= beta <= 1 (ECQ-SGD, equation 5).
     """
 
     alpha: float = 1.0
@@ -37,7 +34,7 @@ class ErrorFeedback:
 
     def __post_init__(self) -> None:
         check_number("ErrorFeedback", "alpha", self.alpha, 0.0, 1.0)
-        check_number("ErrorFeedback", "beta", self.beta, MIN_BETA, 1.0)
+        check_number("ErrorFeedback", "beta", self.beta, 0.0, 1.0)
         store(self, "alpha", float(self.alpha))
         store(self, "beta", float(self.beta))
 
@@ -85,16 +82,6 @@ class ErrorFeedback:
         """(beta h + g) - decoded, in float32 and in that order; h stays where ``decoded`` is not finite."""
         kept = (np.float32(self.beta) * residual + gradient) - decoded
         return np.where(np.isfinite(decoded), kept, residual)
-
-    def take_back(
-        self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray
-    ) -> np.ndarray:
-        """The residual before a step that every rank drops: ((h + decoded) - g) / beta.
-
-        Exact up to rounding. Where ``decoded`` is not finite the step had not touched h.
-        """
-        before = ((residual + decoded) - gradient) / np.float32(self.beta)
-        return np.where(np.isfinite(decoded), before, residual)
 
 
 OFF = ErrorFeedback(alpha=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy
-from hvd_compress.kernels.interface import Batch, Coder
+from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.native import Shape
 
 
@@ -87,7 +87,7 @@ class SerialBatch(Batch):
 
     def __init__(
         self,
-        kernels: Coder,
+        kernels: Kernels,
         entries: Sequence[Entry],
         arrays: Arrays | None = None,
         *,

@@ -145,38 +145,6 @@ class CpuKernels(Kernels):
         payload = payloads[bad.value] if bad.value >= 0 else None
         _check(status, codec, shape, step, payload, f"rank {bad.value}'s ")
 
-    def take_back(
-        self,
-        codec: Codec,
-        shape: Shape,
-        gradient: Any,
-        residual: Any,
-        payload: Any,
-        *,
-        feedback: ErrorFeedback,
-        step: int,
-    ) -> None:
-        spec = spec_pointer(codec, shape)
-        if spec is None:
-            arrays = (readable(gradient), as_numpy(residual), as_numpy(payload))
-            self._reference.take_back(codec, shape, *arrays, feedback=feedback, step=step)
-            return
-        count = math.prod(shape)
-        size = codec.payload_bytes(shape)
-        if size_of(payload) != size:
-            raise PayloadError(f"payload: expected size in bytes {size}, got {size_of(payload)}")
-        status = self._library.hvdc_take_back(
-            spec,
-            step,
-            pointer_to("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            feedback_pointer(feedback, residual, count),
-            pointer_to("payload", payload, size, "uint8"),
-            size,
-            self.threads,
-        )
-        _check(status, codec, shape, step, payload)
-
     def square_sum(self, values: Any) -> float:
         """Sum of squares of a float32 array, in double precision."""
         count = size_of(values)

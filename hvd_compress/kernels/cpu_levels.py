@@ -109,32 +109,6 @@ class CpuLevels(LevelKernels):
         )
         _check(status, codec, shape)
 
-    def take_back(
-        self,
-        codec: LevelCodec,
-        shape: Shape,
-        gradient: Any,
-        residual: Any,
-        norms: Any,
-        words: Any,
-        *,
-        bits: int,
-        feedback: ErrorFeedback,
-    ) -> None:
-        count, size = math.prod(shape), codec.level_words(shape, bits)
-        status = self._library.hvdc_level_take_back(
-            spec_pointer(codec, shape),
-            pointer_to("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            feedback_pointer(feedback, residual, count),
-            pointer_to("norms", norms, codec.layout(shape).scales, "float32"),
-            bits,
-            pointer_to("words", words, size, "int32"),
-            size,
-            self.threads,
-        )
-        _check(status, codec, shape)
-
 
 def _check(status: int, codec: LevelCodec, shape: Shape) -> None:
     if status:

@@ -31,7 +31,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_PAYLOADS = 1024
 """Ranks whose payloads one call can add up."""
 
@@ -176,47 +176,24 @@ class CudaKernels(Kernels):
             self._remember(codec, shape),
         )
 
-    def take_back(
-        self,
-        codec: Codec,
-        shape: Shape,
-        gradient: Any,
-        residual: Any,
-        payload: Any,
-        *,
-        feedback: ErrorFeedback,
-        step: int,
-        when: Any | None = None,
-    ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.take_back`, but for altered payloads.
-
-        Those leave the residual as it is, and :meth:`check` raises.
+    def restore(self, before: Any, after: Any, when: Any) -> None:
+        """Copies ``before`` to ``after`` if ``when`` is not 0, which the host need not know.
 
         Args:
-            when: a device tensor of one int32; where it holds 0 when its turn comes, nothing is done. So a
-                step can be dropped by flags (:meth:`collect_flags`) that the host has not seen.
+            before: shape=(n,), float32, on the device.
+            after: shape=(n,), float32.
+            when: shape=(1,), int32, as of :meth:`collect_flags`.
         """
-        spec = _spec(codec, shape)
-        count, size = math.prod(shape), codec.payload_bytes(shape)
-        if payload.numel() != size:
-            raise PayloadError(f"payload: expected size in bytes {size}, got {payload.numel()}")
-        arrays = _Arrays(self._device.type, gradient)
-        pointer = arrays.pointer("residual", residual, count, "float32")
+        arrays, count = _Arrays(self._device.type, before), math.prod(before.shape)
         self._call(
-            f"take_back: {codec!r}, shape {shape}",
-            self._library.hvdc_cuda_take_back,
+            "restore",
+            self._library.hvdc_cuda_restore,
             arrays.index,
-            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec), 1),
-            ctypes.byref(spec),
-            step,
-            arrays.pointer("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            ctypes.byref(feedback_of(feedback, pointer)),
-            arrays.pointer("payload", payload, size, "uint8"),
-            size,
-            None if when is None else arrays.pointer("when", when, 1, "int32"),
-            self._error.data_ptr(),
-            self._remember(codec, shape),
+            0,
+            arrays.pointer("before", before, count, "float32"),
+            arrays.pointer("after", after, count, "float32"),
+            count,
+            arrays.pointer("when", when, 1, "int32"),
         )
 
     def collect_flags(self, payloads: Any, flags: Any) -> None:
@@ -376,7 +353,7 @@ _SIGNATURES: Signatures = {
         I32,
         [P, U64, P, I64, I64, I32, F32, P, I32, I32, P, U64, P],
     ),
-    "hvdc_cuda_take_back": (I32, [P, U64, P, I32, P, P, I64, P, P, U64, P]),
+    "hvdc_cuda_restore": (I32, [P, P, I64, P, P]),
     "hvdc_cuda_collect_flags": (I32, [P, I64, I32, P, P]),
     "hvdc_cuda_square_sum": (I32, [P, I64, P, P]),
 }

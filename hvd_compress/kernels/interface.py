@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 
 
-class Coder(Protocol):
+class Kernels(Protocol):
     """Encodes and decodes whole tensors.
 
     Arrays are the executor's own kind (NumPy arrays for the reference, raw pointers with a dtype for the
@@ -70,28 +70,6 @@ class Coder(Protocol):
         Raises:
             PayloadError: a payload is not what this codec writes for this shape and step; ``out`` is
                 then unspecified, but nothing outside it has been touched.
-        """
-        ...
-
-
-class Kernels(Coder, Protocol):
-    """Also takes residuals back to what they were."""
-
-    def take_back(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        gradient: Any,
-        residual: Any,
-        payload: Any,
-        *,
-        feedback: ErrorFeedback,
-        step: int,
-    ) -> None:
-        """Restores the residual that stood before ``encode``, up to rounding, from encode's arguments.
-
-        Raises:
-            PayloadError: as in :meth:`decode_sum`; the residual is then what it was.
         """
         ...
 
@@ -232,19 +210,4 @@ class LevelKernels(Protocol):
             bits: as for :meth:`encode`.
             scale: factor on the sum, rounded to float32.
         """
-        ...
-
-    def take_back(
-        self,
-        codec: LevelCodec,
-        shape: tuple[int, ...],
-        gradient: Any,
-        residual: Any,
-        norms: Any,
-        words: Any,
-        *,
-        bits: int,
-        feedback: ErrorFeedback,
-    ) -> None:
-        """Restores the residual that stood before :meth:`encode`, up to rounding, from its arguments."""
         ...

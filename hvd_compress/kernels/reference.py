@@ -62,22 +62,6 @@ class ReferenceKernels(Kernels):
                 total = out.astype(np.float32) + total
             out[:] = total
 
-    def take_back(
-        self,
-        codec: Codec,
-        shape: Shape,
-        gradient: np.ndarray,
-        residual: np.ndarray,
-        payload: np.ndarray,
-        *,
-        feedback: ErrorFeedback,
-        step: int,
-    ) -> None:
-        _, scales, codes = open_payload(codec, shape, step, payload)
-        with np.errstate(all="ignore"):
-            decoded = dequantize(codec, shape, scales, codes)
-            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
-
 
 class ReferenceLevels(LevelKernels):
     """Implements :class:`hvd_compress.kernels.interface.LevelKernels` on NumPy arrays."""
@@ -134,23 +118,6 @@ class ReferenceLevels(LevelKernels):
         levels = codec.unpack_levels(words, math.prod(shape), bits)
         with np.errstate(all="ignore"):
             out[:] = codec.from_levels(levels, norms) * np.float32(scale)
-
-    def take_back(
-        self,
-        codec: LevelCodec,
-        shape: Shape,
-        gradient: np.ndarray,
-        residual: np.ndarray,
-        norms: np.ndarray,
-        words: np.ndarray,
-        *,
-        bits: int,
-        feedback: ErrorFeedback,
-    ) -> None:
-        levels = codec.unpack_levels(words, math.prod(shape), bits)
-        with np.errstate(all="ignore"):
-            decoded = codec.from_levels(levels, norms)
-            residual[:] = feedback.take_back(gradient.astype(np.float32), residual, decoded)
 
 
 def compensated(

@@ -35,7 +35,7 @@ class Prober:
         largest: elements of the largest gradient: probes are no larger than what will be sent.
         array: makes a framework's array of so many numbers of a dtype, ``float32``, ``float16`` or
             ``uint8``. Floats are random, because zeros would be encoded and added faster.
-        kernels: encode and decode such arrays: a :class:`hvd_compress.kernels.interface.Coder`.
+        kernels: encode and decode such arrays: a :class:`hvd_compress.kernels.interface.Kernels`.
         collective: runs a collective of a kind among all ranks to its end, with a message, under a name.
         wait: returns when a device has done all that was started on it; None where there is none.
         device_type: where gradients are: PyTorch's name for the type of the device.

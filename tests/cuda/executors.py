@@ -61,10 +61,6 @@ class Checked(CudaKernels):
         super().decode_sum(*args, **kwargs)
         self.settle()
 
-    def take_back(self, *args: Any, **kwargs: Any) -> None:
-        super().take_back(*args, **kwargs)
-        self.settle()
-
     def settle(self) -> None:
         """Waits for the device, and checks."""
         if self.device == "cuda":

@@ -279,7 +279,7 @@ CODED_SHAPES = ((), (0,), (65,), (2100,), (71, 1009))
 
 @every_coded_row
 def test_entropy_coded_codes(kernels: Checked, row: Row) -> None:
-    """Encoded, taken back, and added up, a payload with plain codes among them."""
+    """Encoded and added up, a payload with plain codes among them."""
     for shape in CODED_SHAPES:
         encode_and_check(kernels, row, shape, "float32", MODES[2])
         coded = expected(row, shape, "float32", MODES[2], 1)[2].payload

@@ -303,15 +303,12 @@ def test_the_callers_floating_point_mode_does_not_matter(row: Row, isa: str) -> 
                 kernels.encode(
                     row.codec, shape, g, payload, feedback=MODES[1], residual=h, noise=noise
                 )
-                kept = h.numpy().view(np.uint32).copy()
-                kernels.take_back(row.codec, shape, g, h, payload, feedback=MODES[1], step=0)
                 kernels.decode_sum(row.codec, shape, payload[None], out, **arguments)
                 assert flushes(), "the caller's mode has to be put back"
             assert not flushes()
             assert np.array_equal(payload.numpy(), want.payload)
-            assert want.residual is not None and want.taken_back is not None
-            assert np.array_equal(kept, want.residual.view(np.uint32))
-            assert np.array_equal(bits(h), bits(want.taken_back))
+            assert want.residual is not None
+            assert np.array_equal(bits(h), bits(want.residual))
             assert np.array_equal(bits(out), bits(total))
 
 

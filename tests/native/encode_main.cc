@@ -51,9 +51,6 @@ void CheckOne(Random* random) {
                          out.data(), input.test.dtype, input.test.accumulate, input.test.threads,
                          &bad) == HVDC_OK);
   if (!input.feedback) return;
-  const hvdc_feedback coefficients = {input.alpha, input.beta, together.residual.data()};
-  DEMAND(hvdc_take_back(&input.test.spec, cases::kStep, input.gradient.data(), input.test.dtype,
-                        &coefficients, alone.payload.data(), size, input.test.threads) == HVDC_OK);
   const int64_t count = static_cast<int64_t>(input.residual.size());
   const double one = hvdc_square_sum(input.residual.data(), count, 1);
   DEMAND(one == hvdc_square_sum(input.residual.data(), count, input.test.threads));
@@ -94,10 +91,6 @@ void CheckLevels(Random* random) {
                              made.data(), size, some) == HVDC_OK);
   }
   DEMAND(threads == 1 || words[0] == words[1]);
-  if (feedback) {
-    DEMAND(hvdc_level_take_back(&spec, gradient, dtype, feedback, norms.data(), bits,
-                                words[0].data(), size, threads) == HVDC_OK);
-  }
   for (int32_t& word : words[0]) word = static_cast<int32_t>((*random)());
   Bytes out(input.gradient.size());
   DEMAND(hvdc_level_decode(&spec, norms.data(), bits, words[0].data(), size, 0.5f, out.data(),

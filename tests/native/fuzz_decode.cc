@@ -101,11 +101,6 @@ void DecodeOnce(const Case& test, const uint8_t* data, size_t size) {
   if (mode == kRaw && bytes != right) DEMAND(status == HVDC_BAD_SIZE);
   if (mode == kHeader) DEMAND(status == HVDC_OK || (test.spec.coding && status == HVDC_BAD_CODES));
   DecodeBatch(test, data, size, bytes, mode);
-  const auto residual = Fill(data, size, elements * 4);
-  const hvdc_feedback feedback = {1.0f, 1.0f, reinterpret_cast<float*>(residual.get())};
-  const int taken = hvdc_take_back(&test.spec, cases::kStep, out.get(), test.dtype, &feedback,
-                                   payloads.get(), bytes, test.threads);
-  if (count == 1) DEMAND(taken == status);
 }
 
 // There and back. Threads change no byte of the payload, and what stands behind it does not matter.
@@ -137,9 +132,6 @@ void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
                            outs[i].get(), test.dtype, 0, test.threads, &bad) == HVDC_OK);
   }
   DEMAND(!memcmp(outs[0].get(), outs[1].get(), static_cast<size_t>(elements * width)));
-  const hvdc_feedback feedback = {0.5f, 1.0f, reinterpret_cast<float*>(residuals[0].get())};
-  DEMAND(hvdc_take_back(&test.spec, cases::kStep, gradient.get(), test.dtype, &feedback,
-                        payloads[0].get(), bytes, test.threads) == HVDC_OK);
 }
 
 }  // namespace

@@ -30,14 +30,6 @@ HVDC_HD typename V::F Compensate(typename V::F g, typename V::F h, typename V::F
   return V::Add(g, V::Mul(factor, h));
 }
 
-// The residual before a step that was not taken; elements that decode to no finite number keep it.
-template <class V>
-HVDC_HD typename V::F TakeBack(typename V::F g, typename V::F h, typename V::F decoded,
-                               typename V::F beta) {
-  const typename V::F before = V::Div(V::Sub(V::Add(h, decoded), g), beta);
-  return V::Select(IsFinite<V>(decoded), before, h);
-}
-
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

@@ -130,33 +130,21 @@ struct ChunkDecoder {
     Finish<V>(job, scratch.x, elements, first * job.layout.block);
   }
 
-  static void TakeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
-    C coder(CoderSetup{job.spec, job.tables});
-    Codes codes(job, scratch, 0, first, last, &coder);
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t count = BlockElements(job.layout, block);
-      const uint8_t* const bytes = codes.Next(block, count);
-      Blocks::Dequantize(coder, bytes, 0, count, StoreSink<V>{scratch.x});
-      TakeBackBlock<V>(job, scratch.x, count, block * job.layout.block);
-    }
-  }
-
-  static void Run(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
-                  const Scratch& scratch) {
+  static void Run(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
     for (int64_t next; first < last; first = next) {
       next = first + job.layout.chunk < last ? first + job.layout.chunk : last;
-      take_back ? TakeBack(job, first, next, scratch) : Sum(job, first, next, scratch);
+      Sum(job, first, next, scratch);
     }
   }
 };
 
 template <class V>
-inline void DecodeChunks(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
+inline void DecodeChunks(const DecodeJob& job, int64_t first, int64_t last,
                          const Scratch& scratch) {
   if (job.spec->codec == HVDC_TERNARY) {
-    return ChunkDecoder<V, TernaryCoder<V>>::Run(job, take_back, first, last, scratch);
+    return ChunkDecoder<V, TernaryCoder<V>>::Run(job, first, last, scratch);
   }
-  return ChunkDecoder<V, EcqCoder<V>>::Run(job, take_back, first, last, scratch);
+  return ChunkDecoder<V, EcqCoder<V>>::Run(job, first, last, scratch);
 }
 
 }  // namespace HVDC_ARCH

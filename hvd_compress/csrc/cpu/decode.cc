@@ -13,8 +13,6 @@
 namespace hvdc {
 namespace {
 
-using Work = void (*)(const DecodeJob&, int64_t, int64_t, const Scratch&, uint64_t*);
-
 Header ReadHeader(const DecodeJob& job, int32_t index) {
   Header header;
   memcpy(&header, job.payloads + index * job.stride, sizeof(header));
@@ -80,7 +78,7 @@ int64_t LengthOf(const DecodeJob& job, int32_t rank) {
 }
 
 // All jobs have as many payloads.
-int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit* culprit) {
+int Run(const DecodeJob* jobs, int64_t tensors, int threads, Culprit* culprit) {
   const auto fits = [](const DecodeJob& job, int32_t rank, int64_t) {
     return base::HeaderFits(*job.spec, job.layout, job.step, ReadHeader(job, rank));
   };
@@ -89,9 +87,8 @@ int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit*
     return LengthOf(job, rank) >= 0;
   };
   if (!EachPayload(jobs, tensors, culprit, possible)) return HVDC_BAD_CODES;
-  // Sums may become anything where a payload is altered; a residual has to stay what it was.
-  const auto whole = [back](const DecodeJob& job, int32_t rank, int64_t) {
-    if (!back && !base::IsEntropyCoded(*job.spec)) return true;
+  const auto whole = [](const DecodeJob& job, int32_t rank, int64_t) {
+    if (!base::IsEntropyCoded(*job.spec)) return true;
     const int64_t length = LengthOf(job, rank);
     return WholeChecksum(job, CurrentKernels(), rank, length) == ReadHeader(job, rank).checksum;
   };
@@ -114,11 +111,10 @@ int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit*
   const Buffer<uint64_t> totals(tensors * ranks + row * threads);
   if (!scratch || !totals) return HVDC_NO_MEMORY;
   const Kernels& kernels = CurrentKernels();
-  const Work work = back ? kernels.take_back : kernels.decode;
   tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
     uint64_t* const own = totals.data() + tensors * ranks + row * worker;
     for (int64_t k = 0; k < ranks; ++k) own[k] = 0;
-    work(jobs[tensor], first, last, scratch.Of(worker), own);
+    kernels.decode(jobs[tensor], first, last, scratch.Of(worker), own);
     // Several threads may work on one tensor.
     uint64_t* const all = totals.data() + tensor * ranks;
     for (int64_t k = 0; k < ranks; ++k) __atomic_fetch_add(all + k, own[k], __ATOMIC_RELAXED);
@@ -131,11 +127,11 @@ int Run(const DecodeJob* jobs, int64_t tensors, bool back, int threads, Culprit*
 }
 
 // One tensor, by the functions that take one.
-int RunOne(const DecodeJob& job, int64_t payload_bytes, bool back, int threads, int32_t* bad) {
+int RunOne(const DecodeJob& job, int64_t payload_bytes, int threads, int32_t* bad) {
   if (payload_bytes != job.layout.payload_bytes || !ValidStride(job)) return HVDC_BAD_SIZE;
   if (job.count && !job.payloads) return HVDC_BAD_SPEC;
   Culprit culprit;
-  const int status = Run(&job, 1, back, threads, &culprit);
+  const int status = Run(&job, 1, threads, &culprit);
   *bad = culprit.rank;
   return status;
 }
@@ -168,7 +164,7 @@ extern "C" int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void
     job.dtype = tensor.dtype;
   }
   Culprit culprit;
-  const int status = Run(jobs.data(), count, false, threads, &culprit);
+  const int status = Run(jobs.data(), count, threads, &culprit);
   *bad = culprit.tensor;
   *bad_rank = culprit.rank;
   if (status != HVDC_OK) return status;
@@ -193,19 +189,5 @@ extern "C" int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void*
   job.out = out;
   job.dtype = dtype;
   job.accumulate = accumulate != 0;
-  return RunOne(job, payload_bytes, false, threads, bad);
-}
-
-extern "C" int hvdc_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
-                              const hvdc_feedback* feedback, const void* payload,
-                              int64_t payload_bytes, int threads) {
-  using namespace hvdc;
-  int32_t ignored;
-  if (!spec || !base::ValidSpec(*spec) || !ValidDtype(dtype) || !feedback) return HVDC_BAD_SPEC;
-  DecodeJob job = MakeDecodeJob(*spec, step, payload, 0, 1);
-  job.dtype = dtype;
-  job.gradient = gradient;
-  job.residual = feedback->residual;
-  job.beta = feedback->beta;
-  return RunOne(job, payload_bytes, true, threads, &ignored);
+  return RunOne(job, payload_bytes, threads, bad);
 }

@@ -20,12 +20,6 @@ HVDC_HD void ExpectStores(const void* here) {
 
 // Where decoded numbers go, sixteen at a time.
 template <class V>
-struct StoreSink {  // as they are
-  HVDC_HD void Put(int64_t i, typename V::F decoded) const { V::Store(to + i, decoded); }
-  float* to;
-};
-
-template <class V>
 struct AddSink {  // added
   HVDC_HD void Put(int64_t i, typename V::F decoded) const {
     V::Store(to + i, V::Add(V::Load(to + i), decoded));
@@ -86,46 +80,6 @@ inline void Finish(const DecodeJob& job, const float* sums, int64_t count, int64
       return FinishSums<V, HVDC_DTYPE_BFLOAT16, false>(sums, count, scale, out, start);
     default:
       return FinishSums<V, HVDC_DTYPE_BFLOAT16, true>(sums, count, scale, out, start);
-  }
-}
-
-template <class V, int kDtype>
-inline void TakeBackSpan(const float* decoded, int64_t count, float beta, const void* gradient,
-                         float* residual, int64_t start) {
-  using E = Elements<V, kDtype>;
-  using T = typename E::T;
-  const typename V::F divisor = V::Set(beta);
-  const T* g = static_cast<const T*>(gradient) + start;
-  float* h = residual + start;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    V::Store(h + i, TakeBack<V>(E::Load(g + i), V::Load(h + i), V::Load(decoded + i), divisor));
-  }
-  if (const size_t rest = static_cast<size_t>(count - i)) {
-    T g_rest[kLanes] = {};
-    float h_rest[kLanes] = {};
-    memcpy(g_rest, g + i, rest * sizeof(T));
-    memcpy(h_rest, h + i, rest * sizeof(float));
-    V::Store(h_rest, TakeBack<V>(E::Load(g_rest), V::Load(h_rest), V::Load(decoded + i), divisor));
-    memcpy(h + i, h_rest, rest * sizeof(float));
-  }
-}
-
-template <class V>
-inline void TakeBackBlock(const DecodeJob& job, const float* decoded, int64_t count,
-                          int64_t start) {
-  const void* gradient = job.gradient;
-  float* residual = job.residual;
-  switch (job.dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return TakeBackSpan<V, HVDC_DTYPE_FLOAT32>(decoded, count, job.beta, gradient, residual,
-                                                 start);
-    case HVDC_DTYPE_FLOAT16:
-      return TakeBackSpan<V, HVDC_DTYPE_FLOAT16>(decoded, count, job.beta, gradient, residual,
-                                                 start);
-    default:
-      return TakeBackSpan<V, HVDC_DTYPE_BFLOAT16>(decoded, count, job.beta, gradient, residual,
-                                                  start);
   }
 }
 
@@ -241,19 +195,8 @@ struct BlockDecoder {
     }
   }
 
-  static void TakeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
-    C coder(CoderSetup{job.spec, job.tables});
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t start = block * job.layout.block;
-      const int64_t count = BlockElements(job.layout, block);
-      const T* codes = Open(job, job.payloads, block, count, scratch, &coder);
-      Dequantize(coder, codes, 0, count, StoreSink<V>{scratch.x});
-      TakeBackBlock<V>(job, scratch.x, count, start);
-    }
-  }
-
-  static void Run(const DecodeJob& job, bool take_back, int64_t first, int64_t last,
-                  const Scratch& scratch, uint64_t* checksums) {
+  static void Run(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                  uint64_t* checksums) {
     const int64_t step = BlocksPerRun(job.layout);
     for (int64_t next; first < last; first = next) {
       next = first + step < last ? first + step : last;
@@ -262,35 +205,35 @@ struct BlockDecoder {
         const uint8_t* payload = job.payloads + k * job.stride;
         checksums[k] += BlocksChecksum<V>(*job.spec, job.layout, payload, first, next);
       }
-      take_back ? TakeBack(job, first, next, scratch) : Sum(job, first, next, scratch);
+      Sum(job, first, next, scratch);
     }
   }
 };
 
 template <class V>
-inline void Decode(const DecodeJob& job, bool back, int64_t first, int64_t last,
-                   const Scratch& scratch, uint64_t* sums) {
+inline void Decode(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+                   uint64_t* sums) {
   switch (job.spec->codec) {
     case HVDC_ONEBIT:
       if (job.spec->grouping >= HVDC_ROW) {
-        return BlockDecoder<V, OneBitMatrixCoder<V>>::Run(job, back, first, last, scratch, sums);
+        return BlockDecoder<V, OneBitMatrixCoder<V>>::Run(job, first, last, scratch, sums);
       }
-      return BlockDecoder<V, OneBitCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, OneBitCoder<V>>::Run(job, first, last, scratch, sums);
     case HVDC_INT8:
       if (job.spec->variant == HVDC_LINEAR) {
-        return BlockDecoder<V, LinearCoder<V>>::Run(job, back, first, last, scratch, sums);
+        return BlockDecoder<V, LinearCoder<V>>::Run(job, first, last, scratch, sums);
       }
-      return BlockDecoder<V, TableCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, TableCoder<V>>::Run(job, first, last, scratch, sums);
     case HVDC_TERNARY:
-      return BlockDecoder<V, TernaryCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, TernaryCoder<V>>::Run(job, first, last, scratch, sums);
     case HVDC_ECQ:
-      return BlockDecoder<V, EcqCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, EcqCoder<V>>::Run(job, first, last, scratch, sums);
     case HVDC_FP16:
-      return BlockDecoder<V, HalfCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, HalfCoder<V>>::Run(job, first, last, scratch, sums);
     case HVDC_BF16:
-      return BlockDecoder<V, BfloatCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, BfloatCoder<V>>::Run(job, first, last, scratch, sums);
     default:
-      return BlockDecoder<V, FloatCoder<V>>::Run(job, back, first, last, scratch, sums);
+      return BlockDecoder<V, FloatCoder<V>>::Run(job, first, last, scratch, sums);
   }
 }
 

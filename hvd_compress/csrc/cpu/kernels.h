@@ -55,9 +55,6 @@ struct DecodeJob {
   void* out;
   int dtype;
   bool accumulate;
-  const void* gradient;  // taking back only
-  float* residual;
-  float beta;
 };
 
 // Levels of all blocks, packed in lanes, and the norms that they are made with.
@@ -106,8 +103,6 @@ struct Kernels {
   // but where codes may be entropy coded: then the blocks are whole chunks.
   void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  uint64_t* checksums);
-  void (*take_back)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-                    uint64_t* checksums);
   // Sums of squares of chunks [first, last) of count numbers.
   void (*square_chunks)(const float* values, int64_t count, int64_t first, int64_t last,
                         double* sums);
@@ -115,11 +110,11 @@ struct Kernels {
   // Norms of blocks [first, last), where each is a bucket.
   void (*level_norms)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                       float* norms);
-  // Blocks [first, last) to words, and sums of words to numbers, or back into a residual.
+  // Blocks [first, last) to words, and sums of words to numbers.
   void (*encode_levels)(const EncodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
                         const Scratch& scratch);
-  void (*decode_levels)(const DecodeJob& job, const LevelWords& levels, bool back, int64_t first,
-                        int64_t last, const Scratch& scratch);
+  void (*decode_levels)(const DecodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
+                        const Scratch& scratch);
 };
 
 extern const Kernels kPlainKernels;

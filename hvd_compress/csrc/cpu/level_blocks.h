@@ -103,20 +103,15 @@ struct LevelBlocks {
     if (job.stream) V::FinishStreams();
   }
 
-  static void Decode(const DecodeJob& job, const LevelWords& levels, bool back, int64_t first,
-                     int64_t last, const Scratch& scratch) {
+  static void Decode(const DecodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
+                     const Scratch& scratch) {
     C coder(CoderSetup{job.spec, nullptr});
     for (int64_t block = first; block < last; ++block) {
-      const int64_t start = block * job.layout.block;
       const int64_t count = BlockElements(job.layout, block);
       coder.SetGroup(ScaleOfBlock(*job.spec, levels, block));
       const C fixed = coder;  // a copy whose members can stay in registers
       UnpackLanes<V>(fixed, WordsOf(levels, job.layout, block), count, levels.bits, scratch.x);
-      if (back) {
-        TakeBackBlock<V>(job, scratch.x, count, start);
-      } else {
-        Finish<V>(job, scratch.x, count, start);
-      }
+      Finish<V>(job, scratch.x, count, block * job.layout.block);
     }
   }
 };
@@ -131,12 +126,12 @@ inline void EncodeLevels(const EncodeJob& job, const LevelWords& levels, int64_t
 }
 
 template <class V>
-inline void DecodeLevels(const DecodeJob& job, const LevelWords& levels, bool back, int64_t first,
+inline void DecodeLevels(const DecodeJob& job, const LevelWords& levels, int64_t first,
                          int64_t last, const Scratch& scratch) {
   if (job.spec->codec == HVDC_TERNARY) {
-    return LevelBlocks<V, TernaryCoder<V>>::Decode(job, levels, back, first, last, scratch);
+    return LevelBlocks<V, TernaryCoder<V>>::Decode(job, levels, first, last, scratch);
   }
-  return LevelBlocks<V, EcqCoder<V>>::Decode(job, levels, back, first, last, scratch);
+  return LevelBlocks<V, EcqCoder<V>>::Decode(job, levels, first, last, scratch);
 }
 
 }  // namespace HVDC_ARCH

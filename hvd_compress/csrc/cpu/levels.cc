@@ -60,8 +60,7 @@ DecodeJob MakeDecodeJob(const hvdc_spec& spec, int dtype) {
   return job;
 }
 
-// Decodes sums, or takes residuals back.
-int Decode(const DecodeJob* jobs, const LevelWords* levels, int64_t count, bool back, int threads) {
+int Decode(const DecodeJob* jobs, const LevelWords* levels, int64_t count, int threads) {
   const Tasks<DecodeJob> tasks(jobs, count);
   if (!tasks) return HVDC_NO_MEMORY;
   threads = ClampThreads(threads, tasks.count());
@@ -69,7 +68,7 @@ int Decode(const DecodeJob* jobs, const LevelWords* levels, int64_t count, bool 
   if (!scratch) return HVDC_NO_MEMORY;
   const Kernels& kernels = CurrentKernels();
   tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
-    kernels.decode_levels(jobs[tensor], levels[tensor], back, first, last, scratch.Of(worker));
+    kernels.decode_levels(jobs[tensor], levels[tensor], first, last, scratch.Of(worker));
   });
   return HVDC_OK;
 }
@@ -169,7 +168,7 @@ extern "C" int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, cons
     levels[*bad] = WordsAt(tensor, norms, message);
   }
   *bad = -1;
-  return Decode(jobs.data(), levels.data(), count, false, threads);
+  return Decode(jobs.data(), levels.data(), count, threads);
 }
 
 extern "C" int hvdc_level_norms(const hvdc_spec* spec, const void* gradient, int dtype,
@@ -211,21 +210,4 @@ extern "C" int hvdc_level_decode(const hvdc_spec* spec, const float* norms, int 
   if (!spec) return HVDC_BAD_SPEC;
   hvdc_tensor tensor = LevelTensor(*spec, out, dtype, nullptr, bits, word_count);
   return hvdc_level_decode_batch(&tensor, 1, norms, words, scale, threads, nullptr);
-}
-
-extern "C" int hvdc_level_take_back(const hvdc_spec* spec, const void* gradient, int dtype,
-                                    const hvdc_feedback* feedback, const float* norms, int bits,
-                                    const int32_t* words, int64_t word_count, int threads) {
-  using namespace hvdc;
-  if (!spec || !base::ValidSpec(*spec) || !HoldLevels(*spec, bits)) return HVDC_BAD_SPEC;
-  if (!ValidDtype(dtype) || !feedback) return HVDC_BAD_SPEC;
-  DecodeJob job = MakeDecodeJob(*spec, dtype);
-  if (word_count != WordsOf(job.layout, bits)) return HVDC_BAD_SIZE;
-  job.gradient = gradient;
-  job.residual = feedback->residual;
-  job.beta = feedback->beta;
-  hvdc_tensor tensor = {};
-  tensor.bits = bits;
-  const LevelWords levels = WordsAt(tensor, norms, words);
-  return Decode(&job, &levels, 1, true, threads);
 }

@@ -14,22 +14,15 @@ namespace HVDC_ARCH {
 template <class V>
 void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                uint64_t* checksums) {
-  if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, false, first, last, scratch);
-  Decode<V>(job, false, first, last, scratch, checksums);
-}
-
-template <class V>
-void DecodeBack(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-                uint64_t* checksums) {
-  if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, true, first, last, scratch);
-  Decode<V>(job, true, first, last, scratch, checksums);
+  if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, first, last, scratch);
+  Decode<V>(job, first, last, scratch, checksums);
 }
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           Encode<V>,     EncodeChunks<V>, ChunkStats<V>,
-          ColumnStats<V>, DecodeSum<V>,  DecodeBack<V>,   SquareChunks<V>,
-          Checksum<V>,    LevelNorms<V>, EncodeLevels<V>, DecodeLevels<V>};
+  return {name,           Encode<V>,       EncodeChunks<V>, ChunkStats<V>,
+          ColumnStats<V>, DecodeSum<V>,    SquareChunks<V>, Checksum<V>,
+          LevelNorms<V>,  EncodeLevels<V>, DecodeLevels<V>};
 }
 
 }  // namespace HVDC_ARCH

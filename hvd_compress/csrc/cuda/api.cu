@@ -233,27 +233,15 @@ extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const 
   return Settle(status, *queue);
 }
 
-extern "C" int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient,
-                                   int dtype, const hvdc_feedback* feedback, const void* payload,
-                                   int64_t payload_bytes, const uint32_t* when,
-                                   hvdc_cuda_error* error, uint64_t tag,
-                                   const hvdc_cuda_queue* queue) {
-  DecodeJob job = {};
-  if (!feedback) return HVDC_BAD_SPEC;
-  int status =
-      OpenPayloads(spec, step, payload, payload_bytes, 0, 1, dtype, error, tag, queue, &job);
-  if (status != HVDC_OK) return status;
-  if (!Aligned(gradient, ElementBytes(dtype)) || !Aligned(feedback->residual, 4)) {
-    return HVDC_CUDA_MISALIGNED;
-  }
-  job.gradient = gradient;
-  job.residual = feedback->residual;
-  job.beta = feedback->beta;
-  job.aligned = Aligned(gradient, 4 * ElementBytes(dtype)) && Aligned(job.residual, 16);
-  job.when = when;
+extern "C" int hvdc_cuda_restore(const float* before, float* after, int64_t count,
+                                 const uint32_t* when, const hvdc_cuda_queue* queue) {
+  if (!queue || !when || count < 0 || (count && (!before || !after))) return HVDC_BAD_SPEC;
+  if (count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
+  if (!Aligned(before, 4) || !Aligned(after, 4)) return HVDC_CUDA_MISALIGNED;
+  if (!count) return HVDC_OK;
   const DeviceGuard guard(queue->device);
-  status = guard.status();
-  if (status == HVDC_OK) status = TakeBack(job, StreamOf(*queue));
+  if (guard.status() != HVDC_OK) return guard.status();
+  const int status = Restore(before, after, static_cast<uint32_t>(count), when, StreamOf(*queue));
   return Settle(status, *queue);
 }
 

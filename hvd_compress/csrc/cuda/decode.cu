@@ -150,30 +150,9 @@ __device__ inline void StoreSums(const DecodeJob& job, uint32_t element, uint32_
   }
 }
 
-// The same for residuals.
-template <int kDtype, bool kWhole, int kQuads>
-__device__ inline void StoreTakenBack(const DecodeJob& job, uint32_t element, uint32_t valid,
-                                      const Quad* decoded) {
-  Quad g[kQuads], h[kQuads];
-#pragma unroll
-  for (uint32_t i = 0; i < kQuads; ++i) {
-    g[i] = LoadQuadAs<kDtype, kWhole>(job.gradient, element + i * kRow, valid);
-    h[i] = LoadResidual<kWhole>(job.residual, element + i * kRow, valid);
-  }
-#pragma unroll
-  for (uint32_t i = 0; i < kQuads; ++i) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      h[i].v[k] =
-          hvdc::HVDC_ARCH::TakeBack<Thread>(g[i].v[k], h[i].v[k], decoded[i].v[k], job.beta);
-    }
-    StoreResidual<kWhole>(job.residual, element + i * kRow, valid, h[i]);
-  }
-}
-
 // kQuads rows of a warp from an element on, of one payload after the other. kWhole: all of their
 // elements exist, and the tensors are aligned to four.
-template <class C, bool kBack, bool kWhole, int kQuads, class Sums>
+template <class C, bool kWhole, int kQuads, class Sums>
 __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Sums& sums,
                                   uint32_t first) {
   using Decoder = QuadDecoder<C, kWhole>;
@@ -205,7 +184,7 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Su
       const Quad decoded = Decoder::Decode(job, coder, bytes, place, now[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        total[i].v[k] = kBack ? decoded.v[k] : Thread::Add(total[i].v[k], decoded.v[k]);
+        total[i].v[k] = Thread::Add(total[i].v[k], decoded.v[k]);
       }
     }
     sums.Add(payload, totals);
@@ -214,17 +193,12 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Su
   if (!valid) return;
   WithDtype(job.dtype, [&](auto dtype) {
     constexpr int kDtype = decltype(dtype)::value;
-    if constexpr (kBack) {
-      StoreTakenBack<kDtype, kWhole, kQuads>(job, element, valid, total);
-    } else {
-      StoreSums<kDtype, kWhole, kQuads>(job, element, valid, total);
-    }
+    StoreSums<kDtype, kWhole, kQuads>(job, element, valid, total);
   });
 }
 
 // Headers and checksums, before codes are looked at.
 __global__ void __launch_bounds__(kThreads) CheckPayloads(const DecodeJob job) {
-  if (job.when && !*job.when) return;
   const PayloadSums sums(job);
   const uint32_t most = static_cast<uint32_t>(job.layout.payload_bytes / 4);
   // Whole warps at a time, so that their sums can be taken.
@@ -247,36 +221,40 @@ __global__ void __launch_bounds__(kThreads) CheckPayloads(const DecodeJob job) {
 }
 
 // A warp takes kQuads rows at a time.
-template <class C, bool kBack>
+template <class C>
 __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
   Control* const control = job.workspace.control;
-  if (kBack && ((job.when && !*job.when) || !control->sound)) return;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const std::conditional_t<kIsUnpacked<C>, NoSums, PayloadSums> sums(job);
   const bool sound = !kIsUnpacked<C> || control->sound;
   const uint32_t count = sound ? job.blocks.elements : 0;
   for (uint32_t first = WarpOfGrid() * kSpan; first < count; first += WarpsOfGrid() * kSpan) {
     if (job.aligned && count - first >= kSpan) {
-      DecodeRows<C, kBack, true, kQuads>(job, coder, sums, first);
+      DecodeRows<C, true, kQuads>(job, coder, sums, first);
     } else {
       for (uint32_t row = first; row < count && row < first + kSpan; row += kRow) {
-        DecodeRows<C, kBack, false, 1>(job, coder, sums, row);
+        DecodeRows<C, false, 1>(job, coder, sums, row);
       }
     }
   }
   if constexpr (kIsUnpacked<C>) {
     if (!LastBlock(control)) return;
     if (!sound) FillWithNan(job);
-    if (threadIdx.x == 0) control->tickets = 0;
+    if (threadIdx.x == 0) control->tickets = control->sound = 0;
   } else {
     AddRest(job, sums);
     sums.Finish(job.workspace.checksums);
     if (!LastBlock(control)) return;
-    if (!Verify(job) && !kBack) FillWithNan(job);
+    if (!Verify(job)) FillWithNan(job);
   }
-  if ((kBack || kIsUnpacked<C>) && threadIdx.x == 0) control->sound = 0;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CopyIf(const float* from, float* to, uint32_t count, const uint32_t* when) {
+  if (!*when) return;
+  for (uint32_t at = ThreadOfGrid(); at < count; at += ThreadsOfGrid()) to[at] = from[at];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -301,43 +279,37 @@ int64_t BlocksForDecode(const DecodeJob& job) {
   return (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
 }
 
-template <bool kBack>
 int DecodePlain(const DecodeJob& job, cudaStream_t stream) {
   return WithCoder(job.spec, [&](auto coder) {
     using C = typename decltype(coder)::Type;
-    return Launch(Decode<C, kBack>, BlocksForDecode(job), SharedForSums(job), stream, job);
+    return Launch(Decode<C>, BlocksForDecode(job), SharedForSums(job), stream, job);
   });
 }
 
-template <bool kBack>
 int DecodeUnpacked(DecodeJob job, cudaStream_t stream) {
   const int status = UnpackCodes(job, stream);
   if (status != HVDC_OK) return status;
   job.blocks = UnpackedBlocks(job.spec, job.blocks);
   return WithLevelCoder(job.spec, [&](auto coder) {
     using C = Unpacked<typename decltype(coder)::Type>;
-    return Launch(Decode<C, kBack>, BlocksForDecode(job), 0, stream, job);
+    return Launch(Decode<C>, BlocksForDecode(job), 0, stream, job);
   });
-}
-
-template <bool kBack>
-int LaunchDecode(const DecodeJob& job, cudaStream_t stream) {
-  const bool coded = IsEntropyCoded(job.spec);
-  if (kBack || coded) {
-    const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
-    const int status = Launch(CheckPayloads, blocks, SharedForSums(job), stream, job);
-    if (status != HVDC_OK) return status;
-  }
-  return coded ? DecodeUnpacked<kBack>(job, stream) : DecodePlain<kBack>(job, stream);
 }
 
 }  // namespace
 
 int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
-  return LaunchDecode<false>(job, stream);
+  if (!IsEntropyCoded(job.spec)) return DecodePlain(job, stream);
+  const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
+  const int status = Launch(CheckPayloads, blocks, SharedForSums(job), stream, job);
+  return status == HVDC_OK ? DecodeUnpacked(job, stream) : status;
 }
 
-int TakeBack(const DecodeJob& job, cudaStream_t stream) { return LaunchDecode<true>(job, stream); }
+int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,
+            cudaStream_t stream) {
+  const int64_t blocks = (static_cast<int64_t>(count) + kThreads - 1) / kThreads;
+  return Launch(CopyIf, blocks, 0, stream, before, after, count, when);
+}
 
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream) {

@@ -138,7 +138,6 @@ __global__ void __launch_bounds__(kThreads) UnpackChunks(const DecodeJob job) {
   using Step = RansStep<Thread>;
   __shared__ SlotTable tables[2 * kWarps];
   Control* const control = job.workspace.control;
-  if (job.when && !*job.when) return;
   if (!control->sound) return;
   SlotTable* const table = &tables[threadIdx.x / kLanes];
   const uint32_t alphabet = static_cast<uint32_t>(Alphabet(job.spec));

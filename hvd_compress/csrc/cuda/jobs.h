@@ -108,12 +108,8 @@ struct DecodeJob {
   float scale;
   void* out;
   int dtype;
-  bool aligned;  // out, or gradient and residual, to four elements
+  bool aligned;  // out, to four elements
   bool accumulate;
-  const void* gradient;  // taking back only
-  float* residual;
-  float beta;
-  const uint32_t* when;
   hvdc_cuda_error* error;
   uint64_t tag;
 };

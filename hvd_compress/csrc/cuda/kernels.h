@@ -20,7 +20,9 @@ int EncodeEntropy(const EncodeJob& job, cudaStream_t stream);
 // and indices are checked.
 int UnpackCodes(const DecodeJob& job, cudaStream_t stream);
 int DecodeSum(const DecodeJob& job, cudaStream_t stream);
-int TakeBack(const DecodeJob& job, cudaStream_t stream);
+// Copies if *when is not 0.
+int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,
+            cudaStream_t stream);
 // The sum of squares of job.gradient's float32 numbers.
 int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream);
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 4
+#define HVDC_ABI_VERSION 5
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -97,13 +97,6 @@ HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* p
                              int64_t payload_bytes, int64_t stride, int32_t count, float scale,
                              void* out, int dtype, int accumulate, int threads, int32_t* bad);
 
-// Takes the residual back to what it was before payload was encoded from gradient, up to rounding:
-// h <- ((h + decoded) - g) / beta; elements that decode to a non-finite number keep theirs.
-// After an error all do.
-HVDC_API int hvdc_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
-                            const hvdc_feedback* feedback, const void* payload,
-                            int64_t payload_bytes, int threads);
-
 // Integer sums, of codecs whose numbers are whole multiples of a unit (HVDC_TERNARY and HVDC_ECQ):
 // ranks agree on the largest norm of each bucket, and add their levels as lanes of 32-bit words.
 // bits: of a lane, 2 to 16, wide enough for the levels' sum.
@@ -128,11 +121,6 @@ HVDC_API int hvdc_level_encode(const hvdc_spec* spec, const hvdc_noise* noise, c
 HVDC_API int hvdc_level_decode(const hvdc_spec* spec, const float* norms, int bits,
                                const int32_t* words, int64_t word_count, float scale, void* out,
                                int dtype, int threads);
-
-// As hvdc_take_back, of what this rank alone encoded.
-HVDC_API int hvdc_level_take_back(const hvdc_spec* spec, const void* gradient, int dtype,
-                                  const hvdc_feedback* feedback, const float* norms, int bits,
-                                  const int32_t* words, int64_t word_count, int threads);
 
 // Batches: many tensors of any codecs, sizes and dtypes in one message, by one call. The threads
 // share the work of all tensors. Calls on different batches, and on different messages, are

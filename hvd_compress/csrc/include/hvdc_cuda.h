@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 2
+#define HVDC_CUDA_ABI_VERSION 3
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -68,13 +68,10 @@ HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const vo
                                   void* out, int dtype, int accumulate, hvdc_cuda_error* error,
                                   uint64_t tag, const hvdc_cuda_queue* queue);
 
-// Like hvdc_take_back. when: null, or a word without which (0) nothing is changed; so a step can be
-// dropped without the host's knowing.
-HVDC_API int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient,
-                                 int dtype, const hvdc_feedback* feedback, const void* payload,
-                                 int64_t payload_bytes, const uint32_t* when,
-                                 hvdc_cuda_error* error, uint64_t tag,
-                                 const hvdc_cuda_queue* queue);
+// Copies before to after, count numbers, if *when is not 0: so a step can be dropped without the
+// host's knowing.
+HVDC_API int hvdc_cuda_restore(const float* before, float* after, int64_t count,
+                               const uint32_t* when, const hvdc_cuda_queue* queue);
 
 // Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0.
 HVDC_API int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,

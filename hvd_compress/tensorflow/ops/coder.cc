@@ -120,35 +120,6 @@ absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, con
   return absl::OkStatus();
 }
 
-Move Coder::Moved(const std::shared_ptr<Kernels>& kernels, std::vector<Piece> pieces, int64_t step,
-                  const Tensor& numbers, const Tensor& message, core::RefCountPtr<Var> residual,
-                  Tensor before) const {
-  Move move{std::move(residual), std::move(before), nullptr};
-  if (!kernels->flags_are_on_device()) return move;
-  Tensor after = [&] {
-    mutex_lock lock(*move.residual->mu());
-    return *move.residual->tensor();
-  }();
-  move.if_flagged = [coder = *this, kernels, pieces = std::move(pieces), step, numbers, message,
-                     after]() mutable {
-    const auto* from = static_cast<const char*>(numbers.data());
-    const auto* payloads = message.flat<uint8_t>().data();
-    float* rest = after.flat<float>().data();
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const Piece& piece = pieces[i];
-      if (piece.bytes == 0) continue;
-      const Payloads payload{piece.spec,  step,        payloads + piece.offset,
-                             piece.bytes, piece.bytes, 1};
-      TF_RETURN_IF_ERROR(
-          kernels->UndoIfFlagged(payload, {coder.label(), i, pieces.size(), false, step},
-                                 from + piece.begin * DataTypeSize(numbers.dtype()),
-                                 DtypeOf(numbers.dtype()), coder.FeedbackWith(rest + piece.begin)));
-    }
-    return absl::OkStatus();
-  };
-  return move;
-}
-
 hvdc_noise Coder::NoiseOf(int64_t stream, int64_t step) const {
   return {static_cast<uint32_t>(seed_), static_cast<uint32_t>(stream),
           static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};

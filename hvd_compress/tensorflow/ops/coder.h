@@ -9,7 +9,6 @@
 
 #include "hvdc.h"
 #include "kernels.h"
-#include "move.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -55,12 +54,6 @@ class Coder {
                          int64_t step, const tensorflow::Tensor& average,
                          tensorflow::Tensor* message, tensorflow::Var* residual,
                          tensorflow::Tensor* before) const;
-
-  // What the ledger notes of it. It refers to the numbers' memory, and copies nothing.
-  Move Moved(const std::shared_ptr<Kernels>& kernels, std::vector<Piece> pieces, int64_t step,
-             const tensorflow::Tensor& numbers, const tensorflow::Tensor& message,
-             tensorflow::core::RefCountPtr<tensorflow::Var> residual,
-             tensorflow::Tensor before) const;
 
   // Integer sums, on the CPU. How many norms and words of levels a gradient has.
   int64_t norms() const { return norms_; }

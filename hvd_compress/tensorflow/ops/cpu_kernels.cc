@@ -87,9 +87,8 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   return absl::OkStatus();
 }
 
-absl::Status CpuKernels::UndoIfFlagged(const Payloads&, const Senders& sender, const void*, int,
-                                       const hvdc_feedback&) {
-  return Internal(sender.label, ": the host knows flags");
+absl::Status CpuKernels::RestoreIfFlagged(const float*, float*, int64_t) {
+  return Internal("the host knows flags");
 }
 
 absl::Status CpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,

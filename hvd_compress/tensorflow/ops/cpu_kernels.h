@@ -18,8 +18,7 @@ class CpuKernels : public Kernels {
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
   bool flags_are_on_device() const override { return false; }
-  absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender, const void* numbers,
-                             int dtype, const hvdc_feedback& feedback) override;
+  absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 

@@ -16,7 +16,7 @@ struct CudaLibrary {
   decltype(&hvdc_cuda_prepare) prepare;
   decltype(&hvdc_cuda_encode) encode;
   decltype(&hvdc_cuda_decode_sum) decode_sum;
-  decltype(&hvdc_cuda_take_back) take_back;
+  decltype(&hvdc_cuda_restore) restore;
   decltype(&hvdc_cuda_collect_flags) collect_flags;
 };
 

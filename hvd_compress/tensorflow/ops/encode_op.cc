@@ -184,8 +184,7 @@ class EncodeOp : public AsyncOpKernel {
       }
       ledger->Count(kElements, static_cast<double>(member.gradient.NumElements()));
       if (coder.feedback()) {
-        ledger->Encoded(coder.Moved(kernels, member.pieces, member.step, member.gradient, **message,
-                                    std::move(member.residual), std::move(before)));
+        ledger->Encoded({std::move(member.residual), std::move(before), kernels});
       }
     }
     if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));

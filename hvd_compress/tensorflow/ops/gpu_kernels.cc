@@ -113,16 +113,11 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
       "collecting flags");
 }
 
-absl::Status GpuKernels::UndoIfFlagged(const Payloads& payload, const Senders& sender,
-                                       const void* numbers, int dtype,
-                                       const hvdc_feedback& feedback) {
+absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int64_t count) {
   mutex_lock lock(mutex_);
-  hvdc_cuda_queue queue;
-  TF_RETURN_IF_ERROR(Prepare(payload.spec, &queue));
-  return Check(
-      library_->take_back(&payload.spec, payload.step, numbers, dtype, &feedback, payload.first,
-                          payload.bytes, flags(), error_, Remember(sender), &queue),
-      "undoing the move of a residual");
+  if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.
+  const hvdc_cuda_queue queue = Queue();
+  return Check(library_->restore(before, after, count, flags(), &queue), "restoring a residual");
 }
 
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
@@ -148,7 +143,7 @@ absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) 
   // Plain codes take as much for any number of payloads.
   const int64_t needed =
       std::max(library_->workspace_bytes(&spec, 0), library_->square_sum_bytes(0));
-  *queue = {ordinal_, 0, stream_->platform_specific_handle().stream, nullptr, 0};
+  *queue = Queue();
   int64_t size = workspace_.NumElements() - kAlignment;
   if (size < needed) {
     for (size = kAlignment; size < needed;) size *= 2;
@@ -164,6 +159,10 @@ absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) 
     flags_are_of_this_step_ = true;
   }
   return absl::OkStatus();
+}
+
+hvdc_cuda_queue GpuKernels::Queue() const {
+  return {ordinal_, 0, stream_->platform_specific_handle().stream, nullptr, 0};
 }
 
 absl::Status GpuKernels::Allocate(int64_t bytes, Tensor* memory) const {

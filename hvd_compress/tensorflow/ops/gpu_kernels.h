@@ -43,8 +43,7 @@ class GpuKernels : public Kernels {
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
   bool flags_are_on_device() const override { return true; }
-  absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender, const void* numbers,
-                             int dtype, const hvdc_feedback& feedback) override;
+  absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 
@@ -54,6 +53,7 @@ class GpuKernels : public Kernels {
   // The lock is held by whoever calls these: a call of the library may be several launches, which
   // share the workspace.
   absl::Status Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue);
+  hvdc_cuda_queue Queue() const;  // without a workspace
   absl::Status Allocate(int64_t bytes, tensorflow::Tensor* memory) const;
   absl::Status Sum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                    int dtype);

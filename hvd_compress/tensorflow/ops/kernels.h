@@ -56,17 +56,15 @@ class Kernels {
                               int64_t bytes) = 0;
 
   // out = scale * the sum of the payloads. Sets `nonfinite` where one is flagged, if the host can
-  // know; otherwise UndoIfFlagged does.
+  // know; otherwise RestoreIfFlagged does.
   virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                  void* out, int dtype, bool* nonfinite) = 0;
 
   // Whether the host does not know flags.
   virtual bool flags_are_on_device() const = 0;
 
-  // There: as hvdc_take_back, of one payload, if one of this step is flagged.
-  virtual absl::Status UndoIfFlagged(const Payloads& payload, const Senders& sender,
-                                     const void* numbers, int dtype,
-                                     const hvdc_feedback& feedback) = 0;
+  // There: copies before to after, count numbers, if a payload of this step is flagged.
+  virtual absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) = 0;
 
   // out = scale * numbers.
   virtual absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,

@@ -100,8 +100,7 @@ void Ledger::Returned() {
     mutex_lock lock(mutex_);
     if (++returned_ != expected_) return;
     for (Move& move : moves_) {
-      if (!move.if_flagged) continue;
-      const absl::Status status = std::exchange(move.if_flagged, nullptr)();
+      const absl::Status status = move.TakeBackIfFlagged();
       if (!status.ok() && failure_.empty()) failure_ = std::string(status.message());
     }
     buckets_.clear();

@@ -2,8 +2,10 @@
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_MOVE_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_MOVE_H_
 
-#include "absl/functional/any_invocable.h"
+#include <memory>
+
 #include "absl/status/status.h"
+#include "kernels.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
 
@@ -14,13 +16,20 @@ struct Move {
   tensorflow::core::RefCountPtr<tensorflow::Var> residual;
   tensorflow::Tensor before;
 
-  // On a GPU: undoes the move there, if a payload of the step turns out to be flagged, which only
-  // the device knows. It keeps the gradient's memory alive until the step is over.
-  absl::AnyInvocable<absl::Status()> if_flagged;
+  std::shared_ptr<Kernels> kernels;  // that wrote it; null on the host
 
   void TakeBack() {
     tensorflow::mutex_lock lock(*residual->mu());
     *residual->tensor() = before;
+  }
+
+  // Where only the device knows flags: undoes the move there, if a payload of the step is flagged.
+  absl::Status TakeBackIfFlagged() {
+    if (!kernels || !kernels->flags_are_on_device()) return absl::OkStatus();
+    tensorflow::mutex_lock lock(*residual->mu());
+    tensorflow::Tensor* const after = residual->tensor();
+    return kernels->RestoreIfFlagged(before.flat<float>().data(), after->flat<float>().data(),
+                                     before.NumElements());
   }
 };
 

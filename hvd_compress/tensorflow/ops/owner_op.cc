@@ -143,8 +143,7 @@ class AverageOp : public OpKernel {
     ledger->Count(kDecodeSeconds, averaging.count());
     ledger->Count(kEncodeSeconds, encoding.count());
     if (coder.feedback()) {
-      ledger->Encoded(coder.Moved(kernels, {whole}, member->step, average, *averages,
-                                  std::move(member->owned), std::move(before)));
+      ledger->Encoded({std::move(member->owned), std::move(before), kernels});
     }
     return absl::OkStatus();
   }

@@ -88,16 +88,11 @@ int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* paylo
   return HVDC_OK;
 }
 
-int hvdc_cuda_take_back(const hvdc_spec* spec, uint64_t step, const void* gradient, int dtype,
-                        const hvdc_feedback* feedback, const void* payload, int64_t payload_bytes,
-                        const uint32_t* when, hvdc_cuda_error* error, uint64_t tag,
-                        const hvdc_cuda_queue* queue) {
-  Put(*queue, __func__,
-      [=, run = HVDC_EMULATED(hvdc_cuda_take_back), spec = *spec,
-       feedback = *feedback](const hvdc_cuda_queue* q) {
-        return run(&spec, step, gradient, dtype, &feedback, payload, payload_bytes, when, error,
-                   tag, q);
-      });
+int hvdc_cuda_restore(const float* before, float* after, int64_t count, const uint32_t* when,
+                      const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_restore)](const hvdc_cuda_queue* q) {
+    return run(before, after, count, when, q);
+  });
   return HVDC_OK;
 }
 
