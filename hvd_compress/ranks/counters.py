@@ -69,7 +69,7 @@ class Counters:
     def shown(self, name: str, route: object) -> str:
         """A compressor's ``repr``: class, route, steps and ratio."""
         ratio = f"{self.ratio:.1%} of the bytes" if self.uncompressed_bytes else "nothing exchanged"
-        return f"<{name} {route}: {self.steps} steps, {ratio}>"
+        return f"<{name} {route}: {self.steps} step{'s' * (self.steps != 1)}, {ratio}>"
 
     def add_allreduce(self, size: int, message_bytes: int) -> None:
         """Counts one uncompressed message among ``size`` ranks."""

@@ -42,7 +42,7 @@ def test_wrapped_models_get_the_hook() -> None:
         compressor = hvdc.register(outer, codec)
         assert repr(compressor).endswith(": 0 steps, nothing exchanged>")
         model(torch.randn(2, 64)).sum().backward()
-        assert " 1 steps, " in repr(compressor) and "% of the bytes>" in repr(compressor)
+        assert " 1 step, " in repr(compressor) and "% of the bytes>" in repr(compressor)
         return compressor.counters.steps
 
     class Fabric(nn.Module):  # As lightning.fabric.wrappers._FabricModule keeps it.
