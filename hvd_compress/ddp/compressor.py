@@ -45,6 +45,7 @@ class Compressor(ProcessGroupCompressor):
         ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
     """
 
+    _remedy = "call hvd_compress.ddp.register(model, compressor) on every rank"
     _made_by_use = ProcessGroupCompressor._made_by_use | {
         "_used",
         "_strides",

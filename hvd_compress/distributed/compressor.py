@@ -59,6 +59,7 @@ class Compressor(ProcessGroupCompressor):
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
     """
 
+    _remedy = "give it to hvd_compress.distributed.all_reduce on every rank"
     _idle_after = "wait() of every all_reduce"
 
     _made_by_use = ProcessGroupCompressor._made_by_use | {
@@ -515,7 +516,8 @@ def compressor_of(given: Any, where: str, write: str, **options: Any) -> Compres
         TypeError, ValueError: something else.
     """
     if isinstance(given, Codec | Route | str):
-        return Compressor(given, **options)
+        given = Compressor(given, **options)
     expect_instance(where, given, Compressor, write, "Int8()")
     compressor: Compressor = given
+    compressor._use.remedy = f"call step() of the {where} that has it, on every rank"
     return compressor

@@ -19,6 +19,7 @@ from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import Owned, Slot
 from hvd_compress.engine.state import resize, restore, snapshot
+from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.packing import packs
@@ -58,6 +59,8 @@ class CompressorBase:
     _chained: ClassVar[bool] = False
     """As for :class:`hvd_compress.engine.executors.Executors`."""
     _idle_after: ClassVar[str] = "a backward pass that has come to its end"
+    _remedy: ClassVar[str]
+    """What a script has to do for gradients to be exchanged."""
 
     def __init__(
         self,
@@ -104,6 +107,9 @@ class CompressorBase:
         self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
+        parameters = [slot.parameter for slot in self._slots]
+        name = f"{type(self).__name__} {route}"
+        self._use = TorchUse(name, self._remedy, parameters, self._ranks_of_job)
 
     def __repr__(self) -> str:
         return self.counters.shown(type(self).__name__, self._router.route)
@@ -135,6 +141,11 @@ class CompressorBase:
             self._kernels, self._seed, group.rank, self._grad_scaler, self._last
         )
         self._batches = BatchCache(self._encoder, group, self._owner_step)
+
+    @staticmethod
+    def _ranks_of_job() -> int:
+        """How many ranks train, as far as this process knows."""
+        raise NotImplementedError
 
     def _bind(self) -> None:
         """Calls :meth:`_join`, in a frontend that has not done so when it was made."""
@@ -266,6 +277,7 @@ class CompressorBase:
 
     def _begin_encoding(self) -> None:
         """Called before a step's first gradient."""
+        self._use.exchanged = True
         self._encoder.begin_step()
         self._batches.begin_step()
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvd_compress.engine.changes import Changes
+from hvd_compress.engine.optimizer_steps import updates, watch
 
 _MESSAGE = (
     "expected a step of the optimizer between two exchanges, got gradients that were set to None: if the "
@@ -43,8 +41,7 @@ class Discarded:
         if self._parameters:
             self._smallest = min(self._parameters, key=torch.Tensor.numel)
             _note_none(self._smallest, self._anew)
-            _watch_optimizers()
-            _WATCHING.add(self)
+            watch(self)
 
     def begin(self, last: Iterable[Changes]) -> None:
         """Called before an exchange's first gradient.
@@ -77,21 +74,7 @@ class Discarded:
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Called behind every step of an optimizer, whatever its parameters are."""
         if not self._stepped:
-            groups = optimizer.param_groups
-            self._stepped = any(id(p) in self._ids for group in groups for p in group["params"])
-
-
-_WATCHING: weakref.WeakSet[Discarded] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(_note_step)
-
-
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for one in tuple(_WATCHING):
-        one.note(optimizer)
+            self._stepped = updates(optimizer, self._ids)
 
 
 def _note_none(parameter: torch.Tensor, anew: set[bool]) -> None:

@@ -25,6 +25,7 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.passes import BackwardPass
+from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.bucket import Bucket, Part
@@ -62,6 +63,8 @@ class Compressor(ProcessGroupCompressor):
         NotImplementedError: this version of PyTorch has another FSDP2.
     """
 
+    _remedy = REMEDY
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -77,6 +80,7 @@ class Compressor(ProcessGroupCompressor):
             [(name, _like(shard, dtype)) for name, shard, dtype in found.parameters]
         )
         super().__init__(self._numbered, codec, process_group=group, **options)
+        self._use.watch_parameters(model.parameters())
         check_choice("Compressor", "exchange", self._exchange, _FLAT)
         self._shards = found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.engine.state_checks import expect_state
+from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.sharding import Reduced, reduced
@@ -23,6 +24,11 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 _VERSION = 1
+
+REMEDY = (
+    "train the model that it was made for, and call set_requires_gradient_sync(True) and "
+    "set_requires_all_reduce(True) before the backward pass that exchanges"
+)
 
 
 class CompressedReduceScatter:
@@ -79,6 +85,8 @@ class CompressedReduceScatter:
             threads=threads,
             noise_rank=dist.get_rank(),  # Replicas of a shard group draw other noise.
         )
+        name = f"{type(self).__name__} {codec}"
+        self._use = TorchUse(name, REMEDY, model.parameters(), dist.get_world_size)
         self._passes = 0
         self._pass = BackwardPass(self._end)
         self._device = modules[0].device
@@ -126,6 +134,7 @@ class CompressedReduceScatter:
 
     def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
         """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
+        self._use.exchanged = True
         if self._pass.watch():  # The one before has ended with an error, which was raised then.
             self._collectives.failure = None
         with self._collectives.telling(whole.device):

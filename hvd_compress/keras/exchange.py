@@ -90,6 +90,10 @@ class Exchange:
             raise ValueError(
                 "DistributedOptimizer: expected op=hvd.Average with gradient_predivide_factor, got hvd.Sum"
             )
+        if isinstance(compression, Compressor):
+            compression.use.remedy = (
+                "compile the model with the optimizer that has it, on every rank"
+            )
         self.compression = compression
         self._op = op
         self._predivide = gradient_predivide_factor

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvd_compress.keras.optimizer import DistributedOptimizer, loading
+from hvd_compress.tensorflow import Compressor
 
 
 def load_model(
@@ -39,5 +40,7 @@ def load_model(
             f"expected a compiled model, got {filepath} without an optimizer: load it by "
             f"keras.models.load_model, and compile it with a DistributedOptimizer"
         )
-    DistributedOptimizer(model.optimizer, compression, **options)
+    made = DistributedOptimizer(model.optimizer, compression, **options).compression
+    if isinstance(made, Compressor):
+        made.use.dismiss()  # The model may be loaded to be evaluated, and trains with this one if at all.
     return model

@@ -18,6 +18,13 @@ _MOST_BYTES = 1 << 26
 """Of a line: more than millions of parameters need. Every rank takes memory for the longest one."""
 
 
+_NOTE = (
+    "Not all ranks have compared their settings before the first exchange: one of them has ended, or "
+    "trains without the compressor; give it to the model on every rank"
+)
+"""What PyTorch's error does not tell of."""
+
+
 class Agreement:
     """One comparison of the ranks' configurations.
 
@@ -40,7 +47,11 @@ class Agreement:
         Raises:
             ExchangeError: on every rank, naming what differs.
         """
-        self._work.wait()
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            error.add_note(_NOTE)
+            raise
         lengths = _lengths_if_different(self._digests)
         if lengths:
             message = _padded(self._line, lengths, self._collectives.device)

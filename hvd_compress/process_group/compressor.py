@@ -108,6 +108,10 @@ class ProcessGroupCompressor(CompressorBase):
             )
         return super().__reduce_ex__(protocol)
 
+    @staticmethod
+    def _ranks_of_job() -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
     def _begin_unbound(self) -> None:
         """Has no place among ranks yet."""
         self._process_group = None

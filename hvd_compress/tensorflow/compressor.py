@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -33,6 +33,7 @@ from hvd_compress.ranks import names
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
+from hvd_compress.ranks.unused import Use
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -60,6 +61,26 @@ _EXCHANGES: dict[str, type[Exchange]] = {
     "integer_sum": IntegerSum,
     "hierarchical": Hierarchical,
 }
+
+
+class TensorFlowUse(Use):
+    """A :class:`~hvd_compress.ranks.unused.Use` in TensorFlow.
+
+    TensorFlow does not tell of training. So a compressor is missed where no compressor of the process has
+    exchanged anything: a script may make one to print it, beside the one that it trains with.
+    """
+
+    _made: ClassVar[list[Use]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            name, "pass it to hvd.DistributedGradientTape as compression= on every rank"
+        )
+        self._made.append(self)
+
+    @property
+    def missed(self) -> bool:
+        return not any(use.exchanged for use in self._made)
 
 
 @dataclass(eq=False)
@@ -197,6 +218,9 @@ class Compressor(tf.Module, HorovodCompressor):
             self._orders,
         )
         self._inheritance: Heritage = Inheritance()
+        self.use = TensorFlowUse(f"{type(self).__name__} {route}")
+        if self._collectives.included and self._size > 1:
+            self.use.suspect()
 
     def __hash__(self) -> int:
         check_who_hashes()
@@ -212,6 +236,7 @@ class Compressor(tf.Module, HorovodCompressor):
         Returns:
             What Horovod shall allreduce, and the context for :meth:`decompress`.
         """
+        self.use.exchanged = True
         graph = graph_of(tensor)
         traced = traced_under(graph, self)
         source, self._expected = self._expected or source_of(tensor, traced.count(tensor)), None

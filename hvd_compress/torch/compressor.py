@@ -65,6 +65,8 @@ class Compressor(CompressorBase, HorovodCompressor):
         ExchangeError: ``hvd.init()`` was not called.
     """
 
+    _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
+    _ranks_of_job = staticmethod(hvd.size)
     _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
     _changes: Changes  # Of gradients that Horovod adds up itself.

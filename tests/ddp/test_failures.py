@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 from typing import Any
@@ -177,3 +178,18 @@ def test_a_change_to_a_codec_that_cannot_be_added() -> None:
     _, compressor = _start("integer_sum")
     with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
         compressor.set_codec(OneBit())
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_compressor_that_one_rank_has_registered() -> None:
+    """The ranks wait for each other's collectives until a timeout, whose error then says why."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    model = torch.nn.parallel.DistributedDataParallel(Probe(SHAPES), process_group=group)
+    compressor = hvdc.Compressor(model, OneBit())
+    if dist.get_rank() == 0:
+        model.register_comm_hook(compressor, hvdc.hook)
+    with pytest.raises(RuntimeError) as caught:
+        exchange(model, targets(SHAPES, dist.get_rank(), 0))
+    if dist.get_rank() == 0:
+        (note,) = caught.value.__notes__
+        assert "trains without the compressor; give it to the model on every rank" in note

@@ -1,0 +1,41 @@
+"""Tells of the steps of all optimizers of the process."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class Watcher(Protocol):
+    """What is told of steps."""
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called behind every step of an optimizer, whatever its parameters are."""
+
+
+def watch(watcher: Watcher) -> None:
+    """Has a watcher be told of steps as long as something else refers to it."""
+    _watch_optimizers()
+    _watchers.add(watcher)
+
+
+def updates(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:
+    """Whether an optimizer has any of some parameters, given by their ids."""
+    return any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
+
+
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_note_step)
+
+
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for one in tuple(_watchers):
+        one.note(optimizer)
