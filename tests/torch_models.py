@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hvd_compress.exchanges import reference
 
@@ -30,6 +31,12 @@ class Probe(torch.nn.Module):
         for part in parts[1:]:
             total = total + part.float()
         return total
+
+
+def elsewhere(shape: tuple[int, ...]) -> torch.nn.Parameter:
+    """A parameter on a CUDA device, which need not be there: without memory, and not on the meta device."""
+    with FakeTensorMode():
+        return torch.nn.Parameter(torch.zeros(shape, device="cuda"))
 
 
 def targets(shapes: Shapes, rank: int, step: int, scale: float = 1.0) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvd_compress.engine.slots import expect_memory
 from hvd_compress.process_group.collectives import Collectives
 
 
@@ -30,7 +31,7 @@ class CommonParameters:
 
     Raises:
         TypeError: trainable parameters that are not floating-point numbers.
-        ValueError: the model has no trainable parameters.
+        ValueError: the model has no trainable parameters, or some on the meta device.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class CommonParameters:
         self.own = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.own:
             raise ValueError("DiLoCo.model: expected trainable parameters, got none")
+        for name, parameter in model.named_parameters():
+            expect_memory(name, parameter)
         for name, parameter in self.own.items():
             if not parameter.is_floating_point():
                 raise TypeError(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.distributed.compressor import Compressor
+from hvd_compress.engine.slots import expect_memory
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.ranks import agreement
@@ -25,8 +26,11 @@ def begin_alike(
         settings: what else has to be the same on every rank; fit for JSON.
 
     Raises:
+        ValueError: a parameter is on the meta device.
         ExchangeError: on every rank, naming what differs; or there is no process group.
     """
+    for name, parameter in parameters.items():
+        expect_memory(name, parameter)
     group = compressor.process_group
     device = next(iter(parameters.values())).device
     shapes = {name: [str(p.dtype), list(p.shape)] for name, p in parameters.items()}

@@ -219,7 +219,7 @@ def slots_of(named_parameters: NamedParameters) -> list[Slot]:
 
     Raises:
         TypeError: something else.
-        ValueError: none at all, or two of one name.
+        ValueError: none at all, two of one name, or one on the meta device.
     """
     expected = "named_parameters: expected pairs as model.named_parameters() gives them"
     if isinstance(named_parameters, torch.nn.Module):
@@ -242,7 +242,26 @@ def slots_of(named_parameters: NamedParameters) -> list[Slot]:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ValueError(f"{expected} with distinct names, got twice: {', '.join(twice)}")
+    parameters = [parameter for _, parameter in pairs]
+    for name, parameter in zip(names, parameters, strict=True):
+        expect_memory(name, parameter)
     return [
         Slot(name, index, parameter)
-        for index, (name, (_, parameter)) in enumerate(zip(names, pairs, strict=True))
+        for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
     ]
+
+
+def expect_memory(name: str, parameter: torch.Tensor) -> None:
+    """Raises ``ValueError`` where a parameter is on the meta device.
+
+    ``to_empty()`` makes another one of it, whose gradients nobody would know.
+
+    Args:
+        name: of the parameter.
+        parameter: or this rank's shard of it.
+    """
+    if parameter.is_meta:
+        raise ValueError(
+            f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
+            f"and fill it first, and make the compressor behind that"
+        )

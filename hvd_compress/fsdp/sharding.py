@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hvd_compress.engine.slots import expect_memory
+
 
 @dataclass(frozen=True)
 class Place:
@@ -291,11 +293,7 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
                 f"{parameter.device_mesh.ndim} dimensions"
             )
         local = parameter.to_local()
-        if local.is_meta:
-            raise ValueError(
-                f"{name}: expected a parameter with memory, got one on the meta device: call "
-                f"model.to_empty() and fill it first"
-            )
+        expect_memory(name, local)
         parameters.append((name, local, dtypes[number]))
     frozen = frozenset(n for n, (_, one) in enumerate(named) if not one.requires_grad)
     return Sharded(next(iter(meshes.values())), units, parameters, frozen)

@@ -20,7 +20,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
-from tests.torch_models import targets
+from tests.torch_models import elsewhere, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
@@ -211,7 +211,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
     skipping = DistributedDataParallel(
         Probe(SHAPES), find_unused_parameters=True, skip_all_reduce_unused_params=True
     )
-    elsewhere = [("a", torch.nn.Parameter(torch.zeros(5000, device="meta")))]
+    apart = [("a", torch.nn.Parameter(torch.zeros(5000))), ("b", elsewhere((5000,)))]
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (TypeError, "expected pairs", lambda: hvdc.Compressor(ddp.module.a, OneBit())),
         (ValueError, "got none", lambda: hvdc.Compressor(iter(()), OneBit())),
@@ -249,14 +249,19 @@ def test_wrong_arguments_fail_at_construction() -> None:
         ),
         (
             ValueError,
-            "a: expected a parameter in the memory of the CPU, got one on meta",
-            lambda: hvdc.Compressor(elsewhere, OneBit()),
+            "a: expected a parameter in the memory of cuda:0, as another's, got one on cpu",
+            lambda: hvdc.Compressor(apart, OneBit()),
+        ),
+        (
+            ValueError,
+            r"weight: expected a parameter with memory, .* call model\.to_empty\(\)",
+            lambda: hvdc.Compressor(torch.nn.Linear(9, 9, device="meta"), OneBit()),
         ),
     ]
     for error, message, call in wrong:
         with pytest.raises(error, match=message):
             call()
-    hvdc.Compressor(elsewhere, OneBit(), exclude=["a"])
+    hvdc.Compressor(apart, OneBit(), exclude=["a"])
     hvdc.Compressor(ddp, OneBit(), exclude=["a"], layers={"b": "int8"})
 
 

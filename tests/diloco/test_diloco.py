@@ -270,6 +270,8 @@ def test_wrong_arguments() -> None:
             DiLoCo(model, _compressor(), **options)
     with pytest.raises(ValueError, match="expected trainable parameters, got none"):
         DiLoCo(torch.nn.ReLU(), _compressor(), sync_every=4)
+    with pytest.raises(ValueError, match="weight: expected a parameter with memory"):
+        DiLoCo(torch.nn.Linear(9, 9, device="meta"), _compressor(), sync_every=4)
 
 
 def _assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

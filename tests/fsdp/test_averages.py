@@ -277,3 +277,19 @@ def test_the_codec_of_an_installed_package_works_by_name() -> None:
             for step in range(3):
                 got = backward(net, targets(SHAPES, dist.get_rank(), step))
                 assert_same_bits(got, beside.step(step))
+
+
+@on_ranks(4, launcher="torchrun")
+def test_a_model_that_was_made_without_memory() -> None:
+    """FSDP2's own way for large models: sharded on the meta device, and then filled."""
+    mesh = mesh_of(2)
+    net = shard(Net(SHAPES).to("meta"), mesh)
+    net.to_empty(device="cpu")
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter)
+    compressor = hvdc.Compressor(net, Route(OneBit(), FULL), mesh=mesh, threshold=0)
+    assert_replicas_are_alike(mesh, net)
+    beside = Beside(mesh, "allgather", OneBit(), FULL)
+    for step in range(2):
+        assert_same_bits(backward(net, targets(SHAPES, dist.get_rank(), step)), beside.step(step))
+    beside.assert_kept(compressor)

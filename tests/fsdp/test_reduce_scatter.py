@@ -140,6 +140,19 @@ def test_mixed_precision() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_a_model_that_was_made_without_memory() -> None:
+    """It may get its memory before or behind the call."""
+    for early in (True, False):
+        net = shard(Net(SHAPES).to("meta"), mesh_of(1))
+        if early:
+            net.to_empty(device="cpu")
+        hvdc.CompressedReduceScatter(net, Int8())
+        net.to_empty(device="cpu")
+        expected = _beside(Int8()).reduced(_everybodys(0))
+        assert_same_bits(backward(net, _everybodys(0)[dist.get_rank()]), expected)
+
+
+@on_ranks(2, launcher="torchrun")
 def test_a_divisor_of_the_users_own() -> None:
     """FSDP2 multiplies in the collective then, which Gloo itself cannot."""
     for forced in (False, True):

@@ -227,6 +227,9 @@ def test_what_is_wrong_is_said() -> None:
             OneBitAdam(named, codec)
     with pytest.raises(ValueError, match="expected those of the compressor, got 5, too"):
         OneBitAdam(named, _compressor(), warmup_steps=5)
+    with pytest.raises(ValueError, match="weight: expected a parameter with memory"):
+        meta = torch.nn.Linear(9, 9, device="meta")
+        OneBitAdam(meta.named_parameters(), _compressor())
     with pytest.raises(ValueError, match="lr"):
         OneBitAdam(named, _compressor(), lr=-1.0)
     with pytest.raises(ValueError, match="betas"):

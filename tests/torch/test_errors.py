@@ -269,6 +269,11 @@ def test_wrong_arguments_fail_at_construction() -> None:
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (TypeError, "expected pairs", lambda: hvdc.OneBit(parameters[0][1])),
         (TypeError, "expected pairs", lambda: hvdc.OneBit([p for _, p in parameters])),
+        (
+            ValueError,
+            r"weight: expected a parameter with memory, .* call model\.to_empty\(\)",
+            lambda: hvdc.OneBit(torch.nn.Linear(9, 9, device="meta")),
+        ),
         (ValueError, "got none", lambda: hvdc.OneBit(iter(()))),
         (ValueError, "distinct names", lambda: hvdc.OneBit(parameters + parameters[:1])),
         (ValueError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=100)),

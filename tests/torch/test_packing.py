@@ -24,7 +24,7 @@ from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch
-from tests.torch_models import Probe
+from tests.torch_models import Probe, elsewhere
 
 SHAPES = {"a": (30, 70), "b": (1300,), "tiny": (3,), "scalar": ()}
 CODEC, WEAK = ECQ(coding="entropy", bucket=256), ErrorFeedback(0.01, 1.0)
@@ -182,11 +182,10 @@ def test_lengths_outlive_plans_and_are_forgotten_by_all_ranks() -> None:
 @on_ranks(3)
 def test_buckets_that_need_more_beside_others_that_do_not() -> None:
     """Under Horovod, in buckets of one gradient, whose hooks fire in another order on each rank."""
-    elsewhere = [("a", torch.nn.Parameter(torch.zeros(5000, device="meta")))]
     with pytest.warns(
         UserWarning, match=r"a: ECQ\(.* makes no message shorter for a gradient on a device"
     ):
-        hvdc.Compressor(elsewhere, Route(CODEC, WEAK))
+        hvdc.Compressor([("a", elsewhere((5000,)))], Route(CODEC, WEAK))
     limit, buckets.LIMIT = buckets.LIMIT, 0
     names = list(SHAPES)
     for name in RANKS:
