@@ -38,6 +38,8 @@ def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -
 
 @on_ranks(2, launcher="torchrun")
 def test_wrapped_models_get_the_hook() -> None:
+    from lightning import Fabric
+
     def steps(model: nn.Module, outer: nn.Module, codec: Any = OneBit()) -> int:  # noqa: B008
         compressor = hvdc.register(outer, codec)
         assert repr(compressor).endswith(": 0 steps, nothing exchanged>")
@@ -45,16 +47,13 @@ def test_wrapped_models_get_the_hook() -> None:
         assert " 1 step, " in repr(compressor) and "% of the bytes>" in repr(compressor)
         return compressor.counters.steps
 
-    class Fabric(nn.Module):  # As lightning.fabric.wrappers._FabricModule keeps it.
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self._forward_module = model
-
     for codec in (OneBit(), "auto", "int8"):
         model = DistributedDataParallel(nn.Linear(64, 100))
         assert steps(model, model, codec) == 1
-    model = DistributedDataParallel(nn.Linear(64, 100))
-    assert steps(model, Fabric(model)) == 1
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+    fabric.launch()  # In the process group that there is.
+    model = fabric.setup(nn.Linear(64, 100))
+    assert steps(model, model) == 1
     model = DistributedDataParallel(nn.Linear(64, 100))
     assert steps(model, torch.compile(model, backend="eager")) == 1
     with pytest.raises(TypeError, match="expected a DistributedDataParallel model among 2 ranks"):

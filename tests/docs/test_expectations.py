@@ -1,0 +1,73 @@
+"""The README's table of what to expect tells what the records hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = re.findall(
+    r"^\| (.*?) \| (.*?) \| (.*?) \|$",
+    (ROOT / "README.md")
+    .read_text()
+    .partition("<!-- what to expect -->")[2]
+    .partition("<!-- end")[0],
+    re.MULTILINE,
+)
+
+
+def _record(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "records" / name).read_text())
+    return found
+
+
+def _row(begin: str) -> str:
+    (result,) = [text for what, text, _ in ROWS if what.startswith(begin)]
+    return result
+
+
+def _speed(record: str, codec: str) -> str:
+    seconds = _record(record)["seconds"]
+    return f"{median(seconds['none']) / median(seconds[codec]):.1f}"
+
+
+def test_a_transformer() -> None:
+    text = _row("speed: a transformer")
+    records = [f"lab-ddp-gpt-{rate}mbit.json" for rate in (50, 100, 200, 500)]
+    for codec, begin in (("onebit", "a step is"), ("int8", "without compression, and")):
+        *first, last = (_speed(record, codec) for record in records)
+        assert f"{begin} {', '.join(first)} and {last} times" in text
+    slower = [_record(f"lab-ddp-gpt-{link}.json")["seconds"] for link in ("1gbit", "none")]
+    for one in slower:
+        assert all(0.85 < median(one["none"]) / median(one[c]) < 1 for c in ("onebit", "int8"))
+
+
+@pytest.mark.parametrize(
+    "begin, record, codecs",
+    [
+        ("accuracy: SGD", "accuracy.json", ("int8", "onebit")),
+        ("loss: SGD", "accuracy-text-momentum.json", ("int8", "ecq", "onebit")),
+        ("loss: AdamW", "accuracy-text.json", ("int8", "ecq", "onebit")),
+        ("loss: Muon", "accuracy-text-muon.json", ("int8", "ecq", "onebit")),
+        ("loss: AdamW", "accuracy-text-onebit-adam.json", ("onebit:warmup_steps=100",)),
+    ],
+)
+def test_accuracy(begin: str, record: str, codecs: tuple[str, ...]) -> None:
+    found = {one["compression"]: one["difference"] for one in _record(record)["compressions"]}
+    told = [float(n.replace("\u2212", "-")) for n in re.findall(r"[+\u2212]\d+\.\d+", _row(begin))]
+    expected = [found[codec] for codec in codecs]
+    assert told[-len(codecs) :] == pytest.approx(expected, abs=0.0051) or told[
+        : len(codecs)
+    ] == pytest.approx(expected, abs=0.0051)
+
+
+def test_every_record_is_there() -> None:
+    names = [name for *_, records in ROWS for name in re.findall(r"`(.*?)`", records)]
+    assert len(names) > 5
+    for name in names:
+        assert list((ROOT / "benchmarks" / "records").glob(name.rpartition("/")[2] or "*")), name
