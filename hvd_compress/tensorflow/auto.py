@@ -253,7 +253,7 @@ class Auto(Compressor):
         ]
 
     def _restored(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
-        self._step.forget_agreement()
+        self._replace()
         if saved is None:
             return
         known = {str(route): route for route in (UNCOMPRESSED_ROUTE, *self._allowed)}

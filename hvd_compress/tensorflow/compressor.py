@@ -214,7 +214,7 @@ class Compressor(tf.Module, HorovodCompressor):
             seed,
             exchange,
             self._exchanges[exchange].owners,
-            self._step.forget_agreement,
+            self._replace,
             self._orders,
         )
         self._inheritance: Heritage = Inheritance()
@@ -294,6 +294,10 @@ class Compressor(tf.Module, HorovodCompressor):
         ``tf.function`` with several. May be called eagerly, and behind the exchange in a ``tf.function`` or
         a branch of ``tf.cond``. Nothing changes where there was no exchange yet, or the last one was
         dropped already: by an earlier call, or on all ranks for an Inf or a NaN.
+
+        Raises:
+            tf.errors.FailedPreconditionError: residuals were restored from a checkpoint, or by
+                :meth:`load_resized`, since the last exchange.
         """
         with tf.device(HOST):
             self._ops.hvdc_drop_step(self._ledger)
@@ -356,7 +360,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._inheritance = heritage
         for slot in self.slots:
             self._inherit(slot)
-        self._step.forget_agreement()
+        self._replace()
 
     def owners_of(self, slot: Slot) -> int:
         """How many ranks share out a gradient; 0 where none do."""
@@ -401,6 +405,11 @@ class Compressor(tf.Module, HorovodCompressor):
         self._exchanges: Mapping[str, Exchange] = MappingProxyType(
             {name: _EXCHANGES[name](self._collectives, self._coder) for name in names}
         )
+
+    def _replace(self) -> None:
+        """Called where other residuals come in the place of those that the last exchange left."""
+        self._ops.hvdc_replace(self._ledger)
+        self._step.forget_agreement()
 
     def _orders(self) -> list[dict[str, Any]]:
         orders: list[dict[str, Any]] = []

@@ -123,8 +123,6 @@ class HorovodTensorFlow(Frontend):
         "a_change_of_codec_on_some_ranks": "a graph holds its codec: there is no set_codec",
         "a_change_of_codec_that_the_script_drops": "a graph holds its codec: there is no set_codec",
         "an_owner_step_that_the_script_drops": "an owner's work is one operation of C++, without a step",
-        "a_step_that_the_script_drops": "its compressor has no drop_step",
-        "loaded_residuals_that_the_script_would_drop": "its compressor has no drop_step",
     }
 
     rank = property(lambda self: hvd.rank())

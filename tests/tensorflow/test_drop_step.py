@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
@@ -82,3 +84,28 @@ def test_in_a_function() -> None:
         assert _same(kept_by(compressor), before)
     step(targets(hvd.rank(), 20)[0], tf.constant(False))
     assert not _same(kept_by(compressor), before)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_that_were_restored_since() -> None:
+    """By a checkpoint, or from those of all ranks; until the next exchange."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot")
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    with tempfile.TemporaryDirectory() as folder:
+        own = tf.train.Checkpoint(compressor=compressor).write(f"{folder}/{hvd.rank()}")
+        everybodys = hvd.allgather_object(own, name="paths")
+        for restore in (
+            lambda: tf.train.Checkpoint(compressor=compressor).read(own),
+            lambda: compressor.load_resized(everybodys),
+        ):
+            exchange(targets(hvd.rank(), 1))
+            restore()
+            restored = kept_by(compressor)
+            with pytest.raises(tf.errors.FailedPreconditionError, match="drop_step: expected res"):
+                compressor.drop_step()
+            assert _same(kept_by(compressor), restored)
+        hvd.allreduce(tf.zeros(1), name="before the folder goes")
+    exchange(targets(hvd.rank(), 2))
+    compressor.drop_step()
+    assert _same(kept_by(compressor), restored)

@@ -24,7 +24,7 @@ Standing Ledger::Begin(int64_t graph) {
   end_ = std::make_shared<Latch>();
   expected_ = traced.gradients;
   returned_ = 0;
-  dropped_ = false;
+  dropped_ = replaced_ = false;
   if (gpu_) {
     gpu_->BeginStep();
     std::string met = gpu_->TakeError();
@@ -63,9 +63,21 @@ void Ledger::Encoded(Move move) {
   moves_.push_back(std::move(move));
 }
 
-void Ledger::DropStep() {
+absl::Status Ledger::DropStep() {
   mutex_lock lock(mutex_);
+  if (replaced_) {
+    return tensorflow::errors::FailedPrecondition(
+        "drop_step: expected residuals as the last exchange left them, got others, restored from a "
+        "checkpoint or by load_resized(): call drop_step() before that");
+  }
   TakeBack();
+  return absl::OkStatus();
+}
+
+void Ledger::Replace() {
+  mutex_lock lock(mutex_);
+  replaced_ = replaced_ || !moves_.empty();
+  moves_.clear();
 }
 
 void Ledger::Fail(const std::string& message) {

@@ -89,8 +89,12 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes that a residual has moved on.
   void Encoded(Move move);
 
-  // Takes the last step back, if it has not been already: nobody uses its gradients.
-  void DropStep();
+  // Takes the last step back, if it has not been already: nobody uses its gradients. An error where
+  // residuals have been replaced since.
+  absl::Status DropStep();
+
+  // Notes that other residuals come in the place of those of the last step.
+  void Replace();
 
   // Notes an error of this step. The first one counts: others may follow from it.
   void Fail(const std::string& message);
@@ -126,7 +130,7 @@ class Ledger : public tensorflow::ResourceBase {
   std::vector<Move> moves_;                                 // of this step, or of the last one
   std::shared_ptr<Latch> end_ = std::make_shared<Latch>();  // all of the step's gradients are back
   int64_t expected_ = 0, returned_ = 0;
-  bool dropped_ = false, agreed_ = false;
+  bool dropped_ = false, replaced_ = false, agreed_ = false;
   std::string failure_;
   EarlierFailure earlier_failure_{};
   std::shared_ptr<GpuKernels> gpu_;  // from the first operation on one

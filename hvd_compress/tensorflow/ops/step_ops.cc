@@ -200,10 +200,28 @@ class DropStepOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Ledger> ledger;
     OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
-    ledger->DropStep();
+    OP_REQUIRES_OK(context, ledger->DropStep());
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcDropStep").Device(DEVICE_CPU), DropStepOp);
+
+// Residuals are replaced: the last step can no longer be taken back.
+REGISTER_OP("HvdcReplace")
+    .Input("ledger: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class ReplaceOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+    ledger->Replace();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcReplace").Device(DEVICE_CPU), ReplaceOp);
 
 // What failed here in an earlier step, or an empty string; it is told once. late: whether that step
 // itself has raised no error.
