@@ -10,6 +10,8 @@ import torch.distributed as dist
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import gather_states
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +38,9 @@ class GatheredState:
         """The states of all ranks on the first one, nothing on the others; every rank has to come here."""
         if not dist.is_initialized():
             return {"ranks": []}
-        states: list[Any] | None = None
-        if dist.get_rank() == 0:
-            states = [None] * dist.get_world_size()
-        dist.gather_object(self._compressor.state_dict(), states)
+        state = self._compressor.state_dict()
+        elements = sum(slot.count for slot in self._compressor._slots)
+        states = gather_states(collectives_of(None, meeting_place(None)), state, elements)
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from hvd_compress.engine.slots import expect_memory
 from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.values import broadcast_state, tell
 
 
 class CommonParameters:
@@ -213,7 +214,7 @@ class CommonParameters:
         frozen = self._frozen
         if not frozen:
             return
-        told = ranks.tell({name: _digest(parameter) for name, parameter in frozen.items()})
+        told = tell(ranks, {name: _digest(parameter) for name, parameter in frozen.items()})
         for name, parameter in frozen.items():
             if len({one[name] for one in told}) > 1:
                 values = parameter.detach().contiguous()
@@ -238,7 +239,11 @@ class CommonParameters:
             ranks: all of them.
         """
         outer = self._outer.state_dict()
-        states = {source: ranks.broadcast_object(outer, source) for source in sorted(set(sources))}
+        elements = sum(copy.numel() for copy in self._copies.values())
+        states = {
+            source: broadcast_state(ranks, outer, source, elements)
+            for source in sorted(set(sources))
+        }
         # What belongs to a parameter is that of its fragment's source.
         numbers = self._numbers()
         state = {
@@ -259,9 +264,9 @@ class CommonParameters:
         return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
 
 
-def _digest(parameter: nn.Parameter) -> bytes:
+def _digest(parameter: nn.Parameter) -> str:
     content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(content.numpy().data).digest()
+    return hashlib.sha256(content.numpy().data).hexdigest()
 
 
 def _copy(parameter: nn.Parameter) -> nn.Parameter:

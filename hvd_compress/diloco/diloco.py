@@ -24,7 +24,10 @@ from hvd_compress.diloco.quorums import Quorums, RolledBackError
 from hvd_compress.distributed.compressor import Accept, compressor_of
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import tell
 from hvd_compress.ranks import agreement
+from hvd_compress.ranks.values import records
 
 _log = logging.getLogger(__name__)
 
@@ -217,10 +220,10 @@ class DiLoCo:
                 every rank, and training can go on as before.
             TypeError, ValueError: a state in ``lost`` is not one of a rank that is gone.
         """
-        ranks = Collectives(process_group)
+        ranks = collectives_of(process_group, meeting_place(process_group))
         lost, problem = list(lost), self._problem(lost)
-        told: list[Progress] = ranks.tell(self._progress(), problem)
-        agreement.check(b"".join(one.settings for one in told))
+        told = records(Progress, tell(ranks, self._progress(), problem))
+        agreement.check("".join(one.settings for one in told).encode())
         chosen = sources(told, len(self._fragments))
         self._settle_failed([told[rank] for rank in chosen])
         self._compressor.rebind(process_group, lost=[state["compressor"] for state in lost])
@@ -312,8 +315,9 @@ class DiLoCo:
             return
         if self._quorums is None:
             with self._lost_ranks_noticed():
-                ranks = Collectives(self._compressor.process_group)
-                told = ranks.tell(list(self._common.loaded))
+                group = self._compressor.process_group
+                ranks = collectives_of(group, meeting_place(group))
+                told = tell(ranks, list(self._common.loaded))
                 loaded = {name for names in told for name in names}
                 names = [name for name in self._common.own if name in loaded]
                 self._common.take_loaded(names, ranks)
@@ -426,7 +430,9 @@ class DiLoCo:
         settings = {**self._configuration(), "parameters": self._common.kinds}
         history = {name: list(counts) for name, counts in self._history.items()}
         offered = uuid.uuid4().hex
-        return Progress(agreement.serialize(settings), self._group, offered, self.steps, history)
+        return Progress(
+            agreement.serialize(settings).decode(), self._group, offered, self.steps, history
+        )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
         """What keeps this rank from going on elsewhere."""

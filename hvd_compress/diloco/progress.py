@@ -21,7 +21,7 @@ class Progress:
         history: exchanges of each fragment, by the name of the group in which they were made.
     """
 
-    settings: bytes
+    settings: str
     group: str | None
     offered: str
     steps: int
@@ -87,8 +87,13 @@ def merged(told: Sequence[Progress], chosen: Sequence[int]) -> dict[str, list[Co
     groups = {name: None for rank in chosen for name in told[rank].history}
     return {
         name: [
-            told[rank].history[name][fragment] if name in told[rank].history else (0, 0)
+            _pair(told[rank].history[name][fragment]) if name in told[rank].history else (0, 0)
             for fragment, rank in enumerate(chosen)
         ]
         for name in groups
     }
+
+
+def _pair(counts: Sequence[int]) -> Counts:
+    used, dropped = counts  # A list, where it has travelled.
+    return used, dropped

@@ -33,8 +33,10 @@ from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
 from hvd_compress.process_group.step import Step
+from hvd_compress.process_group.values import tell
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.values import records
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +281,7 @@ class Compressor(ProcessGroupCompressor):
         }
         members = [str(state["member"]) for state in lost] if problem is None else []
         own = Place(self._member, self._came_from, self._seed, own_places, members)
-        told: list[Place] = ranks.tell(own, problem)
+        told = records(Place, tell(ranks, own, problem))
         places = together(told)
         norms = Norms(ranks.among(range(ranks.size)))
         stayed = sum(one.size is not None for one in told)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hvd_compress.ranks.values import records
+
 _log = logging.getLogger("hvd_compress.elastic")
 
 
@@ -83,7 +85,7 @@ class Commits(ABC):
 
     @abstractmethod
     def _gather(self, value: Any, what: str) -> list[Any]:
-        """Every rank's value, by rank."""
+        """Every rank's value, fit for JSON, by rank."""
 
     @abstractmethod
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
@@ -136,7 +138,7 @@ class Commits(ABC):
         """
         commit = self._next
         now = self.take() if commit is None else commit
-        told: list[_Told] = self._gather(
+        told = self._gather(
             _Told(
                 None if commit is None else commit.place,
                 commit is not None and commit.total is not None,
@@ -146,6 +148,7 @@ class Commits(ABC):
             ),
             "places",
         )
+        told = records(_Told, told)
         before = {rank: one.place for rank, one in enumerate(told) if one.place is not None}
         if not before:
             return

@@ -46,7 +46,7 @@ class RankStates:
         Raises:
             ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``.
         """
-        states = [torch.load(io.BytesIO(state[name])) for name in self._names]
+        states = [torch.load(io.BytesIO(state[name]), weights_only=True) for name in self._names]
         if self._resized:
             self._compressor.load_resized(states)
         else:

@@ -8,6 +8,7 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.values import tell
 
 
 class MetricAverage(keras.callbacks.Callback):
@@ -34,9 +35,7 @@ class MetricAverage(keras.callbacks.Callback):
         if logs is None or not self._process_set.included():
             return
         own = {name: float(value) for name, value in logs.items()}
-        ranks = hvd.allgather_object(
-            own, name="hvd_compress.metrics", process_set=self._process_set
-        )
+        ranks = tell(own, "hvd_compress.metrics", self._process_set)
         names = [sorted(one) for one in ranks]
         if any(one != names[0] for one in names):
             raise ExchangeError(

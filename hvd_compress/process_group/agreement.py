@@ -9,13 +9,11 @@ import torch
 
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.process_group.launcher import Line
+from hvd_compress.process_group.values import contents, message
 from hvd_compress.ranks import agreement
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.values import check_lengths
 
 _LENGTH_BYTES = 8
-
-_MOST_BYTES = 1 << 26
-"""Of a line: more than millions of parameters need. Every rank takes memory for the longest one."""
 
 
 _NOTE = (
@@ -54,8 +52,8 @@ class Agreement:
             raise
         lengths = _lengths_if_different(self._digests)
         if lengths:
-            message = _padded(self._line, lengths, self._collectives.device)
-            lines, work = self._collectives.all_gather(message)
+            padded = message(self._line, max(lengths), self._collectives.device)
+            lines, work = self._collectives.all_gather(padded)
             work.wait()
             _check(lines, lengths)
 
@@ -87,15 +85,15 @@ class Comparison:
             return
 
         def tell(ranks: Collectives) -> None:
-            message = _padded(self._content, lengths, ranks.device)
-            self._gather(ranks, message, lambda lines: _check(lines, lengths))
+            padded = message(self._content, max(lengths), ranks.device)
+            self._gather(ranks, padded, lambda lines: _check(lines, lengths))
 
         self._told.start(tell, self._end)
 
     def _gather(
-        self, ranks: Collectives, message: torch.Tensor, then: Callable[[torch.Tensor], None]
+        self, ranks: Collectives, sent: torch.Tensor, then: Callable[[torch.Tensor], None]
     ) -> None:
-        rows, work = ranks.all_gather(message)
+        rows, work = ranks.all_gather(sent)
 
         def arrived(error: Exception | None) -> None:
             try:
@@ -114,7 +112,7 @@ class Comparison:
 
 def _digest(line: bytes, device: torch.device) -> torch.Tensor:
     digest = len(line).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(line).digest()
-    return _message(digest, device)
+    return message(digest, len(digest), device)
 
 
 def _lengths_if_different(digests: torch.Tensor) -> list[int]:
@@ -123,23 +121,10 @@ def _lengths_if_different(digests: torch.Tensor) -> list[int]:
     if len(set(rows)) == 1:
         return []
     lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
-    if max(lengths) > _MOST_BYTES:
-        raise ExchangeError(
-            f"expected settings of at most {_MOST_BYTES} bytes, got lengths of {lengths} by rank: their "
-            f"message was altered on its way, or ranks have settings for different models"
-        )
+    check_lengths(lengths)
     return lengths
-
-
-def _padded(line: bytes, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    return _message(line.ljust(max(lengths), b"\0"), device)
 
 
 def _check(lines: torch.Tensor, lengths: Sequence[int]) -> None:
     """Raises :class:`ExchangeError`: the lines differ."""
-    rows = zip(lines.cpu().numpy(), lengths, strict=True)
-    agreement.check(b"".join(row[:length].tobytes() for row, length in rows))
-
-
-def _message(content: bytes, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    agreement.check(b"".join(contents(lines, lengths)))

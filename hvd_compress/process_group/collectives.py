@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -142,35 +141,20 @@ class Collectives:
         hold(work, call, self._ranks())
         work.get_future().add_done_callback(call)
 
-    def tell(self, value: Any, problem: Exception | None = None) -> list[Any]:
-        """Every rank's value, by rank, which can be pickled; an error of one rank is one of all.
+    def gather(self, message: torch.Tensor) -> torch.Tensor | None:
+        """The ranks' messages, shape=(ranks, n), on the first rank, None on the others; waits for them.
 
         Args:
-            value: this rank's.
-            problem: what is wrong on this rank; it is raised when the others know.
-
-        Raises:
-            ExchangeError: something is wrong on another rank.
+            message: shape=(n,), the same n on every rank.
         """
-        told: list[Any] = [None] * self.size
-        said = None if problem is None else f"{type(problem).__name__}: {problem}"
-        dist.all_gather_object(told, (value, said), group=self._group)
-        if problem is not None:
-            raise problem
-        for rank, (_, error) in enumerate(told):
-            if error is not None:
-                raise ExchangeError(f"rank {rank}: {error}")
-        return [one for one, _ in told]
+        rows = message.new_empty((self.size, message.numel())) if self.rank == 0 else None
+        received = None if rows is None else list(rows)
+        dist.gather(message, received, group=self._group, group_dst=0)
+        return rows
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Gives every rank the numbers of one rank's tensor; waits for it."""
         dist.broadcast(tensor, group=self._group, group_src=source)
-
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        """One rank's value, which can be pickled, on every rank."""
-        values = [value if self.rank == source else None]
-        dist.broadcast_object_list(values, group=self._group, group_src=source)
-        return values[0]
 
     def close(self) -> None:
         """Closes this rank's connections, if that can be done; nothing can be sent afterwards.

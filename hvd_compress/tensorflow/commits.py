@@ -16,6 +16,7 @@ from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import names_in_order
+from hvd_compress.tensorflow.values import tell
 
 
 class TensorFlowCommits(Commits):
@@ -77,7 +78,7 @@ class TensorFlowCommits(Commits):
         return np.concatenate([*commit.state, np.zeros(0, np.float32)])
 
     def _gather(self, value: Any, what: str) -> list[Any]:
-        return hvd.allgather_object(value, name=f"hvd_compress.elastic.{what}")
+        return tell(value, f"hvd_compress.elastic.{what}")
 
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         name = "hvd_compress.elastic.unsent"

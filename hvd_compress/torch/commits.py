@@ -14,6 +14,7 @@ from hvd_compress.elastic.commits import Commit, Commits
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.torch.compressor import Compressor
+from hvd_compress.torch.values import tell
 
 
 class TorchCommits(Commits):
@@ -85,7 +86,7 @@ class TorchCommits(Commits):
         return torch.cat(sums).numpy()
 
     def _gather(self, value: Any, what: str) -> list[Any]:
-        return hvd.allgather_object(value, name=self._called(what))
+        return tell(value, self._called(what))
 
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         return hvd.allreduce(

@@ -18,6 +18,8 @@ from transformers import Trainer, TrainerCallback
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec
 from hvd_compress.exchanges.routing import Route, route_of
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import tell
 
 __all__ = ["CompressGradients"]
 
@@ -93,12 +95,10 @@ class CompressGradients(TrainerCallback):
         if isinstance(args.resume_from_checkpoint, str):
             folders.insert(0, Path(args.resume_from_checkpoint))
         found = next((one / _FILE for one in folders if (one / _FILE).exists()), None)
-        saved = torch.load(found, map_location="cpu") if found else {}
+        saved = torch.load(found, map_location="cpu", weights_only=True) if found else {}
         # A folder of that name may be another run's: its residuals belong to other parameters.
         fits = math.isclose(saved.get("parameters", math.nan), self._parameter_sum(), rel_tol=1e-6)
-        fit: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(fit, fits)
-        if all(fit):
+        if all(tell(collectives_of(None, meeting_place(None)), fits)):
             assert self.compressor is not None
             hvdc.GatheredState(self.compressor).load_state_dict(saved["gathered"])
         elif self._trainer.is_world_process_zero():

@@ -278,7 +278,7 @@ def test_a_length_of_settings_that_cannot_be_true() -> None:
     ranks = Collectives(None)
     if dist.get_rank() == 0:
         compared = Agreement(ranks, b"settings")
-        with pytest.raises(hvdc.ExchangeError, match="expected settings of at most"):
+        with pytest.raises(hvdc.ExchangeError, match="expected messages of at most"):
             compared.settle()
     else:
         claimed = (1 << 62).to_bytes(8, "little") + bytes(32)

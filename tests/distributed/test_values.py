@@ -1,0 +1,84 @@
+"""What ranks of a process group tell each other beside their gradients."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hvd_compress.distributed as hvdc
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.values import broadcast_state, gather_states, message, tell
+from hvd_compress.ranks.values import MOST_BYTES, serialize
+from tests import pickles
+from tests.ranks import on_ranks
+
+
+def _claim(ranks: Collectives, length: int) -> None:
+    """Tells the other ranks a length."""
+    ranks.all_gather(torch.tensor([length]))[1].wait()
+
+
+def _refused(call: Callable[[], Any], match: str) -> None:
+    with pytest.raises(hvdc.ExchangeError, match=match):
+        call()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_values_of_other_lengths() -> None:
+    ranks = Collectives(None)
+    rank = dist.get_rank()
+    value = {"rank": rank, "numbers": [float("inf"), None, -0.0] * rank, "text": "é" * rank}
+    assert [one["rank"] for one in tell(ranks, value)] == [0, 1]
+    assert tell(ranks, value)[rank] == value
+    if rank == 0:
+        _refused(lambda: tell(ranks, 1), "rank 1: ValueError: what is wrong")
+    else:
+        with pytest.raises(ValueError, match="what is wrong"):
+            tell(ranks, 1, ValueError("what is wrong"))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_length_beyond_all_bounds_is_an_error_on_every_rank() -> None:
+    """No rank takes memory for it."""
+    ranks = Collectives(None)
+    value = "a" * (MOST_BYTES if dist.get_rank() else 1)
+    _refused(lambda: tell(ranks, value), f"expected messages of at most {MOST_BYTES} bytes, got")
+    state = {"w": torch.zeros(MOST_BYTES // 4 if dist.get_rank() else 1)}
+    most = f"expected messages of at most {MOST_BYTES + 64 * 10} bytes, got"
+    _refused(lambda: gather_states(ranks, state, 10), most)
+    _refused(lambda: broadcast_state(ranks, state, 1, 10), most)
+    for call in (lambda: tell(ranks, 1), lambda: gather_states(ranks, {}, 10)):
+        if dist.get_rank():
+            _claim(ranks, 1 << 62)
+        else:
+            _refused(call, "expected messages of at most")
+    dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_pickle_of_another_rank_is_not_read() -> None:
+    ranks = Collectives(None)
+    value, state = "a" * 1000, {"w": torch.zeros(1000)}
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace")
+        if dist.get_rank() == 0:
+            _refused(lambda: tell(ranks, value), "expected a value as JSON from rank 1, got")
+            _refused(lambda: gather_states(ranks, state, 1000), "expected a state of tensors")
+            _refused(lambda: broadcast_state(ranks, None, 1, 1000), "expected a state of tensors")
+        else:
+            bad = pickles.leaving(trace)
+            _claim(ranks, len(bad))
+            ranks.all_gather(message(bad, len(serialize([value, None])), ranks.device))[1].wait()
+            bad = pickles.saved_leaving(trace)
+            _claim(ranks, len(bad))
+            ranks.gather(message(bad, len(pickles.saved(state)), ranks.device))
+            _claim(ranks, len(bad))
+            ranks.broadcast(message(bad, len(bad), ranks.device), 1)
+        dist.barrier()
+        assert not trace.exists()
