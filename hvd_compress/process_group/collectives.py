@@ -137,9 +137,10 @@ class Collectives:
 
         By the process group's thread, or at once where it is over already.
         """
-        call = functools.partial(_tell, over)
-        hold(work, call, self._ranks())
-        work.get_future().add_done_callback(call)
+        # Not a variable: where it is over, an error in what is called keeps this frame in its traceback.
+        call = [functools.partial(_tell, over)]
+        hold(work, call[0], self._ranks())
+        work.get_future().add_done_callback(call.pop())
 
     def gather(self, message: torch.Tensor) -> torch.Tensor | None:
         """The ranks' messages, shape=(ranks, n), on the first rank, None on the others; waits for them.

@@ -92,7 +92,7 @@ def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -
     Args:
         work: it has been started.
         call: what its future calls back. Nothing else may hold on to it, as frames in the traceback of an
-            error do to a function: a partial is right.
+            error do to a function (a partial is right), and to their callers with all their variables.
         group: of the collective.
     """
     _let_go()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hvd_compress.process_group import shutdown
 from hvd_compress.process_group.collectives import Collectives
 from tests import jobs
 from tests.ranks import on_ranks
@@ -202,3 +203,25 @@ def test_a_group_can_be_destroyed_before_its_thread_has_dropped_it() -> None:
     _Late.released.set()
     assert _Late.dropped.wait(60)
     time.sleep(0.5)  # A thread that waits for itself takes the process with it.
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_error_that_is_kept_does_not_keep_what_is_waited_for_at_the_end() -> None:
+    """The frames of its traceback know those that called them, up to where a collective was over."""
+    collectives, errors, works = Collectives(None), [], []
+
+    def over(error: Exception | None) -> None:
+        try:
+            raise error or RuntimeError("what the average is used for fails")
+        except RuntimeError as problem:
+            errors.append(problem)
+
+    for _ in range(3):
+        _, work = collectives.all_gather(torch.zeros(10))
+        work.wait()
+        while not work.get_future().done():
+            time.sleep(0.001)
+        collectives.when_over(work, over)  # At once, in this thread.
+        works.append(work)
+    assert len(errors) == 3
+    assert [one for one in shutdown._underway if one.work in works and not one.dropped] == []
