@@ -17,7 +17,7 @@ ALLOWED = {
     "kernels": {"numpy", "hvd_compress.codecs", "hvd_compress.kernels"},
     "exchanges": {"numpy", "hvd_compress.codecs", "hvd_compress.ranks", "hvd_compress.exchanges"},
     "ranks": {"hvd_compress.ranks"},
-    "elastic": {"numpy", "horovod", "hvd_compress.elastic"},
+    "elastic": {"numpy", "horovod", "hvd_compress.ranks", "hvd_compress.elastic"},
     "perfmodel": {
         "numpy",
         "matplotlib",
@@ -125,6 +125,7 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
+        "hvd_compress.engine",
         "hvd_compress.distributed",
         "hvd_compress.process_group",
         "hvd_compress.diloco",
@@ -177,6 +178,7 @@ ALLOWED = {
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
+        "hvd_compress.process_group",
         "hvd_compress.ddp",
     },
 }
