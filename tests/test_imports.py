@@ -125,7 +125,6 @@ ALLOWED = {
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
-        "hvd_compress.engine",
         "hvd_compress.distributed",
         "hvd_compress.process_group",
         "hvd_compress.diloco",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvd_compress.engine.slots import expect_memory
+from hvd_compress.distributed.begin import expect_memory_of
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import broadcast_state, tell
 
@@ -43,8 +43,7 @@ class CommonParameters:
         self.own = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.own:
             raise ValueError("DiLoCo.model: expected trainable parameters, got none")
-        for name, parameter in model.named_parameters():
-            expect_memory(name, parameter)
+        expect_memory_of(dict(model.named_parameters()))
         for name, parameter in self.own.items():
             if not parameter.is_floating_point():
                 raise TypeError(

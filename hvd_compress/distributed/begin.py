@@ -15,6 +15,12 @@ from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.ranks import agreement
 
 
+def expect_memory_of(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raises ``ValueError`` where one of the parameters, given by names, is on the meta device."""
+    for name, parameter in parameters.items():
+        expect_memory(name, parameter)
+
+
 def begin_alike(
     compressor: Compressor, parameters: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
@@ -29,8 +35,7 @@ def begin_alike(
         ValueError: a parameter is on the meta device.
         ExchangeError: on every rank, naming what differs; or there is no process group.
     """
-    for name, parameter in parameters.items():
-        expect_memory(name, parameter)
+    expect_memory_of(parameters)
     group = compressor.process_group
     device = next(iter(parameters.values())).device
     shapes = {name: [str(p.dtype), list(p.shape)] for name, p in parameters.items()}
