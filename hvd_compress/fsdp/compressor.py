@@ -82,7 +82,7 @@ class Compressor(ProcessGroupCompressor):
         super().__init__(self._numbered, codec, process_group=group, **options)
         self._use.watch_parameters(model.parameters())
         check_choice("Compressor", "exchange", self._exchange, _FLAT)
-        self._shards = found.group
+        self._units, self._shards = found.units, found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
         self._pass = BackwardPass(self._end)
@@ -123,6 +123,10 @@ class Compressor(ProcessGroupCompressor):
         return CompressorBase.__getstate__(
             self
         )  # FSDP2's modules hold it, and are not copied either.
+
+    def routes(self) -> dict[str, Route]:
+        frozen = set().union(*(unit.frozen for unit in self._units))
+        return {s.name: s.route for s in self._numbered if s.index not in frozen}
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts, of its shards; every rank saves its own.

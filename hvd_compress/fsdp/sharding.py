@@ -74,8 +74,7 @@ class Unit:
         self.places, self.elements = [], 0
         unused_too = self.group.reduce_scatter_unused_params
         for number, parameter in zip(self.numbers, self.group.fsdp_params, strict=True):
-            # The unsharded one decides: it is what a script freezes while its module is unsharded.
-            whole = getattr(parameter, "_unsharded_param", parameter.sharded_param)
+            whole = _whole(parameter)
             needed = whole.requires_grad
             present = (
                 parameter.unsharded_accumulated_grad is not None
@@ -91,6 +90,12 @@ class Unit:
                 self.elements += parameter.padded_sharded_param_size.numel()
 
     @property
+    def frozen(self) -> set[int]:
+        """The numbers of its parameters that are not trained now."""
+        pairs = zip(self.numbers, self.group.fsdp_params, strict=True)
+        return {number for number, parameter in pairs if not _whole(parameter).requires_grad}
+
+    @property
     def accumulates(self) -> bool:
         """Whether ``set_requires_all_reduce(False)`` holds."""
         return not self.group.all_reduce_grads
@@ -99,6 +104,11 @@ class Unit:
     def adds_up(self) -> bool:
         """Whether FSDP2 has divided by a divisor of the user's own, which counts all ranks."""
         return self.group.gradient_divide_factor is not None
+
+
+def _whole(parameter: Any) -> Any:
+    """Of what FSDP2 calls a parameter, that which a script freezes while its module is unsharded."""
+    return getattr(parameter, "_unsharded_param", parameter.sharded_param)
 
 
 @dataclass(frozen=True, eq=False)

@@ -293,3 +293,14 @@ def test_a_model_that_was_made_without_memory() -> None:
     for step in range(2):
         assert_same_bits(backward(net, targets(SHAPES, dist.get_rank(), step)), beside.step(step))
     beside.assert_kept(compressor)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_routes_are_those_of_parameters_that_are_trained() -> None:
+    net = Net(SHAPES)
+    net.first.requires_grad_(False)
+    mesh = mesh_of(2)
+    compressor = hvdc.Compressor(shard(net, mesh), Int8(), mesh=mesh)
+    assert list(compressor.routes()) == ["second.c", "second.tiny"]
+    net.first.a.requires_grad_(True)
+    assert list(compressor.routes()) == ["first.a", "second.c", "second.tiny"]
