@@ -15,6 +15,8 @@ BATCH = 32
 FEATURES, CLASSES = 64, 10
 
 hvd.init()
+if hvd.size() == 1:
+    raise SystemExit("A single rank exchanges nothing: start several, as above.")
 keras.utils.set_random_seed(1)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 task = np.random.default_rng(1).standard_normal((FEATURES, CLASSES))  # The same on every rank ...

@@ -14,6 +14,8 @@ FEATURES, HIDDEN, CLASSES = 64, 128, 10
 RATE, MOMENTUM = 0.05, 0.9
 
 hvd.init()
+if hvd.size() == 1:
+    raise SystemExit("A single rank exchanges nothing: start several, as above.")
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.random.set_seed(1)  # The same task and the same first weights on every rank ...
 task = tf.random.normal([FEATURES, CLASSES])

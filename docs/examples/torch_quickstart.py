@@ -14,6 +14,8 @@ BATCH = 32
 FEATURES, CLASSES = 64, 10
 
 hvd.init()
+if hvd.size() == 1:
+    raise SystemExit("A single rank exchanges nothing: start several, as above.")
 torch.set_num_threads(1)
 torch.manual_seed(1)  # The same task and the same first weights on every rank ...
 task = torch.randn(FEATURES, CLASSES)

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 
 from hvd_compress.codecs.feedback import OFF, ErrorFeedback
 from hvd_compress.codecs.noise import NoiseKey
+from hvd_compress.codecs.refusal import refuse
 
 PACK_BLOCK = 2560
 """Elements packed together where the scale belongs to something else than a contiguous group."""
@@ -177,12 +178,10 @@ class Codec:
         count = math.prod(shape)
         return 8 * self.payload_bytes(shape) / count if count else math.inf
 
-    def compress(self, tensor: Any) -> Any:
+    @classmethod
+    def compress(cls, tensor: Any) -> NoReturn:
         """Raises ``TypeError``: Horovod calls it where a codec was given in place of a compressor."""
-        raise TypeError(
-            f"compression: expected a compressor, got the codec {self}: write compression="
-            f"hvdc.Compressor(model, {self}), or hvdc.Compressor({self}) with TensorFlow"
-        )
+        refuse(f"the codec {cls.__name__}", f"{cls.__name__}()")
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as JSON types, with the codec's name under ``"codec"``."""

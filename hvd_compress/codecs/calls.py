@@ -54,6 +54,19 @@ def check_call(
         raise TypeError(f"{name}: expected {call}, got {error}") from None
 
 
+def check_options(name: str, made: type, options: Mapping[str, Any]) -> None:
+    """Raises ``TypeError`` where a keyword is none of those of what is made only later.
+
+    Args:
+        name: of what is called, for the message.
+        made: the class.
+        options: the keyword arguments that it will get.
+    """
+    known = inspect.signature(made).parameters.values()
+    signature = inspect.Signature([p for p in known if p.kind is p.KEYWORD_ONLY])
+    check_call(name, signature, (), options)
+
+
 def written(name: str, signature: inspect.Signature) -> str:
     """The shortest call: ``OneBit(model)``."""
     required = (_AS_WRITTEN.get(parameter, parameter) for parameter in _required(signature))

@@ -12,6 +12,12 @@ from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import gather_states
+from hvd_compress.ranks.errors import explained
+
+_NOTE = (
+    "GatheredState.state_dict() waits for all ranks: one of them has ended, or has not called it; call it "
+    "on every rank, and leave the first rank's `if` around torch.save alone"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +46,8 @@ class GatheredState:
             return {"ranks": []}
         state = self._compressor.state_dict()
         elements = sum(slot.count for slot in self._compressor._slots)
-        states = gather_states(collectives_of(None, meeting_place(None)), state, elements)
+        with explained(_NOTE):
+            states = gather_states(collectives_of(None, meeting_place(None)), state, elements)
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, codec_class
 from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
+from hvd_compress.codecs.refusal import refuse
 from hvd_compress.exchanges import registry
 
 # Callers import the limits from here, too.
@@ -59,6 +60,11 @@ class Route:
             raise TypeError(f"Route.feedback: expected an ErrorFeedback, got {given!r}")
         if self.exchange:
             check_choice("Route", "exchange", self.exchange, EXCHANGE_NAMES)
+
+    @classmethod
+    def compress(cls, tensor: Any) -> NoReturn:
+        """Raises ``TypeError``: Horovod calls it where a route was given in place of a compressor."""
+        refuse("a Route", "Route(...)")
 
     @property
     def uncompressed(self) -> bool:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import check_options
 from hvd_compress.exchanges.routing import Route, route_of
 
 __all__ = ["CompressGradients"]
@@ -46,6 +47,8 @@ class CompressGradients(lightning.Callback):
     """
 
     def __init__(self, codec: Codec | Route | str, **options: Any) -> None:
+        made = hvdc.Auto if codec == "auto" else hvdc.Compressor
+        check_options("CompressGradients", made, options)
         if codec == "auto":
             self._make: Callable[..., hvdc.Compressor] = functools.partial(hvdc.Auto, **options)
         else:

@@ -11,6 +11,7 @@ from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.process_group.values import contents, message
 from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import explained
 from hvd_compress.ranks.values import check_lengths
 
 _LENGTH_BYTES = 8
@@ -45,11 +46,8 @@ class Agreement:
         Raises:
             ExchangeError: on every rank, naming what differs.
         """
-        try:
+        with explained(_NOTE):
             self._work.wait()
-        except RuntimeError as error:
-            error.add_note(_NOTE)
-            raise
         lengths = _lengths_if_different(self._digests)
         if lengths:
             padded = message(self._line, max(lengths), self._collectives.device)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from queue import Queue
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.changes import Changes, LastExchange
 from hvd_compress.engine.comm import Exchanging
@@ -70,13 +71,10 @@ class ProcessGroupCompressor(CompressorBase):
         # The rank, and the number of ranks, whose residuals a copy has.
         self._copied_from: tuple[int, int] | None = None
 
-    def compress(self, tensor: Any) -> Any:
+    @classmethod
+    def compress(cls, tensor: Any) -> NoReturn:
         """Raises ``TypeError``: Horovod calls it where this was given as ``compression``."""
-        raise TypeError(
-            f"compression: expected a compressor of Horovod's frontends, got one of "
-            f"{type(self).__module__}: write compression=hvdc.Compressor(model, codec) with "
-            f"hvd_compress.torch, or hvdc.Compressor(codec) with hvd_compress.tensorflow"
-        )
+        refuse(f"one of {cls.__module__}", "codec")
 
     def __getstate__(self) -> dict[str, Any]:
         """See :class:`CompressorBase`; what belongs to a process group is made anew by the first use.

@@ -17,6 +17,7 @@ from transformers import Trainer, TrainerCallback
 
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.calls import check_options
 from hvd_compress.exchanges.routing import Route, route_of
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import tell
@@ -55,6 +56,8 @@ class CompressGradients(TrainerCallback):
                 f"CompressGradients.trainer: expected a Trainer, got {type(trainer).__name__}: write "
                 f"trainer.add_callback(CompressGradients(trainer, Int8()))"
             )
+        made = hvdc.Auto if codec == "auto" else hvdc.Compressor
+        check_options("CompressGradients", made, options)
         if codec != "auto":
             codec = route_of(codec, "", "CompressGradients.codec")
         self._trainer, self._codec, self._options = trainer, codec, options

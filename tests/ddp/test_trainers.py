@@ -209,3 +209,18 @@ def test_the_callback_wants_a_codec() -> None:
         CompressGradients("one bit")
     with pytest.raises(TypeError, match=r"codec: expected .* got the class Int8: write Int8\(\)"):
         CompressGradients(Int8)  # type: ignore[arg-type]
+    for codec, wrong in ((Int8(), "treshold"), ("auto", "exchange")):
+        with pytest.raises(TypeError, match=f"CompressGradients: expected .* keyword '{wrong}'"):
+            CompressGradients(codec, **{wrong: 0})
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_state_that_one_rank_alone_gathers() -> None:
+    """The other one ends; PyTorch's error says nothing of what was waited for."""
+    ddp = DistributedDataParallel(Probe(SHAPES))
+    gathered = hvdc.GatheredState(hvdc.Compressor(ddp, OneBit()))
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError) as caught:
+            gathered.state_dict()
+        (note,) = caught.value.__notes__
+        assert "call it on every rank, and leave the first rank's `if` around torch.save" in note

@@ -64,6 +64,19 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
     assert re.search(r"norm of what has not been sent yet: [\d.]+", printed), printed
 
 
+def test_a_script_of_horovod_alone_says_how_to_start_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/examples/torch_quickstart.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=jobs.TIMEOUT,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "A single rank exchanges nothing: start several, as above.\n"
+
+
 def test_model_parallel_layers_train_and_print_their_counters() -> None:
     printed = _printed("torchrun", 2, "docs/examples/parallel_quickstart.py")
     assert "exchanges a step: 4" in printed

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress import Int8, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -225,3 +226,11 @@ def test_horovod_initialized_again_with_fewer_ranks() -> None:
         assert np.array_equal(everybodys[0], everybodys[1])
     assert new.counters.message_bytes < 0.1 * new.counters.uncompressed_bytes
     hvd.allreduce(tf.zeros(1), name="barrier at the end")
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_what_is_no_compressor() -> None:
+    """A codec, a route, or the class of a codec."""
+    for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):
+        with pytest.raises(TypeError, match=f"expected a compressor of Horovod's .* got {got}"):
+            exchange_with(given, graph=False)(targets(hvd.rank(), 0))

@@ -12,8 +12,9 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+import hvd_compress.ddp
 import hvd_compress.torch as hvdc
-from hvd_compress import ErrorFeedback
+from hvd_compress import ErrorFeedback, Route
 from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.ranks import names
 from tests.again import initialize_again
@@ -342,3 +343,22 @@ def test_a_second_gradient_before_the_first_has_come_back() -> None:
     reduced = hvd.allreduce(token, name="token")
     assert torch.equal(compressor.decompress(reduced, context), model.a.grad)
     assert compressor.routes()["a"].codec == OneBit()
+
+
+@on_ranks(2, alone=True)
+def test_what_is_no_compressor() -> None:
+    """A codec, a route, a compressor of another frontend, or the class of one of them."""
+    model = Probe(SHAPES)
+    of_ddp = hvd_compress.ddp.Compressor(model, Int8())
+    for given, got in (
+        (Int8(), "the codec Int8: write compression=hvdc.Compressor\\(model, Int8\\(\\)\\)"),
+        (Int8, "the codec Int8"),
+        (Route(Int8()), "a Route"),
+        (of_ddp, "one of hvd_compress.ddp.compressor"),
+        (type(of_ddp), "one of hvd_compress.ddp.compressor"),
+    ):
+        _raises_in_first_step(
+            lambda _, given=given: given,  # type: ignore[misc]
+            TypeError,
+            f"compression: expected a compressor of Horovod's frontends, got {got}",
+        )
