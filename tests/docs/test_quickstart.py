@@ -77,6 +77,15 @@ def test_a_script_of_horovod_alone_says_how_to_start_it() -> None:
     assert done.stderr == "A single rank exchanges nothing: start several, as above.\n"
 
 
+def test_the_reference_step_is_that_of_the_package() -> None:
+    """Averages and residuals, bit for bit; the third of four steps is dropped."""
+    printed = _run("torchrun", 2, "docs/examples/reference_step.py")
+    norms = re.findall(
+        r"step \d: 7\.2% of the bytes, norm of what has not been sent ([\d.]+)", printed
+    )
+    assert len(norms) == 4 and norms[1] == norms[2] != norms[3], printed
+
+
 def test_model_parallel_layers_train_and_print_their_counters() -> None:
     printed = _printed("torchrun", 2, "docs/examples/parallel_quickstart.py")
     assert "exchanges a step: 4" in printed
@@ -93,6 +102,15 @@ def test_a_model_that_ranks_share_out_trains_and_prints_its_counters() -> None:
 
 def _printed(launcher: str, ranks: int, script: str) -> str:
     """What a script prints, which trains until the loss is half of what it was."""
+    printed = _run(launcher, ranks, script)
+    losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
+    assert losses, printed
+    assert float(losses[2]) < 0.5 * float(losses[1]), printed
+    return printed
+
+
+def _run(launcher: str, ranks: int, script: str) -> str:
+    """What a script prints."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     if launcher == "stock":
@@ -105,15 +123,10 @@ def _printed(launcher: str, ranks: int, script: str) -> str:
             text=True,
             timeout=jobs.TIMEOUT,
         )
-        printed = done.stdout
-        assert done.returncode == 0, printed
-    else:
-        command = jobs.forked(launcher, script)
-        printed = jobs.run(launcher, ranks, command, environment, check=True)
-    losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
-    assert losses, printed
-    assert float(losses[2]) < 0.5 * float(losses[1]), printed
-    return printed
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+    command = jobs.forked(launcher, script)
+    return jobs.run(launcher, ranks, command, environment, check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
