@@ -36,8 +36,8 @@ class BroadcastVariables(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if there are variables already."""
         self._done = False
-        # A subclass of Model may say that it is built when its layers are not.
-        if all(layer.built for layer in self.model._flatten_layers()):
+        # A subclass of Model may say that it is built when its layers are not, or are not made yet.
+        if self.model.weights and all(layer.built for layer in self.model._flatten_layers()):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

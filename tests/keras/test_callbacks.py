@@ -144,12 +144,27 @@ class Built(keras.Model):
         return self.head(self.hidden(inputs))
 
 
+class Empty(keras.Model):
+    """A model without layers, which the first batch makes, though it says that it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[Any] = []
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        if not self.heads:
+            self.heads.append(keras.layers.Dense(CLASSES))
+        return self.heads[0](inputs)
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_weights_that_do_not_exist_yet_are_broadcast_when_they_do() -> None:
     keras.utils.set_random_seed(1 + hvd.rank())
-    model = Built()
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)), loss)
-    fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights()], epochs=1)
-    assert same_everywhere(model.trainable_variables)
+    for kind in (Built, Empty):
+        model = kind()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)), loss)
+        fit(model, [hvdc.BroadcastVariables(), hvdc.CompareWeights()], epochs=1)
+        assert same_everywhere(model.trainable_variables)
