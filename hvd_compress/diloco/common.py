@@ -70,6 +70,10 @@ class CommonParameters:
         every = {**self.own, **self._frozen}
         return {name: [str(p.dtype), list(p.shape)] for name, p in every.items()}
 
+    def digest(self) -> str:
+        """Of the common parameters' bits."""
+        return hashlib.sha256("".join(map(_digest, self._copies.values())).encode()).hexdigest()
+
     @property
     def _frozen(self) -> dict[str, nn.Parameter]:
         """Parameters without a copy."""

@@ -8,6 +8,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
+from hvd_compress.diloco.begun import Begun
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import split
 from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
@@ -65,7 +67,8 @@ class DiLoCo:
             default is SGD with Nesterov momentum 0.9 and a learning rate of 0.7.
         fragments: how many parts the model is exchanged in; or lists of patterns (``fnmatch``) of their
             parameters' names.
-        delay: steps after which the average is needed and used, below ``sync_every``. 0 waits for it.
+        delay: steps after which the average is needed and used, below ``sync_every``; with a manager, below
+            ``sync_every / fragments``. 0 waits for it.
         mixing: the share of its own parameters that a rank keeps when the new ones come, from 0 to 1;
             None is 0 without a delay and 0.5 with one.
         manager: a ``torchft.Manager``, made with ``use_async_quorum=False`` and ``load_state_dict=None``:
@@ -106,7 +109,8 @@ class DiLoCo:
         self._delay = delay
         self._compressor = compressor
         self._under_way: dict[int, _Round] = {}
-        self._failed: dict[int, hvdc.Work] = {}
+        self._failed: dict[int, hvdc.Work | Begun] = {}
+        self._thread: ThreadPoolExecutor | None = None
         self._group: str | None = None
         self._history: dict[str, list[Counts]] = {}
         self._quorums: Quorums | None = None
@@ -119,12 +123,15 @@ class DiLoCo:
         if manager is None:
             self.rebind(compressor.process_group)
         else:
-            if delay or sync_every % len(self._fragments):
+            count = len(self._fragments)
+            if sync_every % count or delay >= sync_every // count:
                 raise ValueError(
-                    f"DiLoCo: expected delay 0, and sync_every a multiple of the number of fragments, with "
-                    f"a manager, got delay {delay}, sync_every {sync_every} and {len(self._fragments)} "
-                    f"fragments"
+                    f"DiLoCo: with a manager, expected sync_every a multiple of the number of fragments, "
+                    f"and delay below sync_every / fragments, as one exchange ends before the next one "
+                    f"begins, got sync_every {sync_every}, {count} fragments and delay {delay}"
                 )
+            if delay:  # The collectives of such a group are waited for where they begin.
+                self._thread = ThreadPoolExecutor(1, "hvd_compress.diloco")
             self._quorums = Quorums(manager, compressor.process_group, self._heal, self._health)
 
     @property
@@ -154,15 +161,16 @@ class DiLoCo:
         self._begin()
         self.steps += 1
         if self._quorums is not None:
-            if self.steps % (self._sync_every // len(self._fragments)) == 0:
-                self._round(self._quorums)
+            if (self.steps + self._delay) % (self._sync_every // len(self._fragments)) == 0:
+                self._begin_round(self._quorums, self._delay)
+            self._end_rounds(self.steps)
             return
         for fragment in list(self._under_way):
             if self._under_way[fragment].due == self.steps:
                 self._receive(fragment)
         for fragment in range(len(self._fragments)):
             if self._sends(fragment):
-                self._send(fragment)
+                self._send(fragment, self._delay)
                 if not self._delay:
                     self._receive(fragment)
 
@@ -178,15 +186,16 @@ class DiLoCo:
         """
         self._begin()
         if self._quorums is not None:
+            self._end_rounds()
             for _ in self._fragments:
-                fragment = self._round(self._quorums)
-                if fragment is not None:
+                self._begin_round(self._quorums, 0)
+                for fragment in self._end_rounds():
                     self._common.take(self._fragments[fragment])
             return
         for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
             self._receive(fragment)
         for fragment in range(len(self._fragments)):
-            self._send(fragment)
+            self._send(fragment, 0)
         for fragment in range(len(self._fragments)):
             self._receive(fragment)
         self._common.take(self._common.own)
@@ -237,12 +246,16 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
 
-        Waits for exchanges that are under way. Every rank saves its own, beside its model and its inner
-        optimizer, which differ between ranks, too; then training goes on bit for bit. Tensors are
-        references, as in ``torch.optim``.
+        Waits for exchanges that are under way; with a manager, these are committed or rolled back. Every
+        rank saves its own, beside its model and its inner optimizer, which differ between ranks, too; then
+        training goes on bit for bit. Tensors are references, as in ``torch.optim``.
+
+        Raises:
+            ExchangeError, PayloadError: as :meth:`step`.
         """
-        for one in self._under_way.values():
-            one.wait()
+        for fragment in list(self._under_way):
+            with self._rolled_back_on_error(fragment):
+                self._under_way[fragment] = self._wait(fragment)
         return {
             "steps": self.steps,
             "rounds": self.rounds,
@@ -326,7 +339,7 @@ class DiLoCo:
             self._common.take_loaded(list(self._common.loaded), None)
         self._fresh = False
 
-    def _send(self, fragment: int, accept: Accept | None = None) -> None:
+    def _send(self, fragment: int, delay: int, accept: Accept | None = None) -> None:
         names = self._fragments[fragment]
         try:
             self._common.check_model()
@@ -338,22 +351,29 @@ class DiLoCo:
         if failed is not None:
             failed.settle(dropped=True)
         with self._lost_ranks_noticed():
-            work = self._compressor.reduce(differences, names, dist.ReduceOp.AVG, accept=accept)
-        self._under_way[fragment] = _Round(self.steps + self._delay, differences, work)
+            reduce = functools.partial(
+                self._compressor.reduce, differences, names, dist.ReduceOp.AVG, accept=accept
+            )
+            work = reduce() if self._thread is None else Begun(self._thread.submit(reduce))
+        self._under_way[fragment] = _Round(self.steps + delay, differences, work)
 
     def _receive(self, fragment: int) -> None:
-        one = self._under_way.pop(fragment)
-        work = one.work
-        try:
-            with self._lost_ranks_noticed():
-                one.wait()
-        except Exception:
-            assert work is not None
-            self._failed[fragment] = work
-            raise
+        one = self._wait(fragment)
         self._use(fragment, one.differences)
-        if work is not None:
+        if one.work is not None and self._quorums is None:
             self._compressor.share_norms()
+
+    def _wait(self, fragment: int) -> _Round:
+        """Waits for an exchange, which is not under way any more, whether it fails or not."""
+        one = self._under_way.pop(fragment)
+        if one.work is not None:
+            try:
+                with self._lost_ranks_noticed():
+                    one.work.wait()
+            except Exception:
+                self._failed[fragment] = one.work
+                raise
+        return one
 
     @contextlib.contextmanager
     def _lost_ranks_noticed(self) -> Iterator[None]:
@@ -387,18 +407,37 @@ class DiLoCo:
             )
             self._common.take(names)
 
-    def _round(self, quorums: Quorums) -> int | None:
-        """An exchange among a quorum: the fragment's number; None if it is rolled back."""
+    def _begin_round(self, quorums: Quorums, delay: int) -> None:
+        """Begins an exchange among a quorum, which is due after ``delay`` further steps."""
         quorums.begin()  # May call _heal.
         fragment = quorums.number % len(self._fragments)
-        try:
+        with self._rolled_back_on_error(fragment):
             quorums.check()
             if quorums.group is not self._compressor.process_group:
                 self.rebind(quorums.group)
-            self._send(fragment, quorums.commit)
-            self._receive(fragment)
+            # Not after the exchange: where it fails on some ranks only, others would wait for them.
+            self._compressor.share_norms(early=True)
+            self._send(fragment, delay, quorums.commit)
+
+    def _end_rounds(self, due: int | None = None) -> list[int]:
+        """Ends what is due in a step, or everything: the fragments whose exchange counts."""
+        ended = []
+        for fragment in [f for f, one in self._under_way.items() if due in (None, one.due)]:
+            with self._rolled_back_on_error(fragment):
+                self._receive(fragment)
+                self._unproven = False
+                ended.append(fragment)
+        return ended
+
+    @contextlib.contextmanager
+    def _rolled_back_on_error(self, fragment: int) -> Iterator[None]:
+        """Goes on without an exchange that a manager rolls back, for an error or by itself."""
+        try:
+            yield
         except Exception as error:
-            quorums.fail(error)
+            if self._quorums is None:
+                raise
+            self._quorums.fail(error)
             wrong = isinstance(error, hvdc.ExchangeError) and not isinstance(error, RolledBackError)
             if isinstance(error, (TypeError, ValueError)) or (wrong and self._unproven):
                 raise
@@ -411,9 +450,6 @@ class DiLoCo:
                 len(self._fragments),
                 error,
             )
-            return None
-        self._unproven = False
-        return fragment
 
     def _count(self, fragment: int, more: Counts) -> None:
         assert self._group is not None
@@ -430,8 +466,9 @@ class DiLoCo:
         settings = {**self._configuration(), "parameters": self._common.kinds}
         history = {name: list(counts) for name, counts in self._history.items()}
         offered = uuid.uuid4().hex
+        begins = "" if history else self._common.digest()
         return Progress(
-            agreement.serialize(settings).decode(), self._group, offered, self.steps, history
+            agreement.serialize(settings).decode(), self._group, offered, self.steps, history, begins
         )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
@@ -582,15 +619,10 @@ class _Round:
 
     Attributes:
         due: the step in which the average is used.
-        differences: this rank's, until :meth:`wait` returns; then the average.
-        work: None where the average is there.
+        differences: this rank's, until the exchange has ended; then the average.
+        work: the exchange; None where a checkpoint held the average.
     """
 
     due: int
     differences: list[torch.Tensor]
-    work: hvdc.Work | None
-
-    def wait(self) -> None:
-        work, self.work = self.work, None
-        if work is not None:
-            work.wait()
+    work: hvdc.Work | Begun | None

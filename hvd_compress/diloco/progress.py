@@ -19,6 +19,7 @@ class Progress:
         offered: a name for the new group, which the first rank's is.
         steps: of training.
         history: exchanges of each fragment, by the name of the group in which they were made.
+        begins: where the rank is new, a digest of its common parameters; nothing otherwise.
     """
 
     settings: str
@@ -26,6 +27,7 @@ class Progress:
     offered: str
     steps: int
     history: Mapping[str, Sequence[Counts]] = field(default_factory=dict)
+    begins: str = ""
 
     @property
     def new(self) -> bool:
@@ -64,6 +66,8 @@ def sources(told: Sequence[Progress], fragments: int) -> list[int]:
 def behind(told: Sequence[Progress], chosen: Sequence[int], rank: int) -> list[int]:
     """The fragments of which a rank has not the latest common parameters.
 
+    New ranks that begin with the same ones keep what they have learnt since.
+
     Args:
         told: by rank.
         chosen: for each fragment, the rank that has them.
@@ -73,7 +77,10 @@ def behind(told: Sequence[Progress], chosen: Sequence[int], rank: int) -> list[i
         fragment
         for fragment, source in enumerate(chosen)
         if rank != source
-        and (told[rank].new or told[rank].total(fragment) < told[source].total(fragment))
+        and (
+            told[rank].begins != told[source].begins
+            or told[rank].total(fragment) < told[source].total(fragment)
+        )
     ]
 
 

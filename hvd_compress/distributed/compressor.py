@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import uuid
@@ -113,8 +114,8 @@ class Compressor(ProcessGroupCompressor):
         """Starts :func:`hvd_compress.distributed.all_reduce`; arguments and errors are the same.
 
         Args:
-            accept: called when the results are there, before residuals count. What it raises is what
-                ``wait()`` raises, and residuals are then as before the call.
+            accept: called by ``wait()`` when the results are there, before residuals count. What it raises
+                is what ``wait()`` raises, and residuals are then as before the call.
         """
         self._take(group)
         self._bind()
@@ -142,12 +143,14 @@ class Compressor(ProcessGroupCompressor):
             for slot in slots
             if not slot.route.uncompressed
         }
-        self._send(bucket, exchanges, settings, accept)
+        bucket.held = accept is not None
+        self._send(bucket, exchanges, settings)
         for slot in slots:
             slot.pending = True
         self._under_way.append(bucket)
         self.counters.steps += 1
-        return Work(bucket, lambda: self._end(bucket, slots))
+        asks = None if accept is None else functools.partial(self._accept, bucket, accept)
+        return Work(bucket, lambda: self._end(bucket, slots), asks)
 
     def refuse(self, problem: Exception, device: torch.device) -> None:
         """Has the other ranks raise an :class:`ExchangeError` from the call that this one cannot make.
@@ -311,13 +314,14 @@ class Compressor(ProcessGroupCompressor):
             begin_with(slot, residual)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
-    def share_norms(self) -> None:
+    def share_norms(self, *, early: bool = False) -> None:
         """Has every rank know how much each has not sent, for the log of :meth:`rebind`; waits for nothing.
 
-        All ranks that :meth:`rebind` has brought together call it equally often.
+        All ranks that :meth:`rebind` has brought together call it equally often: after an exchange; or
+        before one (``early``) where it may fail on some ranks only.
         """
         assert self._norms is not None
-        self._norms.share(self.residual_norm())
+        self._norms.share(self.residual_norm(), early=early)
 
     def close(self) -> None:
         """Closes the connections to the other ranks after an error: they learn of it at once.
@@ -439,10 +443,9 @@ class Compressor(ProcessGroupCompressor):
         bucket: Bucket,
         exchanges: set[tuple[str, bool]],
         settings: dict[str, Any],
-        accept: Accept | None,
     ) -> None:
         if self._made_launcher is not None and exchanges <= self._prepared:
-            self._compare(settings, lambda error: self._go(bucket, accept, error))
+            self._compare(settings, lambda error: self._go(bucket, error))
             return
         self._compare(settings)
         for other in self._under_way:
@@ -451,7 +454,7 @@ class Compressor(ProcessGroupCompressor):
         for exchange, packed in sorted(exchanges - self._prepared):
             self._launcher.prepare(EXCHANGES[exchange], packed)
         self._prepared |= exchanges
-        self._go(bucket, accept, None)
+        self._go(bucket, None)
 
     def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:
         """Compares what the ranks are about to do, without waiting where ``over`` is told the answer."""
@@ -474,28 +477,20 @@ class Compressor(ProcessGroupCompressor):
         if answers[0] is not None:
             raise answers[0]
 
-    def _go(self, bucket: Bucket, accept: Accept | None, error: Exception | None) -> None:
+    def _go(self, bucket: Bucket, error: Exception | None) -> None:
         """Sends what is packed; called by a process group's thread, or the caller's."""
-
-        def anywhere(dropped: bool | torch.Tensor) -> bool | torch.Tensor:
-            if accept is not None:
-                accept()
-            return dropped
-
         try:
             if error is not None:
                 raise error
-            step = Step(
-                self._collectives,
-                self._launcher,
-                None,
-                lambda: None,
-                lambda buckets: None,
-                anywhere,
-            )
+            step = Step(self._collectives, self._launcher, None, lambda: None, lambda buckets: None)
             step.send_alone(bucket)
         except Exception as problem:
             bucket.resolve(problem)
+
+    def _accept(self, bucket: Bucket, accept: Accept) -> None:
+        accept()
+        with self._collectives.behind():
+            bucket.settle(bucket.dropped)
 
     def _end(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
         # Not by the process group's thread: whether a key may be used again must not depend on time.

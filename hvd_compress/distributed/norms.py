@@ -20,17 +20,24 @@ class Norms:
     def __init__(self, ranks: Collectives) -> None:
         self._ranks = ranks
         self._shares = 0
+        self._early = False  # Whether it was shared before an exchange, and not after it.
         # The number of a share, and what ranks told in it.
         self._latest = 0, torch.empty(0, dtype=torch.float64, device="cpu")
 
     @property
     def complete(self) -> bool:
-        """Whether the norms of all ranks have come since this rank shared its own for the last time."""
-        return 0 < self._shares == self._latest[0]
+        """Whether the norms of all ranks have come since the last exchange."""
+        return 0 < self._shares == self._latest[0] and not self._early
 
-    def share(self, norm: float) -> None:
-        """Tells the other ranks this one's; all ranks call it equally often."""
+    def share(self, norm: float, *, early: bool = False) -> None:
+        """Tells the other ranks this one's; all ranks call it equally often.
+
+        Args:
+            norm: of what this rank has not sent.
+            early: whether an exchange follows.
+        """
         self._shares += 1
+        self._early = early
         share = self._shares
 
         def keep(error: Exception | None) -> None:

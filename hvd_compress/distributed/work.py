@@ -13,11 +13,15 @@ class Work:
     Args:
         bucket: the call's tensors.
         over: called once, when they have been waited for.
+        check: called once before, unless they have failed; may raise an error.
     """
 
-    def __init__(self, bucket: Bucket, over: Callable[[], None]) -> None:
+    def __init__(
+        self, bucket: Bucket, over: Callable[[], None], check: Callable[[], None] | None = None
+    ) -> None:
         self._bucket = bucket
         self._over: Callable[[], None] | None = over
+        self._check = check
 
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return, or raise, at once."""
@@ -45,6 +49,9 @@ class Work:
         """
         try:
             self._bucket.future.wait()
+            check, self._check = self._check, None
+            if check is not None:
+                check()
         finally:
             over, self._over = self._over, None
             if over is not None:

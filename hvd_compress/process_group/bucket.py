@@ -47,6 +47,8 @@ class Bucket:
         inquiries: what is sent in the former way to ask whether it does so on all ranks, where some was
             encoded then: as many parts as ranks without a change send, of which the first one asks.
         waiting: how many of the parts are not back yet.
+        held: whether residuals wait, when all is back, for whoever waits for the results to settle them.
+        dropped: then, what is known of the step: as :meth:`settle` takes it.
         future: complete when the results are written; or gets the exception.
     """
 
@@ -58,6 +60,8 @@ class Bucket:
     rerouted: bool = False
     inquiries: list[Part] = field(default_factory=list)
     waiting: int = 0
+    held: bool = False
+    dropped: bool | torch.Tensor = False
     future: torch.futures.Future[Any] = field(init=False)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
@@ -69,6 +73,12 @@ class Bucket:
         """Writes :attr:`scale` times the sums of the ranks' tensors over the tensors."""
         for part in self.parts:
             part.content.write(self.scale)
+
+    def judge(self, dropped: bool | torch.Tensor) -> None:
+        """Settles residuals, unless they are held."""
+        self.dropped = dropped
+        if not self.held:
+            self.settle(dropped)
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
         """Has the next residuals count, or not; as :meth:`Batch.settle`."""

@@ -145,7 +145,7 @@ class Step:
             contents = [part.content for bucket in self._buckets for part in bucket.parts]
             dropped = self._anywhere(judge(contents))
             for bucket in self._buckets:
-                bucket.settle(dropped)
+                bucket.judge(dropped)
             self._settled(self._buckets)
 
     def _fail(self, error: Exception) -> None:

@@ -286,6 +286,10 @@ def test_who_has_come_furthest() -> None:
         "a new rank has nothing that others lack"
     )
     assert sources([new, new], 1) == [0]
+    begun = [Progress(b"", None, "", 0, begins=digest) for digest in (b"1", b"1", b"2")]
+    assert [behind(begun, [0], rank) for rank in range(3)] == [[], [], [0]]
+    fresh = told("a", a=[(0, 0)])
+    assert behind([fresh, begun[0]], [0], 1) == [0], "its parameters may be others"
 
 
 def _interrupted(reduce: Callable[..., hvdc.Work]) -> Callable[..., hvdc.Work]:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import Int8
+from hvd_compress import Int8, OneBit
 from hvd_compress.diloco import DiLoCo
 from tests.jobs import ROOT
 from tests.torch_models import Probe
+
+torchft = pytest.importorskip("torchft", reason="torchft is not installed")
+coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
 
 TIMEOUT = 120
 SCRIPT = "docs/examples/torchft_diloco.py"
@@ -30,9 +40,6 @@ class Replicas:
     """The lighthouse and the replicas."""
 
     def __init__(self, folder: Path) -> None:
-        coordination = pytest.importorskip(
-            "torchft.coordination", reason="torchft is not installed"
-        )
         self._lighthouse = coordination.LighthouseServer(
             bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=3000
         )
@@ -124,7 +131,8 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
     assert again and again[0][0] > 3 and all(one[1] == 3 for one in again), everything
     assert all(one[3] == first[one[0]][3] for one in again), "as many steps"
     found = re.search(
-        r"ranks \[\d\] of 3 are gone; what ranks .* of norm ([\d.]+), is missing", everything
+        r"ranks \[\d\] of 3 are gone; what ranks .* of norm ([\d.]+) before the last exchange, is missing",
+        everything,
     )
     assert found and float(found[1]) > 0, everything
     assert again[-1][4] < 0.6 * first[1][4], everything
@@ -142,7 +150,7 @@ class _Manager:
 
 
 def test_wrong_arguments_with_a_manager() -> None:
-    model = Probe({"p": (10,)})
+    model = Probe({"p": (10,), "q": (10,)})
 
     def make(manager: object, **options: int) -> DiLoCo:
         return DiLoCo(model, hvdc.Compressor(Int8()), sync_every=4, manager=manager, **options)  # type: ignore[arg-type]
@@ -157,5 +165,160 @@ def test_wrong_arguments_with_a_manager() -> None:
         ValueError, match=r"Compressor\(Int8\(\), process_group=torchft.ProcessGroupGloo\(\)\)"
     ):
         make(waiting)
-    with pytest.raises(ValueError, match="expected delay 0"):
-        make(waiting, delay=1)
+    with pytest.raises(ValueError, match=r"delay below sync_every / fragments.*delay 2"):
+        make(waiting, delay=2, fragments=2)
+
+
+class _Replica:
+    """A replica in a thread of this process: local SGD by 1-bit exchanges, of two steps in every four."""
+
+    def __init__(self, number: int, lighthouse: str) -> None:
+        self.number = number
+        self.model = Probe({"p": (40, 8)})
+        self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        group = torchft.ProcessGroupGloo(timeout=timedelta(seconds=30))
+        self.manager = torchft.Manager(
+            pg=group,
+            load_state_dict=None,
+            state_dict=None,
+            min_replica_size=2,
+            use_async_quorum=False,
+            replica_id=f"replica{number}",
+            rank=0,
+            world_size=1,
+            store_addr="localhost",
+            store_port=self._store.port,
+            hostname="localhost",
+            lighthouse_addr=lighthouse,
+            timeout=timedelta(seconds=30),
+        )
+        self.compressor = hvdc.Compressor(OneBit(), process_group=group, threshold=0)
+        self.diloco = DiLoCo(
+            self.model,
+            self.compressor,
+            sync_every=4,
+            outer_optimizer=functools.partial(torch.optim.SGD, lr=1.0),
+            delay=2,
+            mixing=0.0,
+            manager=self.manager,
+        )
+        self.learnt: dict[int, torch.Tensor] = {}
+        self.common: dict[int, torch.Tensor] = {}
+        self.residual: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def train(self, failing: int | None) -> None:
+        """Twelve steps, with exchanges in the 4th, 8th and 12th; ``failing``: which one fails here."""
+        for step in range(1, 13):
+            seeded = torch.Generator().manual_seed(100 * step + self.number)
+            self.learnt[step] = torch.randn(40, 8, generator=seeded)
+            self.model.p.add_(self.learnt[step])
+            if step == failing:
+                self.manager.report_error(RuntimeError("as if a connection was lost"))
+            commits = self.manager.current_step()
+            self.diloco.step()
+            committed = self.manager.current_step() - commits
+            if (
+                step % 4 != 2
+            ):  # Then an exchange begins, for which a replica that is behind catches up.
+                assert committed == (step % 4 == 0 and step != failing)
+            if step % 4 == 0:
+                self.common[step] = self.diloco.common_parameters["p"].clone()
+                state = self.compressor.state_dict()["tensors"]["p"]
+                self.residual[step] = state["residual"].clone().view(40, 8)
+
+    def differences(self, *steps: int) -> torch.Tensor:
+        """What it would send that has learnt in these steps."""
+        return -sum((self.learnt[step] for step in steps), torch.zeros(40, 8))
+
+
+def _together(work: Callable[[_Replica], None]) -> list[_Replica]:
+    """Two replicas, of which each has done the work in a thread of its own."""
+    lighthouse = coordination.LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=10000
+    )
+    with ThreadPoolExecutor(2) as threads:
+        replicas = list(threads.map(_Replica, range(2), [lighthouse.address()] * 2))
+        list(threads.map(work, replicas))
+    for one in replicas:
+        one.manager.shutdown(wait=False)
+    lighthouse.shutdown()
+    return replicas
+
+
+@pytest.mark.parametrize("failing", [(8, 8), (8, None), (None, 8), (None, None)])
+def test_a_delayed_exchange_loses_nothing_where_it_fails(
+    failing: tuple[int | None, int | None],
+) -> None:
+    """Rolled back everywhere, or by one replica only, while the other one has used the average."""
+    replicas = first, second = _together(lambda one: one.train(failing[one.number]))
+    assert [one.diloco.failed_rounds for one in replicas] == [int(f is not None) for f in failing]
+    assert torch.equal(first.common[12], second.common[12])
+    for one, fails in zip(replicas, failing, strict=True):
+        if fails:
+            assert torch.equal(one.common[8], one.common[4])
+            assert torch.equal(one.residual[8], one.residual[4])
+            assert one.residual[4].any()
+    # A replica's parameters become the common ones where it uses an average, or is behind.
+    sent = torch.zeros(40, 8)
+    for one, fails in zip(replicas, failing, strict=True):
+        if failing == (8, 8):
+            sent += one.differences(5, 6, 7, 8, 9, 10)
+        elif fails:
+            sent += one.differences(5, 6)
+        else:
+            sent += one.differences(5, 6, 9, 10)
+    used = 2 * (first.common[4] - first.common[12])
+    before, after = (sum(one.residual[step] for one in replicas) for step in (4, 12))
+    torch.testing.assert_close(used + after, before + sent, rtol=1e-5, atol=1e-4)
+
+
+def test_a_replica_goes_on_during_a_delayed_exchange() -> None:
+    """Its step is over before the other replica has sent anything."""
+    gone_on = threading.Event()
+
+    def work(one: _Replica) -> None:
+        reduce = one.compressor.reduce
+
+        def late(*given: Any, **named: Any) -> hvdc.Work:
+            assert gone_on.wait(TIMEOUT)
+            return reduce(*given, **named)
+
+        if one.number == 1:
+            one.compressor.reduce = late  # type: ignore[method-assign]
+        for step in range(1, 5):
+            with torch.no_grad():
+                one.model.p.add_(one.number + 1.0)
+            one.diloco.step()
+            if step == 2 and one.number == 0:
+                gone_on.set()
+
+    first, second = _together(work)
+    assert [one.diloco.rounds for one in (first, second)] == [1, 1]
+    # Both have learnt in two steps what was sent then: 2 and 4, neither of which is thrown away.
+    common = first.diloco.common_parameters["p"]
+    torch.testing.assert_close(common.mean(), torch.tensor(3.0))
+    assert torch.equal(common, second.diloco.common_parameters["p"])
+
+
+def test_a_state_that_is_saved_during_a_delayed_exchange() -> None:
+    """It ends the exchange: the average is saved; or what failed is rolled back, and not used later."""
+
+    @torch.no_grad()
+    def work(one: _Replica) -> None:
+        for step in range(1, 9):
+            one.model.p.add_(one.number + 1.0)
+            one.diloco.step()
+            if step == 3:
+                commits = one.manager.current_step()
+                ((due, (average,)),) = one.diloco.state_dict()["due"].values()
+                assert due == 4 and one.manager.current_step() == commits + 1
+                torch.testing.assert_close(average.mean(), torch.tensor(-3.0))
+            if step == 7:
+                one.manager.report_error(RuntimeError("as if a connection was lost"))
+                assert not one.diloco.state_dict()["due"]
+                assert one.diloco.failed_rounds == 1
+
+    for one in _together(work):
+        assert one.diloco.rounds == 1
+        torch.testing.assert_close(one.diloco.common_parameters["p"].mean(), torch.tensor(3.0))
