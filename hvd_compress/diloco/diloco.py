@@ -468,7 +468,12 @@ class DiLoCo:
         offered = uuid.uuid4().hex
         begins = "" if history else self._common.digest()
         return Progress(
-            agreement.serialize(settings).decode(), self._group, offered, self.steps, history, begins
+            agreement.serialize(settings).decode(),
+            self._group,
+            offered,
+            self.steps,
+            history,
+            begins,
         )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:

@@ -176,6 +176,11 @@ class Compressor(CompressorBase, HorovodCompressor):
         """
         if ctx is None:
             return tensor
+        if ctx.encoded and not ctx.slot.pending:
+            raise ExchangeError(
+                f"{ctx.slot.name}: expected a gradient that is being exchanged, got one from before "
+                f"rebind(), which has forgotten it: call optimizer.zero_grad(), and make the step again"
+            )
         if self._exchanging:
             self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1

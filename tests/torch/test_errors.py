@@ -90,6 +90,19 @@ def test_a_rank_that_was_replaced_without_its_state() -> None:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 2))
 
 
+@on_ranks(2, alone=True)
+def test_a_place_that_is_taken_anew_in_the_middle_of_a_step() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model, threshold=0)
+    optimizer = distributed(model, compressor)
+    gradients = targets(SHAPES, hvd.rank(), 0)
+    exchange(model, optimizer, gradients)
+    model(gradients).backward()
+    compressor.rebind()
+    with pytest.raises(hvdc.ExchangeError, match=r"before rebind\(\), which has forgotten it"):
+        optimizer.synchronize()
+
+
 @on_ranks(3, alone=True)
 def test_horovod_initialized_again_with_fewer_ranks() -> None:
     """An error as long as the compressor does not know; then it goes on, with its part in the average."""
