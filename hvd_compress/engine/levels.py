@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.batch import Batch, columns
-from hvd_compress.exchanges.layout import LevelLayout
+from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges.layout import CHANGED, USED, LevelLayout
+
+_FACTORS = torch.tensor(integer_sum.FACTORS, dtype=torch.int64, device="cpu")
 
 
 class LevelBatch:
@@ -24,7 +28,7 @@ class LevelBatch:
     def __init__(self, batch: Batch, layout: Callable[[], LevelLayout]) -> None:
         self._batch = batch
         self._layout, self._kernels = batch.plan.level_table(layout)
-        self._norms = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._own = self._norms = torch.empty(0, dtype=torch.float32, device="cpu")
         self.flags = self._layout.norms - len(batch.plan.members)
 
     def norms(self) -> torch.Tensor:
@@ -36,6 +40,7 @@ class LevelBatch:
             residuals, _ = columns(self._residuals)
             self._kernels.norms(self._batch.flats, residuals, message)
             self._batch.write_flags(message[self.flags :])
+            self._own = message.clone()  # The other ranks' come into the message.
             return message
 
         self._batch.encoded = sum(member.count for member in self._batch.plan.members)
@@ -43,7 +48,9 @@ class LevelBatch:
             return self._batch.guard(work, self._layout.norms, torch.float32)
 
     def encode(self, norms: torch.Tensor) -> torch.Tensor:
-        """This rank's levels, and a 1 behind them; zeros if that failed.
+        """This rank's levels, a 1 and the check behind them; zeros if that failed.
+
+        It fails where the norms cannot be the ranks' largest.
 
         Args:
             norms: the ranks' largest, shape=(norms,), float32.
@@ -54,15 +61,30 @@ class LevelBatch:
         self._norms = norms
 
         def work() -> torch.Tensor:
+            self._check_norms()
             message = torch.zeros(self._layout.words, dtype=torch.int32, device="cpu")
             residuals, following = columns(self._residuals)
             steps = self._batch.steps
             self._kernels.encode(self._batch.flats, residuals, following, steps, norms, message)
-            message[-1] = int(self._batch.encodes)
+            message[-2] = int(self._batch.encodes)
+            message[-1] = self._check_of(message)
             return message
 
         with self._batch.encoding():
             return self._batch.guard(work, self._layout.words, torch.int32)
+
+    def check(self, words: torch.Tensor) -> None:
+        """Finds out whether the sums, or this rank's norms, were altered on their way.
+
+        Args:
+            words: as for :meth:`decode`.
+        """
+        if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
+            self._batch.error = self._batch.error or PayloadError(
+                f"{self._names}: expected levels and norms that agree with their checks, got some that "
+                f"were altered on their way"
+            )
+        self._batch.count_senders(int(words[-2]))
 
     def decode(self, words: torch.Tensor, scale: float) -> None:
         """Writes ``scale`` times the ranks' sums to the gradients.
@@ -74,3 +96,30 @@ class LevelBatch:
         self._batch.nonfinite |= bool(self._norms[: self.flags].isinf().any())
         with self._batch.decoding():
             self._kernels.decode(self._batch.flats, self._norms, words, scale)
+
+    def _check_norms(self) -> None:
+        """Raises where a norm is below this rank's own, or is none, or a flag is none."""
+        flags = self._norms[self.flags :].tolist()
+        if not bool((self._norms >= self._own).all()) or not {0, USED, CHANGED}.issuperset(flags):
+            raise PayloadError(
+                f"{self._names}: expected the ranks' largest norms, got some that were altered on their way"
+            )
+
+    def _check_of(self, words: torch.Tensor) -> int:
+        """Of levels, and of the norms, as often as ranks have counted themselves."""
+        columns = _columns(words[:-1]) + words[-2] * _columns(self._norms.view(torch.int32))
+        return int((columns % integer_sum.MODULUS) @ _FACTORS) % integer_sum.MODULUS
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(slot.name for slot in self._batch.plan.slots)
+
+
+def _columns(words: torch.Tensor) -> torch.Tensor:
+    """The sum of every column's words, shape=(columns,), int64."""
+    width = integer_sum.COLUMNS
+    rows = words.numel() // width
+    columns = words[: rows * width].view(rows, width).sum(0, dtype=torch.int64)
+    rest = words[rows * width :]
+    columns[: rest.numel()] += rest
+    return columns

@@ -3,6 +3,9 @@
 TernGrad's scaler sharing (section 3.1): with one scale for all ranks, the sum of their values has few
 levels, and a plain allreduce can add it. Levels travel in lanes of 32-bit words, as narrow as the sum of
 that many ranks allows.
+
+Behind the levels, every rank adds 1 to one word, by which senders are counted, and the check of its words
+and norms to another one. Checks are linear, so that their sum is the check of the sums.
 """
 
 from __future__ import annotations
@@ -12,6 +15,19 @@ from hvd_compress.codecs.packing import WORD_BITS, lane_bits
 
 _UNCOMPRESSED_BITS = 16
 """What an element takes in an allreduce of halves, without any loss by rounding to levels."""
+
+EXTRA_WORDS = 2
+"""Behind the levels: the count of senders, and the check."""
+
+MODULUS = 4194301
+"""Of checks: the largest prime below 2**22, so that a word holds the sum of those of 512 ranks."""
+
+COLUMNS = 64
+"""Word ``j`` is in column ``j`` modulo this."""
+
+FACTORS = tuple(pow(3, column, MODULUS) for column in range(COLUMNS))
+"""Of the columns. A check is the sum of the words, signed numbers of 32 bits, times the factors of their
+columns, modulo :data:`MODULUS`. It finds every change of a single word."""
 
 
 def bits_of(codec: LevelCodec, size: int) -> int:

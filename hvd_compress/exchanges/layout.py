@@ -240,7 +240,7 @@ class LevelLayout:
     Attributes:
         pieces: one a gradient.
         norms: float32 numbers in the message of norms: behind the norms, a flag for each gradient.
-        words: in the message of levels: behind the levels, one that counts the ranks.
+        words: in the message of levels: behind the levels, one that counts the ranks, and a check.
     """
 
     pieces: tuple[LevelPiece, ...]
@@ -260,7 +260,8 @@ def levels(members: Sequence[Member], size: int) -> LevelLayout:
         pieces.append(LevelPiece(position, bits, norm_offset, norms, word_offset, words))
         norm_offset += norms
         word_offset += words
-    return LevelLayout(tuple(pieces), norm_offset + len(members), word_offset + 1)
+    words = word_offset + integer_sum.EXTRA_WORDS
+    return LevelLayout(tuple(pieces), norm_offset + len(members), words)
 
 
 def _with_flags(pieces: Sequence[Piece], end: int, members: int) -> MessageLayout:

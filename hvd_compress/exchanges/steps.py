@@ -3,7 +3,7 @@
 There is one function for each exchange. The performance model, the planner and the benchmarks take bytes
 and computation from here. The gradients of a bucket do each step together. What a bucket adds to its
 messages is left out: flags, the zeros behind an owner's message that is shorter than the longest, and the
-word in which an integer sum counts the ranks. Payloads of varying length count with the bytes that are
+words behind an integer sum's levels. Payloads of varying length count with the bytes that are
 expected (:mod:`hvd_compress.codecs.lengths`), in messages of the length that ranks agree on for them
 (:mod:`hvd_compress.exchanges.packing`) after the first step.
 """

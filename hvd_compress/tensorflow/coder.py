@@ -180,7 +180,7 @@ class Coder:
         """The levels of an integer sum with the largest norms of all ranks; moves residuals on.
 
         Returns:
-            shape=(words,), int32: for each gradient levels in lanes, and a 1 to count this rank by.
+            shape=(words,), int32: for each gradient levels in lanes, a 1 to count this rank by, a check.
         """
         return self._on_device(self._ops.hvdc_levels)(norms, self._ledger, bucket=bucket.number)
 

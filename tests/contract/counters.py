@@ -35,8 +35,8 @@ def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
         assert isinstance(codec, LevelCodec)
         bits, ring = integer_sum.bits_of(codec, size), 2 * (size - 1) / size
         levels = sum(4 * (codec.layout(s).scales + codec.level_words(s, bits)) for s in shapes)
-        # A flag for each and a word for all, or a word for each.
-        beside_levels = 4 * (count + 1 if frontend.flag_bytes else count)
+        # A flag for each and two words for all, or two words for each.
+        beside_levels = 4 * (count + 2 if frontend.flag_bytes else 2 * count)
         message = levels + beside_levels
         wire, padding = ring * message, ring * beside_levels
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -115,6 +117,11 @@ def _bytes(array: Any) -> bytes:
     return array.numpy().tobytes()
 
 
+def _check(words: torch.Tensor) -> int:
+    factors = itertools.cycle(integer_sum.FACTORS)
+    return sum(map(operator.mul, factors, words.tolist())) % integer_sum.MODULUS
+
+
 PLAIN = [row for row in ROWS if not row.codec.varies]
 """TensorFlow's frontend has no entropy code, because messages in graphs have fixed lengths."""
 
@@ -180,10 +187,12 @@ def test_integer_sums(row: Row, dtype: str) -> None:
         norms *= 2
         noise = NoiseKey(SEED, RANK, INDEX, number)
         kernels.encode(codec, SHAPE, flat, norms, words, bits=bits, noise=noise, **kept)
-        total = ranks.size * torch.cat([words, torch.ones(1, dtype=torch.int32)])
+        counted = torch.cat([words, torch.ones(1, dtype=torch.int32)])
+        check = (_check(counted) + _check(norms.view(torch.int32))) % integer_sum.MODULUS
+        total = ranks.size * torch.cat([counted, torch.tensor([check], dtype=torch.int32)])
         got = steps.exchange.send(steps.bucket, message)
         assert _bytes(got) == _bytes(norms) + _bytes(total)
         assert _bytes(ours.residual) == _bytes(residual)
         result = torch.empty_like(gradient)
-        kernels.decode(codec, SHAPE, norms, total[:-1], result.view(-1), bits=bits, scale=0.2)
+        kernels.decode(codec, SHAPE, norms, total[:-2], result.view(-1), bits=bits, scale=0.2)
         assert _bytes(steps.decode(got, same)) == _bytes(result.view(torch.uint8))

@@ -67,12 +67,18 @@ class Lockstep:
         self.errors: list[Exception] = []
         self.counters = [Counters() for _ in range(size)]
 
-    def step(self, everybodys: Sequence[Gradients], broken: Sequence[int] = ()) -> list[Gradients]:
+    def step(
+        self,
+        everybodys: Sequence[Gradients],
+        broken: Sequence[int] = (),
+        alter: Callable[[Collective, list[torch.Tensor]], None] | None = None,
+    ) -> list[Gradients]:
         """One step.
 
         Args:
             everybodys: gradients of each rank.
             broken: ranks whose work fails.
+            alter: called with each collective and what it brings every rank, which it may alter in place.
 
         Returns:
             What each rank has then; :attr:`errors` has what went wrong.
@@ -87,7 +93,7 @@ class Lockstep:
                 batch.error = RuntimeError(f"rank {rank} is broken")
             made.append((batch, Pending("bucket", 0, exchanging, batch.note)))
         while any(pending.request for _, pending in made):
-            self._go_on([pending for _, pending in made])
+            self._go_on([pending for _, pending in made], alter)
         self.errors = []
         for batch, pending in made:
             try:
@@ -103,7 +109,11 @@ class Lockstep:
             batch.count(counters)
         return results
 
-    def _go_on(self, everybody: Sequence[Pending]) -> None:
+    def _go_on(
+        self,
+        everybody: Sequence[Pending],
+        alter: Callable[[Collective, list[torch.Tensor]], None] | None,
+    ) -> None:
         """Has some ranks that wait for the same collective get its results."""
         for rank, pending in enumerate(everybody):
             request = pending.request
@@ -117,6 +127,9 @@ class Lockstep:
                 for member, one in zip(members, alike, strict=True):
                     self.started[member].append((everybody[member].label, one.message.numel()))
                 results = _results(alike)
+                if alter is not None:
+                    results = [result.clone() for result in results]
+                    alter(alike[0], results)
                 for member, result in zip(members, results, strict=True):
                     everybody[member].resume(result)
                 return

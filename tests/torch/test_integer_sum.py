@@ -15,9 +15,11 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
+from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.levels import LevelBatch
 from tests.ranks import on_ranks
-from tests.torch.probes import distributed, exchange
+from tests.torch.lockstep import Lockstep
+from tests.torch.probes import distributed, exchange, watch
 from tests.torch_models import Probe, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
@@ -58,3 +60,73 @@ def test_a_change_to_a_codec_that_cannot_be_added() -> None:
     _, compressor = _start()
     with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
         compressor.set_codec(OneBit())
+
+
+class _Flip:
+    """Alters a bit of what one collective brings.
+
+    Args:
+        op: the collective's.
+        place: of the number.
+        bit: of it.
+        everywhere: whether every rank gets it altered, or only one.
+    """
+
+    def __init__(self, op: str, place: int, bit: int, everywhere: bool) -> None:
+        self._op, self._place, self._everywhere = op, place, everywhere
+        self._mask = -(2**31) if bit == 31 else 1 << bit
+        self.before = self.after = 0.0
+
+    def __call__(self, collective: Collective, results: list[torch.Tensor]) -> None:
+        if collective.op == self._op:
+            self.before = results[1][self._place].item()
+            for result in results if self._everywhere else results[1:2]:
+                result.view(torch.int32)[self._place] ^= self._mask
+            self.after = results[1][self._place].item()
+
+
+@pytest.mark.parametrize("everywhere", (False, True), ids=("on one rank", "on all"))
+@pytest.mark.parametrize(("op", "length"), (("max", 5), ("sum", 34)))
+def test_a_bit_that_is_altered_on_its_way(op: str, length: int, everywhere: bool) -> None:
+    """Every bit, of norms, flags, levels, the count and the check."""
+    shapes, size = {"a": (3, 50), "b": (5,)}, 3
+    everybodys = [targets(shapes, rank, 0) for rank in range(size)]
+    quiet = 0
+    for place in range(length):
+        for bit in range(32):
+            flip = _Flip(op, place, bit, everywhere)
+            ranks = Lockstep("integer_sum", ECQ(bucket=128), WEAK, shapes, size)
+            ranks.step(everybodys, alter=flip)
+            assert flip.before != flip.after
+            if everywhere and op == "max" and not ranks.errors:
+                quiet += 1
+                assert flip.after > flip.before  # Norms that all can use, only larger than needed.
+                assert place < length - len(shapes)  # No flag.
+                continue
+            noticed = size if everywhere or op == "max" else 1
+            assert len(ranks.errors) == noticed, (place, bit)
+            for error in ranks.errors:
+                assert isinstance(error, (hvdc.PayloadError, hvdc.ExchangeError))
+            assert any(isinstance(error, hvdc.PayloadError) for error in ranks.errors)
+    assert (quiet > 0) == (everywhere and op == "max")
+    with pytest.raises(IndexError):
+        ranks.step(everybodys, alter=_Flip(op, length, 0, everywhere))  # No place was left out.
+
+
+@on_ranks(2, alone=True)
+def test_a_sum_that_is_altered_on_its_way_to_one_rank() -> None:
+    """It raises an error; the other one, whose sum is right, waits for it no longer than for its end."""
+    model, compressor = _start()
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+
+    def flip_a_bit(name: str, result: torch.Tensor) -> None:
+        if result.dtype == torch.int32:
+            result[5] ^= 16
+
+    if hvd.rank() == 0:
+        exchange(model, optimizer, targets(SHAPES, 0, 1))
+        return
+    watch(compressor, result=flip_a_bit)
+    with pytest.raises(hvdc.PayloadError, match="expected levels and norms that agree with their"):
+        exchange(model, optimizer, targets(SHAPES, 1, 1))

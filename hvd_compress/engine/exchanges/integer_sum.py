@@ -12,10 +12,10 @@ def integer_sum(batch: Batch, comm: Comm) -> Exchanging:
     """The ranks' levels, made with common norms, are added as integers (TernGrad, section 3.1).
 
     The flags go with the norms: the maximum is 1 if some rank used the gradient. A rank that fails adds
-    zeros and does not count itself in the last word of the levels.
+    zeros and does not count itself in the word behind the levels.
     """
     levels = LevelBatch(batch, lambda: layout.levels(batch.plan.members, comm.size))
     norms = yield comm.all_reduce(levels.norms(), "max")
     words = yield comm.all_reduce(levels.encode(norms))
-    batch.count_senders(int(words[-1]))
+    levels.check(words)
     batch.load_by(lambda scale: levels.decode(words, scale), norms[None, levels.flags :])

@@ -59,6 +59,16 @@ class Coder {
   int64_t norms() const { return norms_; }
   int64_t words() const { return words_; }
 
+  // Words behind the levels: one that counts the ranks, and a check.
+  static constexpr int64_t kExtraWords = 2;
+
+  // The check of levels and the count behind them, and of norms as often as ranks are counted
+  // (hvd_compress/exchanges/integer_sum.py). Checks can be added.
+  int32_t CheckOf(const float* norms, const int32_t* words) const;
+
+  // Whether the sum of the ranks' checks is that of the sums of their levels.
+  bool Agrees(const float* norms, const int32_t* words) const;
+
   // The largest norms of a gradient that this rank needs, its residual included.
   absl::Status Norms(tensorflow::OpKernelContext* context, const tensorflow::Tensor& gradient,
                      tensorflow::Var* residual, float* norms) const;

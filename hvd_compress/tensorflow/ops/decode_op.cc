@@ -58,7 +58,7 @@ class DecodeOp : public OpKernel {
       }
       at.sum += member.gradient.NumElements();
       at.norm += member.coder->norms();
-      at.word += member.coder->words() + 1;
+      at.word += member.coder->words() + Coder::kExtraWords;
       member.gradient = Tensor();  // Moves keep it as long as it is needed.
     }
     ledger->Decoded(drop);
@@ -131,13 +131,20 @@ class DecodeOp : public OpKernel {
                       Member* member, bool* nonfinite) const {
     const Coder& coder = *member->coder;
     int64_t numbers = 0;
-    for (const Member& one : bucket.members) numbers += one.coder->norms() + one.coder->words() + 1;
+    for (const Member& one : bucket.members) {
+      numbers += one.coder->norms() + one.coder->words() + Coder::kExtraWords;
+    }
     if (message.NumElements() != 4 * numbers) {
       return errors::DataLoss(coder.label(), ": expected norms and levels of ", 4 * numbers,
                               " bytes, got ", message.NumElements());
     }
     const auto* norms = reinterpret_cast<const float*>(message.flat<uint8_t>().data()) + at.norm;
     const auto* words = reinterpret_cast<const int32_t*>(message.flat<uint8_t>().data()) + at.word;
+    if (!coder.Agrees(norms, words)) {
+      return errors::DataLoss(coder.label(),
+                              ": expected levels and norms that agree with their "
+                              "checks, got some that were altered on their way");
+    }
     const int32_t counted = words[coder.words()];
     if (counted != copies_) {
       return errors::DataLoss(coder.label(), ": expected the levels of all ", copies_,

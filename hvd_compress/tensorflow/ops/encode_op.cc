@@ -102,7 +102,7 @@ class EncodeOp : public AsyncOpKernel {
     } else if (what_ == "numbers") {
       TF_RETURN_IF_ERROR(Numbers(context, ledger, *bucket, &message, sizes));
     } else {
-      TF_RETURN_IF_ERROR(Norms(context, ledger, *bucket, &message));
+      TF_RETURN_IF_ERROR(Norms(context, ledger, bucket, &message));
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
@@ -223,19 +223,20 @@ class EncodeOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  static absl::Status Norms(OpKernelContext* context, Ledger* ledger, const Bucket& bucket,
+  static absl::Status Norms(OpKernelContext* context, Ledger* ledger, Bucket* bucket,
                             Tensor** message) {
     int64_t count = 0;
-    for (const Member& member : bucket.members) count += member.coder->norms();
+    for (const Member& member : bucket->members) count += member.coder->norms();
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({4 * count}), message));
     auto* to = reinterpret_cast<float*>((*message)->flat<uint8_t>().data());
-    for (const Member& member : bucket.members) {
+    for (Member& member : bucket->members) {
       const Coder& coder = *member.coder;
       const absl::Status status = coder.Norms(context, member.gradient, member.residual.get(), to);
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));
         std::fill_n(to, coder.norms(), 0.0f);
       }
+      member.norms.assign(to, to + coder.norms());
       to += coder.norms();
     }
     return absl::OkStatus();

@@ -1,4 +1,6 @@
 // The norms and levels of one gradient, for integer sums.
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "coder.h"
@@ -8,6 +10,44 @@
 namespace hvd_compress {
 
 using namespace tensorflow;  // NOLINT: the macros need it
+
+namespace {
+
+constexpr int64_t kModulus = 4194301;  // The sum of 512 ranks' checks fits into a word.
+constexpr int64_t kColumns = 64;
+
+int64_t Remainder(int64_t number) { return ((number % kModulus) + kModulus) % kModulus; }
+
+// Of numbers of 32 bits.
+int64_t CheckOfNumbers(const void* numbers, int64_t count) {
+  const auto* from = static_cast<const char*>(numbers);
+  int32_t row[kColumns];
+  int64_t columns[kColumns] = {};
+  for (int64_t i = 0; i < count; i += kColumns) {
+    const int64_t length = std::min(kColumns, count - i);
+    std::memcpy(row, from + 4 * i, 4 * length);
+    if (length < kColumns) std::fill(row + length, row + kColumns, 0);
+    for (int64_t j = 0; j < kColumns; ++j) columns[j] += row[j];
+  }
+  int64_t factor = 1, check = 0;
+  for (const int64_t column : columns) {
+    check = (check + factor * Remainder(column)) % kModulus;
+    factor = 3 * factor % kModulus;
+  }
+  return check;
+}
+
+}  // namespace
+
+int32_t Coder::CheckOf(const float* norms, const int32_t* words) const {
+  const int64_t levels = CheckOfNumbers(words, words_ + 1);
+  const int64_t counted = Remainder(words[words_]);
+  return static_cast<int32_t>((levels + counted * CheckOfNumbers(norms, norms_)) % kModulus);
+}
+
+bool Coder::Agrees(const float* norms, const int32_t* words) const {
+  return Remainder(words[words_ + 1]) == CheckOf(norms, words);
+}
 
 absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var* residual,
                           float* norms) const {

@@ -13,9 +13,9 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// norms: the largest of all ranks. words: each member's levels, and one word more, in which every
-// rank counts itself. It does not fail, because the other ranks wait for levels: a rank that has
-// failed sends zeros, which add nothing, and does not count itself.
+// norms: the largest of all ranks. words: each member's levels, a word in which every rank counts
+// itself, and a check. It does not fail, because the other ranks wait for levels: a rank that has
+// failed, or whose own norms are larger, sends zeros, which add nothing, and does not count itself.
 REGISTER_OP("HvdcLevels")
     .Input("norms: float")
     .Input("ledger: resource")
@@ -40,7 +40,7 @@ class LevelsOp : public OpKernel {
     int64_t norms = 0, count = 0;
     for (const Member& member : found->bucket->members) {
       norms += member.coder->norms();
-      count += member.coder->words() + 1;
+      count += member.coder->words() + Coder::kExtraWords;
     }
     const Tensor& agreed = context->input(0);
     OP_REQUIRES(context, agreed.NumElements() == norms,
@@ -56,7 +56,7 @@ class LevelsOp : public OpKernel {
       const Coder& coder = *member.coder;
       if (ledger->failure().empty()) Encode(context, ledger, norm, &member, to);
       norm += coder.norms();
-      to += coder.words() + 1;
+      to += coder.words() + Coder::kExtraWords;
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
@@ -66,6 +66,14 @@ class LevelsOp : public OpKernel {
   static void Encode(OpKernelContext* context, Ledger* ledger, const float* norms, Member* member,
                      int32_t* to) {
     const Coder& coder = *member->coder;
+    for (size_t i = 0; i < member->norms.size(); ++i) {
+      if (!(norms[i] >= member->norms[i])) {  // Also where it is a NaN.
+        ledger->Fail(coder.label() +
+                     ": expected the ranks' largest norms, got some that were altered "
+                     "on their way");
+        return;
+      }
+    }
     Tensor before;
     const absl::Status status = coder.EncodeLevels(context, member->step, member->gradient, norms,
                                                    member->residual.get(), to, &before);
@@ -75,6 +83,7 @@ class LevelsOp : public OpKernel {
       return;
     }
     to[coder.words()] = 1;
+    to[coder.words() + 1] = coder.CheckOf(norms, to);
     ledger->Count(kElements, static_cast<double>(member->gradient.NumElements()));
     if (coder.feedback()) ledger->Encoded({std::move(member->residual), before, nullptr});
   }
