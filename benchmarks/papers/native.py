@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.exchanges.reference import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.kernels.cpu_levels import CpuLevels
 
 Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
 """Gets the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,), uint8."""

@@ -14,6 +14,11 @@ from torch.nn import functional as F
 
 from benchmarks.data import batches
 from benchmarks.papers import models
+from benchmarks.papers.batch_size import (
+    BatchSizeSelector,
+    LearningRateProfile,
+    LearningRateSearch,
+)
 from benchmarks.papers.experiment import (
     Advance,
     Claim,
@@ -26,7 +31,6 @@ from benchmarks.papers.experiment import (
 )
 from benchmarks.papers.training import images, score, tensors
 from benchmarks.tables import Table
-from hvd_compress.optim import BatchSizeSelector, LearningRateProfile, LearningRateSearch
 
 SIZES = (32, 64, 128, 256, 512)
 SELECTED = "selected"

@@ -49,8 +49,7 @@ class AdaGrad:
     shorter as training goes on then, so that the learning rate has to be smaller.
 
     With ``momentum``, gradients are smoothed first, ``v <- momentum v + g``, and AdaGrad is applied to
-    ``v`` (table 3, "momentum-smoothed gradient"); the optimizer is SGD without momentum then. To apply it
-    to each rank's own gradients ("partial gradients"), use :class:`hvd_compress.optim.LocalStep`.
+    ``v`` (table 3, "momentum-smoothed gradient"); the optimizer is SGD without momentum then.
 
     Attributes:
         epsilon: keeps elements finite that never had a gradient, > 0.

@@ -4,22 +4,7 @@ from hvd_compress.needs import need
 
 need(__name__)
 
-from hvd_compress.optim.batch_size import (
-    BatchSizeSelector,
-    LearningRateProfile,
-    LearningRateSearch,
-    Selection,
-)
 from hvd_compress.optim.double_buffering import DoubleBuffering
-from hvd_compress.optim.local_step import LocalStep
 from hvd_compress.optim.onebit_adam import OneBitAdam
 
-__all__ = [
-    "BatchSizeSelector",
-    "DoubleBuffering",
-    "LearningRateProfile",
-    "LearningRateSearch",
-    "LocalStep",
-    "OneBitAdam",
-    "Selection",
-]
+__all__ = ["DoubleBuffering", "OneBitAdam"]

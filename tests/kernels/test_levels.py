@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import ECQ, Int8, LevelCodec, NoiseKey, Ternary
 from hvd_compress.codecs.packing import lane_bits
-from hvd_compress.kernels.cpu_levels import CpuLevels
 from hvd_compress.kernels.native import KernelError
 from hvd_compress.kernels.reference import ReferenceLevels
 from tests.codecs.cases import normal, special_values

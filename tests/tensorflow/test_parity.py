@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import torch
 
+from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.encode_context import EncodeContext
@@ -21,7 +22,6 @@ from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
-from hvd_compress.kernels.cpu_levels import CpuLevels
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import Collectives

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import OneBit
-from hvd_compress.optim import (
+from benchmarks.papers.batch_size import (
     BatchSizeSelector,
-    DoubleBuffering,
     LearningRateProfile,
     LearningRateSearch,
 )
+from hvd_compress import OneBit
+from hvd_compress.optim import DoubleBuffering
 from tests.ranks import on_ranks
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.papers.local_step import LocalStep
 from hvd_compress.distributed import AdaGrad
-from hvd_compress.optim import LocalStep
 
 
 def _backward(model: nn.Module, seed: int, *, bad: bool = False) -> list[torch.Tensor]:
