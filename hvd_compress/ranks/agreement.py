@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.values import deserialize
 
 _SHOWN = 5
 
@@ -22,9 +23,9 @@ def check(gathered: bytes) -> None:
         gathered: the ranks' lines, one after the other in rank order.
 
     Raises:
-        ExchangeError: naming every setting that differs, with each rank's value.
+        ExchangeError: naming every setting that differs, with each rank's value; or a line is no JSON.
     """
-    ranks = [_flatten(json.loads(line)) for line in gathered.splitlines()]
+    ranks = [_flatten(settings) for settings in deserialize(gathered.splitlines())]
     settings = sorted(set().union(*ranks))
     differing = [s for s in settings if len({_canonical(rank, s) for rank in ranks}) > 1]
     if not differing:

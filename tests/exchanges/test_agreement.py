@@ -53,3 +53,10 @@ def test_long_lists_are_cut() -> None:
     message = str(raised.value)
     assert "and 4 more settings" in message
     assert "0 on rank 0, 1, 2, 3, 4 and 45 more" in message
+
+
+def test_a_line_that_was_altered() -> None:
+    with pytest.raises(
+        ExchangeError, match=r"as JSON from rank 1, got 2 bytes that begin with b'\{\\xff'"
+    ):
+        agreement.check(agreement.serialize({"seed": 1}) + b"{\xff\n")
