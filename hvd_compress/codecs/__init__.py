@@ -1,6 +1,6 @@
-"""Codecs: what is sent. Frozen configurations, byte layouts and the NumPy reference of each.
+"""Codecs, which decide what is sent: frozen configurations, byte layouts and NumPy references.
 
-Nothing here knows a framework, a network or a thread.
+Nothing here depends on a framework, a network or a thread.
 """
 
 from hvd_compress.codecs.base import Codec, PayloadLayout

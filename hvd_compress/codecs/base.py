@@ -1,4 +1,4 @@
-"""What a codec is: a frozen configuration, a byte layout and the NumPy reference of its mathematics."""
+"""The base class of codecs: a frozen configuration, a byte layout and a NumPy reference."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.refusal import refuse
 
 PACK_BLOCK = 2560
-"""Elements packed together where the scale belongs to something else than a contiguous group."""
+"""The number of elements packed together where scales do not belong to contiguous groups."""
 
 TINY = np.float32(2.0**-120)
-"""Groups whose scale is below this are sent as zeros: its reciprocal would not be finite."""
+"""The smallest scale that is used: below it, the reciprocal would not be finite, and zeros are sent."""
 
 CODINGS = {"plain": 0, "entropy": 1}
-"""``hvdc_coding`` by the word for it: whether all codes take the same number of bits."""
+"""The values of ``hvdc_coding`` by name: whether all codes take the same number of bits."""
 
 Shape = tuple[int, ...]
 Group = int | Literal["tensor"]
-"""Elements of a contiguous group, or all of them."""
+"""The number of elements in a contiguous group, or ``"tensor"`` for one group of all elements."""
 
 
 @dataclass(frozen=True)
 class PayloadLayout:
-    """Where the parts of a payload's body stand.
+    """The positions of the parts of a payload's body.
 
     Attributes:
-        count: elements of the tensor.
-        scales: float32 values at the start of the body, padded with zeros to 16 bytes.
-        block: elements that are packed together, a multiple of 64.
-        block_bytes: bytes of a full block's codes.
-        last_bytes: bytes of the last block's codes, which may be short.
+        count: the number of elements in the tensor.
+        scales: the number of float32 values at the start of the body, padded with zeros to 16 bytes.
+        block: the number of elements that are packed together, a multiple of 64.
+        block_bytes: the bytes that a full block's codes take.
+        last_bytes: the bytes that the codes of the last block, which may be short, take.
     """
 
     count: int
@@ -52,17 +52,17 @@ class PayloadLayout:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the codes stand in, the last one possibly short."""
+        """The number of blocks of codes; the last one may be short."""
         return -(-self.count // self.block)
 
     @property
     def codes_offset(self) -> int:
-        """Bytes from the start of the body to the codes."""
+        """The offset of the codes from the start of the body, in bytes."""
         return round_up(4 * self.scales, 16)
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the body, padded so that a payload is a multiple of 16 bytes."""
+        """The size of the body in bytes, padded so that a payload is a multiple of 16 bytes."""
         codes = (self.blocks - 1) * self.block_bytes + self.last_bytes if self.count else 0
         return round_up(self.codes_offset + codes, 16)
 
@@ -71,21 +71,21 @@ class PayloadLayout:
 class Codec:
     """A way to turn float32 numbers into few bits, and back.
 
-    Subclasses are frozen dataclasses whose fields are the configuration: values, which frontends take.
-    They hold no state: residuals and noise positions belong to the compressor. ``codec_id`` names a frozen
-    byte format: a change of the bytes is a new id.
+    Subclasses are frozen dataclasses whose fields are the configuration. They hold no state: residuals
+    and noise positions belong to the compressor. ``codec_id`` names a frozen byte format: if the bytes
+    change, the id must change.
     """
 
     codec_id: ClassVar[int]
     name: ClassVar[str]
     error: ClassVar[Literal["unbiased", "contractive"]]
-    """How the quantization error behaves, which decides what error feedback is stable:
-    ``E[Q(x)] = x``, but for what the codec's own clipping cuts off, or ``|x - Q(x)| < |x|`` always."""
+    """The kind of quantization error, which decides the error feedback that is stable: unbiased is
+    ``E[Q(x)] = x``, apart from the codec's own clipping; contractive is ``|x - Q(x)| < |x|``, always."""
     feedback: ClassVar[ErrorFeedback] = OFF
-    """The coefficients of error feedback in the codec's paper."""
+    """The error feedback coefficients of the codec's paper."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Answers a compressor's arguments with where they belong.
+        """Rejects arguments that belong to a compressor, with an error that says so.
 
         Raises:
             TypeError: a model, its parameters, or a keyword that the codec does not have.
@@ -110,39 +110,39 @@ class Codec:
 
     @property
     def saturates(self) -> bool:
-        """Whether numbers beyond a fixed range are cut off: what is cut off can never be sent later."""
+        """Whether numbers are clipped to a fixed range: the clipped part can never be sent later."""
         return False
 
     @property
     def varies(self) -> bool:
-        """Whether a payload may be shorter than :meth:`payload_bytes`, which is then its capacity."""
+        """Whether a payload may be shorter than :meth:`payload_bytes`, its capacity."""
         return False
 
     @property
     def shaped(self) -> bool:
-        """Whether the code depends on the tensor's rows and columns, not only on its elements in a row."""
+        """Whether codes depend on the tensor's rows and columns, not only on the order of its elements."""
         return False
 
     def by_rows(self) -> tuple[Codec, bool]:
-        """What encodes whole rows of a matrix that ranks share out, and whether it is transposed first.
+        """The codec for the rows of a matrix divided among ranks, and whether to transpose it first.
 
-        Only where :attr:`shaped`.
+        Only :attr:`shaped` codecs define this.
         """
         raise NotImplementedError
 
     def layout(self, shape: Shape) -> PayloadLayout:
-        """The byte layout for a tensor of that shape."""
+        """The byte layout for a tensor of the given shape."""
         raise NotImplementedError
 
     def quantize(
         self, x: np.ndarray, shape: Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The reference of encoding.
+        """Encodes a tensor; the reference for the kernels.
 
         Args:
-            x: shape=(n,), dtype float32: the tensor in row-major order, residual added.
+            x: the tensor in row-major order, residual added; shape=(n,), dtype float32.
             shape: the tensor's shape.
-            noise: position in the noise; codecs that round deterministically ignore it.
+            noise: the position in the noise; codecs that round deterministically ignore it.
 
         Returns:
             The scales, shape=(layout.scales,), dtype float32, NaN for groups that hold a non-finite
@@ -151,30 +151,34 @@ class Codec:
         raise NotImplementedError
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: Shape) -> np.ndarray:
-        """The reference of decoding: shape=(n,), dtype float32, NaN where a scale is NaN."""
+        """Decodes a tensor; the reference for the kernels.
+
+        Returns:
+            The elements, shape=(n,), dtype float32; NaN where a scale is NaN.
+        """
         raise NotImplementedError
 
     def variance_factor(self, count: int) -> float:
-        """The gamma for which ``E|Q(x) - x|^2 <= gamma |x|^2`` with ``count`` elements (unbiased codecs).
+        """The gamma for which ``E|Q(x) - x|^2 <= gamma |x|^2`` with ``count`` elements (ECQ-SGD, lemma 1).
 
-        ECQ-SGD, lemma 1.
+        Only unbiased codecs define this.
         """
         raise NotImplementedError
 
     def native(self) -> dict[str, int | float]:
-        """The fields of the C interface's ``hvdc_spec`` that this configuration sets."""
+        """The fields that this configuration sets in the C interface's ``hvdc_spec``."""
         raise NotImplementedError
 
     def payload_bytes(self, shape: Shape) -> int:
-        """Bytes that a payload for a tensor of that shape takes, header and padding included.
+        """The capacity of a payload for a tensor of the given shape in bytes, with header and padding.
 
-        What it occupies of them is less where the codec :attr:`varies`
+        Where the codec :attr:`varies`, a payload may occupy fewer bytes
         (:func:`hvd_compress.codecs.payload.payload_length`).
         """
         return _payload_bytes(self, shape)
 
     def bits_per_element(self, shape: Shape) -> float:
-        """Bits of :meth:`payload_bytes` per element; infinite for an empty tensor."""
+        """The bits per element that :meth:`payload_bytes` comes to; infinite for an empty tensor."""
         count = math.prod(shape)
         return 8 * self.payload_bytes(shape) / count if count else math.inf
 
@@ -193,7 +197,7 @@ class Codec:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
-# Every call of a kernel asks, in every step for the same tensors.
+# Every call of a kernel asks for this, at every step for the same tensors.
 @lru_cache(maxsize=4096)
 def _payload_bytes(codec: Codec, shape: Shape) -> int:
     from hvd_compress.codecs.payload import HEADER_BYTES
@@ -202,7 +206,7 @@ def _payload_bytes(codec: Codec, shape: Shape) -> int:
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:
-    """Rows and columns of ``reshape(shape[0], -1)``; a 0-dimensional tensor is one by one."""
+    """The rows and columns of ``reshape(shape[0], -1)``; a 0-dimensional tensor is one by one."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
@@ -212,7 +216,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int]) -> PayloadLayout:
-    """The layout of a codec with one scale a group, whose ``n`` codes take ``code_bytes(n)`` bytes."""
+    """The layout of a codec with one scale per group, where ``n`` codes take ``code_bytes(n)`` bytes."""
     count = math.prod(shape)
     block = PACK_BLOCK if group == "tensor" else group
     last = count % block or block
@@ -221,14 +225,15 @@ def grouped_layout(shape: Shape, group: Group, code_bytes: Callable[[int], int])
 
 
 def native_grouping(group: Group) -> dict[str, int | float]:
-    """``grouping`` and ``group`` of the C interface."""
+    """The C interface's ``grouping`` and ``group``."""
     return {"grouping": 1} if group == "tensor" else {"grouping": 0, "group": group}
 
 
 def unit_of(full: np.ndarray, top: np.float32) -> np.ndarray:
-    """What code 1 decodes to, where code ``top`` has to decode to ``full``; both finite, dtype float32.
+    """The value of code 1 if code ``top`` has the value ``full``; both are finite, dtype float32.
 
-    Where rounding makes the quotient so large that code ``top`` would overflow, it is the float below.
+    Where the quotient is rounded up so far that code ``top`` would overflow, the value is the next
+    smaller float.
     """
     unit = full / top
     with np.errstate(over="ignore"):
@@ -237,13 +242,13 @@ def unit_of(full: np.ndarray, top: np.float32) -> np.ndarray:
 
 
 def groups_of(x: np.ndarray, group: Group) -> list[np.ndarray]:
-    """Views of a flat tensor's groups, the last one possibly short."""
+    """Views of a flat tensor's groups; the last one may be short."""
     size = max(1, x.size) if group == "tensor" else group
     return [x[start : start + size] for start in range(0, x.size, size)]
 
 
 def by_group(x: np.ndarray, group: Group) -> np.ndarray:
-    """A flat tensor as rows of one group each, shape=(groups, size), padded with zeros."""
+    """A flat tensor with one group per row, shape=(groups, size), padded with zeros."""
     size = max(1, x.size) if group == "tensor" else group
     groups = group_count(x.size, group)
     padded = np.zeros(groups * size, x.dtype)
@@ -252,17 +257,17 @@ def by_group(x: np.ndarray, group: Group) -> np.ndarray:
 
 
 def group_count(count: int, group: Group) -> int:
-    """How many groups ``count`` elements have, the last one possibly short."""
+    """The number of groups that ``count`` elements form; the last one may be short."""
     return min(1, count) if group == "tensor" else -(-count // group)
 
 
 def group_lengths(count: int, group: Group) -> np.ndarray:
-    """How many elements each group really has, shape=(groups,), dtype int64."""
+    """The number of elements in each group without padding, shape=(groups,), dtype int64."""
     size = max(1, count) if group == "tensor" else group
     starts = np.arange(0, count, size, dtype=np.int64)
     return np.minimum(size, count - starts)
 
 
 def spread(per_group: np.ndarray, count: int, group: Group) -> np.ndarray:
-    """Repeats one value a group over the group's elements, shape=(count,)."""
+    """Repeats each group's value for each of the group's elements, shape=(count,)."""
     return np.repeat(per_group, group_lengths(count, group))

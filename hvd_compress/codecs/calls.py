@@ -1,4 +1,4 @@
-"""What a constructor or a method answers when it is called in a wrong way."""
+"""The errors of constructors and methods that are called with wrong arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hvd_compress.codecs.base import Codec
 
 _AS_WRITTEN = {"named_parameters": "model", "codec": "Int8()"}
-"""Parameters for which an example has a shorter word."""
+"""The shorter words that examples use for some parameters."""
 
 C = TypeVar("C", bound=type)
 
@@ -20,16 +20,16 @@ C = TypeVar("C", bound=type)
 def check_call(
     name: str, signature: inspect.Signature, args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
-    """Raises unless the arguments fit the signature, and says then what does.
+    """Raises, with the right call in the message, unless the arguments fit the signature.
 
     Args:
-        name: of what is called, for the message.
-        signature: of what is called, without ``self``; has no ``*args`` or ``**kwargs``.
+        name: the name of the callable, for the message.
+        signature: the callable's signature, without ``self``, ``*args`` or ``**kwargs``.
         args: the positional arguments.
         options: the keyword arguments.
 
     Raises:
-        TypeError: an unknown keyword, a missing argument, too many or two for one parameter.
+        TypeError: an unknown keyword, a missing argument, too many arguments, or two for one parameter.
     """
     known = list(signature.parameters)
     keywords = f"Its keywords: {', '.join(known)}"
@@ -68,7 +68,7 @@ def check_options(name: str, made: type, options: Mapping[str, Any]) -> None:
 
 
 def written(name: str, signature: inspect.Signature) -> str:
-    """The shortest call: ``OneBit(model)``."""
+    """The shortest valid call, such as ``OneBit(model)``."""
     required = (_AS_WRITTEN.get(parameter, parameter) for parameter in _required(signature))
     return f"{name}({', '.join(required)})"
 
@@ -76,17 +76,17 @@ def written(name: str, signature: inspect.Signature) -> str:
 def expect_instance(
     where: str, value: Any, kind: type, write: str, example: str = "Compressor(model, Int8())"
 ) -> None:
-    """Raises unless ``value`` is an instance of ``kind``, and says what to write.
+    """Raises, with the line to write in the message, unless ``value`` is an instance of ``kind``.
 
     Args:
-        where: of what the value is an argument.
+        where: the parameter or method that received the value, for the message.
         value: the argument.
-        kind: its class.
+        kind: the expected class.
         write: the caller's line, with ``{}`` in place of the value.
-        example: what to write there, where the value is not a class to be called.
+        example: the expression to write in place of ``{}``, unless the value is a subclass of ``kind``.
 
     Raises:
-        TypeError: a class of that kind, or something else.
+        TypeError: a class in place of an instance, or any other object.
     """
     if isinstance(value, kind):
         return
@@ -108,15 +108,15 @@ def expect_instance(
 
 
 def _package_of(kind: type) -> str:
-    """``hvd_compress.ddp`` of a class in a module of that package."""
+    """The package that a class belongs to, such as ``hvd_compress.ddp``."""
     return ".".join(kind.__module__.split(".")[:2])
 
 
 def point_to_codecs(module: str) -> None:
-    """Answers ``hvdc.OneBit``, in a module that has no codecs, with what to write.
+    """Makes ``hvdc.OneBit`` raise, in a module without codecs, an error that says what to write.
 
     Args:
-        module: the frontend's ``__name__``.
+        module: the ``__name__`` of the frontend.
     """
 
     def missing(name: str) -> Any:
@@ -132,7 +132,7 @@ def point_to_codecs(module: str) -> None:
 
 
 def guard(cls: C) -> C:
-    """A class decorator: the constructor answers wrong arguments with the right call.
+    """A class decorator that makes the constructor name the right call when its arguments are wrong.
 
     The constructor's signature, and so ``help()``, lists the options that it passes on to its base.
     """
@@ -142,11 +142,11 @@ def guard(cls: C) -> C:
 
 
 def guard_methods(*methods: str, write: str) -> Callable[[C], C]:
-    """A decorator as :func:`guard`, for a class that users might pass in place of an instance.
+    """A decorator like :func:`guard`, for classes that users might pass in place of an instance.
 
     Args:
-        methods: called on the class itself, they raise what :func:`expect_instance` does.
-        write: as for :func:`expect_instance`.
+        methods: the methods that raise as :func:`expect_instance` does when called on the class itself.
+        write: the same as in :func:`expect_instance`.
     """
 
     def decorate(cls: C) -> C:
@@ -163,9 +163,9 @@ def _required(signature: inspect.Signature) -> list[str]:
 
 
 def _signature_of(cls: type) -> inspect.Signature:
-    """The signature of a class's constructor; in place of ``**options``, those of the base that takes them.
+    """The signature of a class's constructor, with the keywords of its base in place of ``**options``.
 
-    Left out are the options that the class itself decides: those in its attribute ``chosen``.
+    The signature omits the options that the class itself sets, which its attribute ``chosen`` lists.
     """
     own = inspect.signature(cls.__init__)  # type: ignore[misc]
     parameters = list(own.parameters.values())
@@ -194,7 +194,7 @@ def _checked(cls: type, init: Callable[..., None]) -> Callable[..., None]:
 
 
 class _InstanceMethod:
-    """A method, as a descriptor that knows whether it is read from an instance or from a class."""
+    """A descriptor of a method that can tell access through an instance from access through a class."""
 
     def __init__(self, function: Any, kind: type, write: str) -> None:
         self._function, self._kind, self._write = function, kind, write

@@ -1,4 +1,4 @@
-"""Plain casts: the baselines that every codec has to beat."""
+"""Plain casts, the baselines that every codec has to beat."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class _Cast(base.Codec):
     _bytes: ClassVar[int]
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
-        """No scales, the numbers one after the other."""
+        """The layout: no scales, only the numbers one after another."""
         whole = base.grouped_layout(shape, "tensor", lambda n: n * self._bytes)
         return dataclasses.replace(whole, scales=0)
 
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds every element to nearest, ties to even."""
+        """Rounds every element to the nearest value, ties to even."""
         return np.empty(0, np.float32), self._cast(x).view(np.uint8)
 
     def native(self) -> dict[str, int | float]:
-        """Nothing beyond the codec's id."""
+        """An empty dictionary: the codec's id is enough."""
         return {}
 
     def _cast(self, x: np.ndarray) -> np.ndarray:
@@ -38,7 +38,7 @@ class _Cast(base.Codec):
 
 @dataclass(frozen=True)
 class FP16(_Cast):
-    """IEEE half precision; NaN is sent as 0x7e00."""
+    """IEEE half precision; every NaN is sent as 0x7e00."""
 
     codec_id: ClassVar[int] = 5
     name: ClassVar[str] = "fp16"
@@ -56,7 +56,7 @@ class FP16(_Cast):
 
 @dataclass(frozen=True)
 class BF16(_Cast):
-    """bfloat16, the upper half of a float32; NaN is sent as 0x7fc0."""
+    """bfloat16, the upper half of a float32; every NaN is sent as 0x7fc0."""
 
     codec_id: ClassVar[int] = 6
     name: ClassVar[str] = "bf16"
@@ -75,14 +75,14 @@ class BF16(_Cast):
 
 @dataclass(frozen=True)
 class NoCompression(_Cast):
-    """float32 as it is; NaN is sent as 0x7fc00000."""
+    """Unchanged float32; every NaN is sent as 0x7fc00000."""
 
     codec_id: ClassVar[int] = 7
     name: ClassVar[str] = "none"
     _bytes: ClassVar[int] = 4
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
-        """The numbers themselves."""
+        """Returns the numbers unchanged."""
         return codes.view("<f4").astype(np.float32)
 
     def _cast(self, x: np.ndarray) -> np.ndarray:

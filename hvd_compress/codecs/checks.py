@@ -1,4 +1,4 @@
-"""Checks of settings; their errors say what was expected and what came."""
+"""Checks of settings; the errors state the expected value and the actual one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 TILE = 64
-"""Contiguous groups are multiples of this many elements: a tile of noise and of bit planes."""
+"""The number of elements in a tile of noise or bit planes; contiguous groups are multiples of it."""
 
 MAX_GROUP = 65536
-"""The largest contiguous group; anything larger is ``"tensor"``."""
+"""The size of the largest contiguous group in elements; for anything larger, there is ``"tensor"``."""
 
 
 def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("tensor",)) -> None:
     """Raises unless ``value`` is a contiguous group size or one of ``words``.
 
     Raises:
-        TypeError: neither an int nor a string.
+        TypeError: a value that is neither an int nor a string.
         ValueError: a size that is not a multiple of 64 up to 65,536, or an unknown word.
     """
     expected = f"a multiple of {TILE} up to {MAX_GROUP} or one of {', '.join(map(repr, words))}"
@@ -44,8 +44,8 @@ def check_number(
     """Raises unless ``value`` is a number with ``low <= value <= high``.
 
     Raises:
-        TypeError: not a number (an integer, where ``integer``).
-        ValueError: out of range or NaN.
+        TypeError: a value that is not a number (with ``integer``, not an integer).
+        ValueError: a number out of range, or NaN.
     """
     types = (int, np.integer) if integer else (int, float, np.integer, np.floating)
     what = "an integer" if integer else "a number"
@@ -56,14 +56,14 @@ def check_number(
 
 
 def check_threads(owner: str, threads: Any) -> None:
-    """Raises as :func:`check_number`, unless it is a number of threads that kernels can use."""
+    """Raises, as :func:`check_number` does, unless kernels can use that number of threads."""
     check_number(owner, "threads", threads, 1, 1024, integer=True)
 
 
 def store(instance: Any, field: str, value: float) -> None:
-    """Sets a field of a frozen dataclass to the plain Python number that it was given as.
+    """Sets a field of a frozen dataclass to a plain Python number.
 
-    2, 2.0 and ``numpy.float32(2)`` are equal, so configurations with them are; their JSON, and with
-    it their hash, must be equal too.
+    Configurations with 2, 2.0 and ``numpy.float32(2)`` are equal, because the numbers are; so their
+    JSON, and with it their hash, must be equal too.
     """
     object.__setattr__(instance, field, value)

@@ -19,18 +19,19 @@ _NORMS = {"l2": 0, "linf": 1}
 
 @dataclass(frozen=True)
 class ECQ(LevelCodec):
-    """``levels`` evenly spaced magnitudes below a norm, chosen at random and without bias.
+    """``levels`` evenly spaced magnitudes up to a norm, chosen at random and without bias.
 
     An element between two levels becomes the upper one with the probability that makes the expectation
-    right (equations 8 and 9). With error feedback this is ECQ-SGD, without it QSGD. The paper's settings
-    are ``levels=4, norm="l2"``; in as many bits, the defaults have less noise (``docs/codecs/ecq.md``).
+    equal to the element (equations 8 and 9). With error feedback this is ECQ-SGD, without it QSGD. The
+    paper's settings are ``levels=4, norm="l2"``; with the same number of bits, the defaults have less
+    noise (``docs/codecs/ecq.md``).
 
     Attributes:
         levels: the paper's ``s``, the number of non-zero magnitudes, 1 to 127.
         norm: the scaling factor of a bucket, ``"l2"`` or ``"linf"``.
-        bucket: elements that share a norm: a multiple of 64 contiguous elements, or ``"tensor"``.
-        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
-            less, and payloads have a size that depends on the gradient.
+        bucket: the number of contiguous elements that share a norm, a multiple of 64, or ``"tensor"``.
+        coding: ``"plain"`` codes all take the same number of bits; ``"entropy"`` codes take fewer bits
+            the more frequent they are, so that the size of a payload depends on the gradient.
     """
 
     codec_id: ClassVar[int] = 4
@@ -52,11 +53,11 @@ class ECQ(LevelCodec):
 
     @property
     def bits(self) -> int:
-        """Bits of a code: the ceiling of log2(2 s + 1)."""
+        """The number of bits in a code: the ceiling of log2(2 s + 1)."""
         return (2 * self.levels).bit_length()
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
-        """One scale a bucket, ``bits`` bit planes."""
+        """The layout: one scale per bucket, then ``bits`` bit planes."""
         return base.grouped_layout(shape, self.bucket, lambda n: packing.plane_bytes(n, self.bits))
 
     @property
@@ -65,7 +66,7 @@ class ECQ(LevelCodec):
         return self.levels
 
     def pack(self, symbols: np.ndarray) -> np.ndarray:
-        """Bit planes, block by block."""
+        """Packs codes as bit planes, block by block."""
         return packing.pack_planes(symbols, self.bits)
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
@@ -75,13 +76,13 @@ class ECQ(LevelCodec):
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
-        """The norm over s; shape=(buckets,), float32."""
+        """The norms divided by s; shape=(buckets,), dtype float32."""
         finite = np.where(usable(norms), norms, np.float32(0))
         unit = base.unit_of(finite, np.float32(self.levels))
         return np.where(np.isfinite(norms), unit, np.float32(np.nan)).astype(np.float32)
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """Levels by equations 8 and 9; shape=(n,), int32."""
+        """The levels by equations 8 and 9; shape=(n,), dtype int32."""
         top = np.float32(self.levels)
         kept = usable(norms)
         inverse = np.divide(top, norms, out=np.zeros_like(norms), where=kept)
@@ -96,7 +97,7 @@ class ECQ(LevelCodec):
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scales by the norm, then rounds up or down at random; codes are level + s."""
+        """Scales by the norm, then rounds up or down at random; a code is the level plus s."""
         norms = self.norms(x)
         offset = self.to_levels(x, norms, noise) + self.levels
         blank = base.spread(np.isinf(norms), x.size, self.bucket)
@@ -104,17 +105,18 @@ class ECQ(LevelCodec):
         return self.units(norms), self.pack(codes)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
-        """(code - s) times the bucket's scale, which is norm / s."""
+        """Multiplies (code - s) by the bucket's scale, which is norm / s."""
         count = self.layout(shape).count
         offset = self.unpack(codes, count)
         level = offset.astype(np.float32) - np.float32(self.levels)
         return level * base.spread(scales, count, self.bucket)
 
     def variance_factor(self, count: int) -> float:
-        """What holds for every tensor, with d the bucket's size.
+        """The bound that holds for every tensor, where d is the bucket's size.
 
-        min(d / s^2, sqrt(d) / s) for ``"l2"`` (lemma 1). The paper has no lemma for ``"linf"``, whose
-        (sqrt(1 + (d - 1) / s^2) - 1) / 2 is smaller, and reached (``docs/codecs/ecq.md``).
+        For ``"l2"``, the bound is min(d / s^2, sqrt(d) / s) (lemma 1). The paper has no lemma for
+        ``"linf"``; there, the bound (sqrt(1 + (d - 1) / s^2) - 1) / 2 is smaller and tight
+        (``docs/codecs/ecq.md``).
         """
         d = count if self.bucket == "tensor" else min(count, self.bucket)
         if self.norm == "linf":
@@ -122,7 +124,7 @@ class ECQ(LevelCodec):
         return stability.variance_factor(d, self.levels)
 
     def native(self) -> dict[str, int | float]:
-        """``variant`` (the norm), ``levels``, ``coding``, ``grouping`` and ``group`` of the C interface."""
+        """The C interface's ``variant`` (the norm), ``levels``, ``coding``, ``grouping`` and ``group``."""
         return {
             "variant": _NORMS[self.norm],
             "levels": self.levels,

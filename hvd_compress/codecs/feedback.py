@@ -1,8 +1,8 @@
-"""Error feedback: one step around every codec.
+"""Error feedback, the same step around every codec.
 
 With residual ``h`` and gradient ``g``, encode ``x = g + alpha h`` and keep
-``h <- beta h + g - decode(encode(x))`` (ECQ-SGD, equations 6 and 7). 1-bit SGD is
-alpha = beta = 1 (section 3), QSGD and TernGrad are alpha = 0.
+``h <- beta h + g - decode(encode(x))`` (ECQ-SGD, equations 6 and 7). 1-bit SGD has
+alpha = beta = 1 (section 3); QSGD and TernGrad have alpha = 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ErrorFeedback:
     """The coefficients of the fused feedback step; alpha = 0 switches it off.
 
     Attributes:
-        alpha: compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
-        beta: time decay of the residual, 0 <= beta <= 1 (ECQ-SGD, equation 5).
+        alpha: the compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
+        beta: the time decay of the residual, 0 <= beta <= 1 (ECQ-SGD, equation 5).
     """
 
     alpha: float = 1.0
@@ -48,8 +48,8 @@ class ErrorFeedback:
 
         An unbiased codec with variance factor gamma needs
         ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
-        alpha < 2 / (gamma + 1)); a contractive one needs ``alpha <= beta``; where a fixed range cuts
-        numbers off, what is cut off would pile up whatever alpha is.
+        alpha < 2 / (gamma + 1)). A contractive codec needs ``alpha <= beta``. A codec with a fixed range
+        needs alpha = 0: the parts that it clips would accumulate with any other alpha.
         """
         if not self.enabled:
             return
@@ -75,11 +75,14 @@ class ErrorFeedback:
             )
 
     def compensate(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """x = g + alpha h, in float32: one multiplication, then one addition."""
+        """Computes x = g + alpha h in float32, with one multiplication, then one addition."""
         return gradient + np.float32(self.alpha) * residual
 
     def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
-        """(beta h + g) - decoded, in float32 and in that order; h stays where ``decoded`` is not finite."""
+        """Computes the new residual, (beta h + g) - decoded, in float32 and in that order.
+
+        Where ``decoded`` is not finite, the residual stays as it was.
+        """
         kept = (np.float32(self.beta) * residual + gradient) - decoded
         return np.where(np.isfinite(decoded), kept, residual)
 

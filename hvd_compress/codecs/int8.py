@@ -17,19 +17,19 @@ _KINDS = {"linear": 0, "dynamic": 1, "static": 2, "mantissa": 3}
 _NORMALISED = ("linear", "dynamic")
 _LEVELS = np.float32(127)
 _HALVES = ((2, 9), (9, 20))
-"""The intervals left by a tree's first cut, (0.1, 0.45) and (0.45, 1), in twentieths."""
+"""The intervals after a tree's first cut, (0.1, 0.45) and (0.45, 1), in twentieths."""
 
 
 @dataclass(frozen=True)
 class Int8(base.Codec):
-    """Eight bits an element: a sign and 128 magnitudes.
+    """Eight bits per element: a sign and one of 128 magnitudes.
 
     Attributes:
         kind: ``"dynamic"`` tree, ``"linear"``, ``"static"`` tree or ``"mantissa"`` (figure 1).
-        group: elements that share the normalisation of the ``"linear"`` and ``"dynamic"`` types by their
-            absolute maximum: a multiple of 64 contiguous elements, or ``"tensor"`` (the paper's choice).
-        offset: exponent offset of the ``"static"`` and ``"mantissa"`` types, which are not normalised:
-            magnitudes are multiplied by ``10**offset`` (section 3.4 uses 1 and 2).
+        group: the number of contiguous elements that the ``"linear"`` and ``"dynamic"`` types normalise
+            by their absolute maximum, a multiple of 64, or ``"tensor"`` (the paper's choice).
+        offset: the exponent offset of the ``"static"`` and ``"mantissa"`` types, which are not
+            normalised: magnitudes are multiplied by ``10**offset`` (section 3.4 uses 1 and 2).
     """
 
     codec_id: ClassVar[int] = 2
@@ -48,17 +48,17 @@ class Int8(base.Codec):
 
     @property
     def saturates(self) -> bool:
-        """Without normalisation there is a largest magnitude, about ``10**offset``."""
+        """Whether there is a largest magnitude, about ``10**offset``, as no group is normalised."""
         return self.kind not in _NORMALISED
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
-        """One scale a group, one byte an element."""
+        """The layout: one scale per group, then one byte per element."""
         return base.grouped_layout(shape, self.group, lambda n: n)
 
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Normalises by the group's scale and takes the nearest magnitude."""
+        """Normalises by the group's scale, then rounds to the nearest magnitude."""
         largest = np.array([np.max(np.abs(g)) for g in base.groups_of(x, self.group)])
         finite = np.isfinite(largest)
         if self.kind in _NORMALISED:
@@ -78,7 +78,7 @@ class Int8(base.Codec):
         return np.where(finite, scales, np.float32(np.nan)).astype(np.float32), codes
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
-        """Magnitude times the group's scale, with the sign."""
+        """Multiplies each signed magnitude by the group's scale."""
         if self.kind == "linear":
             unit = codes.view(np.int8).astype(np.float32)
         else:
@@ -87,7 +87,7 @@ class Int8(base.Codec):
         return unit * base.spread(scales, codes.size, self.group)
 
     def native(self) -> dict[str, int | float]:
-        """``variant``, ``grouping``, ``group`` and ``factor`` of the C interface."""
+        """The C interface's ``variant``, ``grouping``, ``group`` and ``factor``."""
         return {
             "variant": _KINDS[self.kind],
             "factor": 10.0**self.offset,
@@ -107,16 +107,16 @@ def _round_to_table(y: np.ndarray, kind: Kind) -> np.ndarray:
 
 @cache
 def magnitudes(kind: Kind) -> np.ndarray:
-    """The magnitude of each 7-bit code, shape=(128,), dtype float32, before scaling.
+    """The magnitude of each 7-bit code before scaling, shape=(128,), dtype float32.
 
     ``"mantissa"``: 3 bits of exponent ``e`` above 4 bits of mantissa ``m``, ``(m / 10) 10**-e``.
     ``"static"``: the same exponent above 4 bits of a tree.
     ``"dynamic"``: ``e`` zeros, a one, and the remaining ``6 - e`` bits of a tree. Two codes leave no
     bit for a tree: no bit set is 0, and the lowest bit alone is 1.
 
-    A tree cuts (0.1, 1) at 0.45, and what is left in half for each further bit. Its bits name an
-    interval, and stand for the middle. With that the paper's examples come out (section 3.1), and the
-    table that its author released (clusterNet, ``8bit_floats.hdf5``).
+    A tree cuts (0.1, 1) at 0.45, then halves the chosen interval for each further bit. Its bits name an
+    interval, and stand for the middle of that interval. This agrees with the paper's examples (section
+    3.1) and with the table that its author released (clusterNet, ``8bit_floats.hdf5``).
     """
     values = [_magnitude(kind, code) for code in range(128)]
     table = np.array(values, np.float64).astype(np.float32)
@@ -144,11 +144,11 @@ def _magnitude(kind: Any, code: int) -> float:
 
 @cache
 def _ladder(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Codes in ascending order of magnitude, and the thresholds between neighbours.
+    """The codes in ascending order of magnitude, and the thresholds between neighbours.
 
-    A threshold is the middle of two magnitudes, rounded to float32; it belongs to the upper one. Of
-    codes with the same magnitude the largest is used, so that neighbouring magnitudes of ``"mantissa"``
-    have neighbouring codes.
+    A threshold is the middle of two magnitudes, rounded to float32; a number at the threshold becomes
+    the upper one. Among codes with the same magnitude, the largest is used, so that neighbouring
+    magnitudes of ``"mantissa"`` have neighbouring codes.
     """
     values, from_last = np.unique(magnitudes(kind)[::-1], return_index=True)
     codes = 127 - from_last

@@ -1,7 +1,7 @@
-"""How long payloads are that vary in length: from an element's bits, and back.
+"""The expected lengths of payloads that vary in length, by the bits of an element's code.
 
-A payload of varying length is not known before its gradient is. The performance model and the planner
-predict its length from the bits of an element's code: measured ones, or :func:`normal_bits`.
+The length of such a payload depends on the gradient. The performance model and the planner predict it
+from the average number of bits in an element's code, either measured or from :func:`normal_bits`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.payload import HEADER_BYTES
 
 SAMPLE = 65536
-"""Elements that :func:`normal_bits` looks at, at the most."""
+"""The largest number of elements in the sample of :func:`normal_bits`."""
 
 
 def expected_bytes(codec: Codec, shape: Shape, bits: float | None = None) -> float:
-    """Bytes that a payload for a tensor of that shape is expected to occupy.
+    """The number of bytes that a payload for a tensor of the given shape is expected to occupy.
 
     Args:
-        codec: any.
-        shape: the tensor's.
-        bits: of an element's code, on average; None is :func:`normal_bits`. Without meaning where the
-            codec's payloads have a fixed size.
+        codec: any codec.
+        shape: the tensor's shape.
+        bits: the average number of bits in an element's code; None means :func:`normal_bits`. Ignored
+            if the codec's payloads have a fixed size.
 
     Returns:
-        At most, and where payloads have a fixed size, :meth:`~hvd_compress.codecs.Codec.payload_bytes`.
+        At most :meth:`~hvd_compress.codecs.Codec.payload_bytes`, and exactly that if payloads have a
+        fixed size.
     """
     capacity, count = codec.payload_bytes(shape), math.prod(shape)
     if not isinstance(codec, LevelCodec) or not codec.varies or not count:
@@ -41,23 +42,23 @@ def expected_bytes(codec: Codec, shape: Shape, bits: float | None = None) -> flo
 
 
 def bits_of(codec: LevelCodec, shape: Shape, length: int) -> float:
-    """Bits of an element's code in a payload of that length, for a tensor that is not empty.
+    """The bits per element's code in a payload of ``length`` bytes, for a tensor that is not empty.
 
-    The inverse of :func:`expected_bytes`: another tensor of such numbers is predicted from it.
+    The inverse of :func:`expected_bytes`, for predicting the payloads of other tensors.
     """
     return max(0.0, 8 * (length - _without_words(codec, shape)) / math.prod(shape))
 
 
 def normal_bits(codec: LevelCodec, count: int) -> float:
-    """The entropy of an element's code where gradients are normally distributed, in bits.
+    """The entropy of an element's code in bits, if gradients are normally distributed.
 
-    An entropy code takes that many bits, and less than a percent more. The codec's own levels of a sample
-    are counted. A group over a whole tensor is taken to have no more than :data:`SAMPLE` elements: in
-    larger ones, norms are larger, and codes take fewer bits.
+    The entropy coder exceeds this by less than a percent. The entropy is that of the codec's levels for
+    a sample. A group that covers a whole tensor is assumed to have at most :data:`SAMPLE` elements: in
+    larger groups, norms are larger, and codes take fewer bits.
 
     Args:
-        codec: with or without an entropy code.
-        count: elements of the tensor, at least one.
+        codec: the codec, with or without entropy coding.
+        count: the number of elements in the tensor, at least one.
     """
     return _normal_bits(codec, min(count, SAMPLE))
 
@@ -72,6 +73,6 @@ def _normal_bits(codec: LevelCodec, count: int) -> float:
 
 
 def _without_words(codec: LevelCodec, shape: Shape) -> int:
-    """Bytes of a payload with an entropy code, but for the words of its codes."""
+    """The bytes of an entropy-coded payload, except for the words of its codes."""
     layout = codec.layout(shape)
     return HEADER_BYTES + layout.codes_offset + rans.fixed_bytes(layout, codec.alphabet)

@@ -1,7 +1,8 @@
-"""Codecs that send whole multiples of a unit: ranks that share their units may add the multiples.
+"""Codecs that send whole multiples of a unit, which ranks that share their units can add.
 
-TernGrad's scaler sharing (Wen et al., 2017, section 3.1): with scales of their own, the ranks' values have
-no common grid, and their sum is as long as floats; with the largest scale for all, it is a small integer.
+This is TernGrad's scaler sharing (Wen et al., 2017, section 3.1): if each rank has its own scale, the
+ranks' values have no common grid, and their sum takes as many bits as floats; if all ranks use the largest
+scale, the sum is a small integer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from hvd_compress.codecs.noise import NoiseKey
 class LevelCodec(base.Codec):
     """A codec whose elements are a *level*, an integer, times their bucket's *unit*.
 
-    The unit is a part of the bucket's *norm*. A norm of another tensor will do as well, if it is not
-    smaller: levels keep their expectation, ``E[level * unit] = x``.
+    The unit is a fraction of the bucket's *norm*. A larger norm, such as that of another rank's tensor,
+    keeps the expectation: ``E[level * unit] = x``.
     """
 
     bucket: base.Group
@@ -26,16 +27,16 @@ class LevelCodec(base.Codec):
 
     @property
     def varies(self) -> bool:
-        """With ``coding="entropy"``."""
+        """Whether ``coding`` is ``"entropy"``."""
         return self.coding == "entropy"
 
     @property
     def alphabet(self) -> int:
-        """How many codes there are."""
+        """The number of different codes."""
         return 2 * self.top_level + 1
 
     def pack(self, symbols: np.ndarray) -> np.ndarray:
-        """A tensor's codes, shape=(n,), dtype uint8, as the plain payload has them: dtype uint8."""
+        """Packs a tensor's codes, shape=(n,), dtype uint8, as in a plain payload: dtype uint8."""
         raise NotImplementedError
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
@@ -48,30 +49,33 @@ class LevelCodec(base.Codec):
         raise NotImplementedError
 
     def norms(self, x: np.ndarray) -> np.ndarray:
-        """What the units are made from, and what ranks agree on: the largest of theirs.
+        """The norms that the units are derived from; ranks agree on the largest of theirs.
 
         Args:
-            x: shape=(n,), dtype float32.
+            x: the tensor, shape=(n,), dtype float32.
 
         Returns:
-            shape=(buckets,), dtype float32; +Inf for buckets that hold a non-finite number, so that a
-            maximum over ranks cannot lose it.
+            shape=(buckets,), dtype float32; +Inf for buckets that hold a non-finite number, so that the
+            maximum over ranks is Inf too.
         """
         raise NotImplementedError
 
     def units(self, norms: np.ndarray) -> np.ndarray:
-        """The value of level 1, shape=(buckets,), dtype float32: 0 below ``TINY``, NaN where Inf."""
+        """The values of level 1, shape=(buckets,), dtype float32.
+
+        The value is 0 for a norm below ``TINY`` and NaN for Inf.
+        """
         raise NotImplementedError
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """Rounds to multiples of the units, at random.
+        """Rounds elements to multiples of the units, at random.
 
-        Elements beyond a norm are cut off there; what is left is rounded without bias.
+        Elements beyond the norm are clipped to it; then the rounding is unbiased.
 
         Args:
-            x: shape=(n,), dtype float32.
-            norms: shape=(buckets,), dtype float32.
-            noise: position in the noise.
+            x: the tensor, shape=(n,), dtype float32.
+            norms: the norm of each bucket, shape=(buckets,), dtype float32.
+            noise: the position in the noise.
 
         Returns:
             shape=(n,), dtype int32, within ``[-top_level, top_level]``; 0 in buckets whose norm is Inf.
@@ -79,12 +83,12 @@ class LevelCodec(base.Codec):
         raise NotImplementedError
 
     def from_levels(self, levels: np.ndarray, norms: np.ndarray) -> np.ndarray:
-        """Level times unit, shape=(n,), dtype float32, for one rank's levels or a sum of them."""
+        """Multiplies one rank's levels, or a sum of ranks' levels, by the units: shape=(n,), float32."""
         units = base.spread(self.units(norms), levels.size, self.bucket)
         return levels.astype(np.float32) * units
 
     def level_words(self, shape: base.Shape, bits: int) -> int:
-        """How many words a tensor's levels take in lanes of that many bits."""
+        """The number of words that a tensor's levels take in lanes of ``bits`` bits."""
         layout = self.layout(shape)
         if not layout.count:
             return 0
@@ -99,7 +103,11 @@ class LevelCodec(base.Codec):
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def unpack_levels(self, words: np.ndarray, count: int, bits: int) -> np.ndarray:
-        """The inverse of :meth:`pack_levels`, for one rank's words or a sum: shape=(count,), int32."""
+        """The inverse of :meth:`pack_levels`, for one rank's words or a sum of ranks' words.
+
+        Returns:
+            The levels, shape=(count,), dtype int32.
+        """
         lengths = [int(n) for n in base.group_lengths(count, self.layout((count,)).block)]
         ends = np.cumsum([packing.lane_words(length, bits) for length in lengths])
         parts = [
@@ -110,5 +118,5 @@ class LevelCodec(base.Codec):
 
 
 def usable(norms: np.ndarray) -> np.ndarray:
-    """Which norms are neither too small to have a reciprocal nor Inf."""
+    """Whether each norm is finite and large enough to have a finite reciprocal."""
     return (norms >= base.TINY) & np.isfinite(norms)

@@ -1,9 +1,9 @@
-"""Counter-based noise: the same bits in NumPy and C++, whatever the number of threads.
+"""Counter-based noise: the same bits in NumPy and C++, for any number of threads.
 
-Philox 4x32 with seven rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
-the fewest that pass all tests of its authors, where ten are a margin for safety.
+The generator is Philox 4x32 with seven rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC 2011): the fewest rounds that pass all of its authors' tests; their ten include a safety margin.
 Nothing is drawn in sequence: element ``i`` of tensor ``t`` at step ``s`` on rank ``r`` has its own
-32-bit word, so that any thread, or any device, computes it alone.
+32-bit word, so that any thread or device can compute this word independently.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 TILE = 64
-"""Elements served by sixteen neighbouring counters, four words each."""
+"""The number of elements that sixteen neighbouring counters serve, with four words each."""
 
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Where in the noise a tensor stands.
+    """A tensor's position in the noise.
 
     Attributes:
-        seed: 0 <= seed < 2**32, the same on every rank.
-        rank: 0 <= rank < 2**32, the rank within its process set: ranks draw independent noise.
-        tensor: 0 <= tensor < 2**32, an integer id of the tensor, the same on every rank.
-        step: how many times this tensor has been encoded before, below 2**64.
+        seed: the seed, the same on every rank; 0 <= seed < 2**32.
+        rank: the rank within its process set, as ranks draw independent noise; 0 <= rank < 2**32.
+        tensor: an integer id of the tensor, the same on every rank; 0 <= tensor < 2**32.
+        step: the number of times that the tensor has been encoded before; 0 <= step < 2**64.
     """
 
     seed: int = 0
@@ -48,10 +48,10 @@ class NoiseKey:
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """One Philox 4x32-7 block per counter.
+    """Computes one Philox 4x32-7 block per counter.
 
     Args:
-        counter: shape=(4, n), dtype uint32.
+        counter: the counters, shape=(4, n), dtype uint32.
         key: two 32-bit integers.
 
     Returns:
@@ -74,15 +74,15 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def uniform(count: int, key: NoiseKey) -> np.ndarray:
-    """Uniform numbers for elements ``0 .. count - 1`` of one tensor.
+    """The uniform random numbers for elements ``0 .. count - 1`` of one tensor.
 
     Element ``i`` takes word ``(i mod 64) // 16`` of the block whose first counter word is
     ``16 * (i // 64) + i mod 16``; the other counter words are the tensor's id and the low and high
-    half of the step, the key is (seed, rank). The top 24 bits are kept.
+    half of the step; the key is (seed, rank). The top 24 bits are kept.
 
     Returns:
-        shape=(count,), dtype float32, integers in [0, 2**24): exact, to be compared with
-        ``probability * 2**24``.
+        Integers in [0, 2**24), exact in float32, to be compared with ``probability * 2**24``;
+        shape=(count,), dtype float32.
     """
     tiles = -(-count // TILE)
     first = np.arange(tiles * 16, dtype=np.uint32)

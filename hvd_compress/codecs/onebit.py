@@ -18,14 +18,14 @@ _GROUPINGS = {"tensor": 1, "row": 2, "column": 3}
 
 @dataclass(frozen=True)
 class OneBit(base.Codec):
-    """One bit an element: which side of zero it lies on.
+    """One bit per element: the side of zero on which it lies.
 
     Each group sends two reconstruction values, the means of its elements on either side of the
     threshold 0, which minimise the squared error (section 3). Zeros count as positive.
 
     Attributes:
-        group: elements that share two values: a multiple of 64 contiguous elements, ``"tensor"``,
-            ``"row"``, or ``"column"`` (the paper's choice). Rows and columns are those of
+        group: the number of contiguous elements that share two values, a multiple of 64, or
+            ``"tensor"``, ``"row"`` or ``"column"`` (the paper's choice). Rows and columns are those of
             ``reshape(shape[0], -1)``.
     """
 
@@ -41,15 +41,15 @@ class OneBit(base.Codec):
 
     @property
     def shaped(self) -> bool:
-        """True for rows and columns."""
+        """Whether the groups are rows or columns."""
         return self.group in ("row", "column")
 
     def by_rows(self) -> tuple[OneBit, bool]:
-        """Columns are the rows of the transposed matrix."""
+        """The codec for rows, and True for columns: they are the rows of the transposed matrix."""
         return OneBit("row"), self.group == "column"
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
-        """Lower values of all groups, upper values of all groups, one bit plane."""
+        """The layout: the lower values of all groups, the upper values of all groups, one bit plane."""
         rows, columns = base.as_matrix(shape)
         count = rows * columns
         block = self.group if isinstance(self.group, int) else base.PACK_BLOCK
@@ -68,7 +68,7 @@ class OneBit(base.Codec):
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Means on either side of zero, and the bits (1: not below zero)."""
+        """Computes the means on either side of zero, and the bits (1: not below zero)."""
         upper_side = x >= 0
         zero = np.float32(0)
         finite = self._per_group(np.isfinite(x), shape, np.all)
@@ -87,13 +87,13 @@ class OneBit(base.Codec):
         return scales, packing.pack_planes(bits.astype(np.uint8), 1)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
-        """The lower value where the bit is 0, the upper one where it is 1."""
+        """Takes the group's lower value where the bit is 0, and the upper one where the bit is 1."""
         lower, upper = (self._spread(half, shape) for half in scales.reshape(2, -1))
         bits = packing.unpack_planes(codes, lower.size, 1)
         return np.where(bits == 1, upper, lower)
 
     def native(self) -> dict[str, int | float]:
-        """``grouping`` and ``group`` of the C interface."""
+        """The C interface's ``grouping`` and ``group``."""
         if isinstance(self.group, int):
             return {"grouping": 0, "group": self.group}
         return {"grouping": _GROUPINGS[self.group]}

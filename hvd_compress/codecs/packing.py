@@ -1,7 +1,7 @@
 """Packing of small integers: bit planes, trits, and lanes that can be added.
 
-All lay neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
-unpacks without shuffling (``docs/format.md``, "Packed codes").
+All three put neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
+unpacks them without shuffling (``docs/format.md``, "Packed codes").
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 PLANE_TILE = 64
-"""Elements of one tile of bit planes: plane ``b`` of a tile is one little-endian 64-bit word."""
+"""The number of elements in a tile of bit planes: each plane of a tile is a little-endian 64-bit word."""
 
 
 def plane_bytes(count: int, bits: int) -> int:
-    """Bytes that ``count`` codes of ``bits`` bits take as bit planes, the last tile padded."""
+    """The bytes that ``count`` codes of ``bits`` bits take as bit planes, with the last tile padded."""
     return -(-count // PLANE_TILE) * 8 * bits
 
 
@@ -21,8 +21,8 @@ def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
     """Packs codes into bit planes.
 
     Args:
-        codes: shape=(n,), dtype uint8, each below ``2**bits``.
-        bits: 1 to 8.
+        codes: the codes, each below ``2**bits``; shape=(n,), dtype uint8.
+        bits: the number of bits in a code, 1 to 8.
 
     Returns:
         shape=(plane_bytes(n, bits),), dtype uint8. Tile ``t`` holds elements ``64 t .. 64 t + 63`` as
@@ -44,7 +44,7 @@ def unpack_planes(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
 
 
 def trit_bytes(count: int) -> int:
-    """Bytes that ``count`` trits take: five a byte, rounded up to a multiple of 4."""
+    """The bytes that ``count`` trits take: five trits per byte, rounded up to a multiple of 4 bytes."""
     return -(-count // 20) * 4
 
 
@@ -55,7 +55,7 @@ def pack_trits(digits: np.ndarray) -> np.ndarray:
     ``k * m + j``; digits past the end are 0.
 
     Args:
-        digits: shape=(n,), dtype uint8, each below 3.
+        digits: the digits, each below 3; shape=(n,), dtype uint8.
 
     Returns:
         shape=(trit_bytes(n),), dtype uint8.
@@ -70,7 +70,7 @@ def pack_trits(digits: np.ndarray) -> np.ndarray:
 def unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
     """The inverse of :func:`pack_trits`: shape=(count,), dtype uint8, each below 3.
 
-    Bytes above 242 are not written by any encoder; their top digit, which would be 3, reads as 0.
+    No encoder writes bytes above 242; their top digit, which would be 3, is read as 0.
     """
     weights = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     digits = packed[None, :] // weights % 3
@@ -78,16 +78,16 @@ def unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
 
 
 WORD_BITS = 32
-"""Lanes stand in words of this many bits: int32 is what Horovod's allreduce can add."""
+"""The bits of a word, which holds several lanes: Horovod's allreduce can add int32."""
 
 
 def lane_bits(largest: int) -> int:
-    """The narrowest lane that holds every integer in ``[-largest, largest]``."""
+    """The bits of the narrowest lane that holds every integer in ``[-largest, largest]``."""
     return (2 * largest).bit_length()
 
 
 def lane_words(count: int, bits: int) -> int:
-    """Words that ``count`` lanes of ``bits`` bits take."""
+    """The number of words that ``count`` lanes of ``bits`` bits take."""
     lanes = WORD_BITS // bits
     return -(-count // lanes)
 
@@ -96,13 +96,13 @@ def pack_lanes(values: np.ndarray, bits: int) -> np.ndarray:
     """Packs integers into words that can be added as whole words.
 
     With ``m = lane_words(n, bits)``, word ``j`` is the sum over ``k`` of ``2**(bits k)`` times value
-    ``k * m + j``, values past the end being 0. A sum of such words is the word of the values' sums, as
-    long as those are below ``2**(bits - 1)`` in magnitude; no word overflows on the way, and a word of
-    zeros adds nothing.
+    ``k * m + j``; values past the end are 0. The sum of such words is the word of the values' sums, as
+    long as those are below ``2**(bits - 1)`` in magnitude; then no partial sum overflows a word. A word
+    of zeros adds nothing.
 
     Args:
-        values: shape=(n,), dtype int32, each below ``2**(bits - 1)`` in magnitude.
-        bits: 2 to 16.
+        values: the integers, each below ``2**(bits - 1)`` in magnitude; shape=(n,), dtype int32.
+        bits: the number of bits in a lane, 2 to 16.
 
     Returns:
         shape=(lane_words(n, bits),), dtype int32.
@@ -115,7 +115,11 @@ def pack_lanes(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_lanes(words: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """The inverse of :func:`pack_lanes`, for one rank's words or a sum: shape=(count,), dtype int32."""
+    """The inverse of :func:`pack_lanes`, for one rank's words or a sum of ranks' words.
+
+    Returns:
+        The integers, shape=(count,), dtype int32.
+    """
     lanes, half = WORD_BITS // bits, 1 << (bits - 1)
     shifts = bits * np.arange(lanes, dtype=np.int64)[:, None]
     biased = words.astype(np.int64) + (np.int64(half) << shifts).sum()

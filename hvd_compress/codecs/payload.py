@@ -1,7 +1,7 @@
 """The payload: a fixed header, the scales, the codes (``docs/format.md``).
 
-A tensor's shape and the codec give the size of a payload with plain codes: its capacity. A payload with
-entropy-coded codes stands at the front of as many bytes, and says itself how many of them it occupies."""
+The codec and the tensor's shape determine the size of a payload with plain codes, which is its capacity.
+An entropy-coded payload is at the front of a buffer of that capacity, and its header has its length."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAGIC = 0x4348
 """The bytes ``HC``."""
 
 FLAG_NONFINITE = 1
-"""Some scale is NaN: the gradient held an Inf or a NaN."""
+"""The flag for a gradient that holds an Inf or a NaN: some scale is NaN."""
 
 FLAG_CODED = 2
-"""The codes are entropy coded, and the flags' upper bits are the payload's length."""
+"""The flag for entropy-coded codes: the flags' upper bits are the payload's length."""
 
 _LENGTH_SHIFT = 4
 _LENGTH_UNIT = 16
@@ -32,18 +32,18 @@ _LENGTH_LIMIT = (1 << (32 - _LENGTH_SHIFT)) * _LENGTH_UNIT
 
 _HEADER = struct.Struct("<HBBIQIIQ")
 FLAGS_OFFSET = 16
-"""Bytes from a payload's start to its flags."""
+"""The offset of a payload's flags in bytes."""
 
 _CHECKSUM_OFFSET = 24
 
 
 class PayloadError(ValueError):
-    """A payload that no encoder with this configuration can have written for this tensor."""
+    """A payload that no encoder with the given configuration can have written for the given tensor."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The fields of a payload's header, in the order in which they stand."""
+    """The fields of a payload's header, in their order."""
 
     version: int
     codec_id: int
@@ -55,13 +55,13 @@ class Header:
 
 
 def checksum(payload: np.ndarray) -> int:
-    """Sum over the payload's 32-bit little-endian words of ``word * (2 i + 1)``, modulo 2**64.
+    """The sum of ``word * (2 i + 1)`` over the payload's 32-bit little-endian words, modulo 2**64.
 
-    ``i`` is the word's position; the checksum's own two words count as zero. The sum can be taken in
-    any order and by any number of threads; an odd weight makes every change of a single word visible.
+    ``i`` is the word's position; the checksum's own two words count as zero. The sum can be computed in
+    any order and by any number of threads; as weights are odd, any change of a single word changes it.
 
     Args:
-        payload: shape=(bytes,), dtype uint8, bytes a multiple of 4.
+        payload: shape=(bytes,), dtype uint8; the number of bytes is a multiple of 4.
     """
     words = payload.view("<u4").astype(np.uint64)
     first = _CHECKSUM_OFFSET // 4
@@ -75,8 +75,8 @@ def assemble(
 ) -> np.ndarray:
     """Writes header, scales and codes into one payload, shape=(payload_bytes,), dtype uint8.
 
-    Where the codec entropy codes and gains by it, what stands behind the payload's length is left over
-    from the plain codes, as the kernels leave it.
+    If entropy coding makes the payload shorter, the bytes behind its end are left over from the plain
+    codes, as in the kernels.
     """
     plain = _assemble_plain(codec, shape, step, scales, codes)
     if not isinstance(codec, LevelCodec) or not codec.varies or not math.prod(shape):
@@ -122,7 +122,7 @@ def _nonfinite(codec: Codec, layout: PayloadLayout, scales: np.ndarray, codes: n
 
 
 def read_header(payload: np.ndarray) -> Header:
-    """Reads a header without judging it.
+    """Reads a header, and checks only its magic.
 
     Raises:
         PayloadError: fewer bytes than a header, or another magic.
@@ -136,11 +136,11 @@ def read_header(payload: np.ndarray) -> Header:
 
 
 def payload_length(payload: bytes | np.ndarray, capacity: int) -> int:
-    """How many bytes a payload occupies: all, unless its codes are entropy coded.
+    """The number of bytes that a payload occupies: its capacity, unless its codes are entropy coded.
 
     Args:
-        payload: its header at least, as bytes or shape=(bytes,), dtype uint8.
-        capacity: bytes that there are for it (:meth:`Codec.payload_bytes`).
+        payload: at least the payload's header, as ``bytes`` or as an array, shape=(bytes,), dtype uint8.
+        capacity: the bytes reserved for the payload (:meth:`Codec.payload_bytes`).
 
     Returns:
         A multiple of 16 where the codes are entropy coded, else ``capacity``.
@@ -159,26 +159,26 @@ def payload_length(payload: bytes | np.ndarray, capacity: int) -> int:
 
 
 def length_in(flags: int, capacity: int) -> int:
-    """What a header's flags say of a payload's length, unchecked: see :func:`payload_length`."""
+    """The payload length that a header's flags state, unchecked: see :func:`payload_length`."""
     return (flags >> _LENGTH_SHIFT) * _LENGTH_UNIT if flags & FLAG_CODED else capacity
 
 
 def open_payload(
     codec: Codec, shape: Shape, step: int, payload: np.ndarray
 ) -> tuple[Header, np.ndarray, np.ndarray]:
-    """Checks a payload and returns its header, its scales, and its codes as a plain payload has them.
+    """Checks a payload; returns its header, its scales and its codes as in a plain payload.
 
     Scales and plain codes are views, not copies.
 
     Args:
-        codec: what wrote it.
+        codec: the codec that wrote the payload.
         shape: the tensor's shape.
-        step: how often the tensor was encoded before.
-        payload: shape=(payload_bytes,), dtype uint8; what stands behind its length does not matter.
+        step: the number of times that the tensor was encoded before.
+        payload: shape=(payload_bytes,), dtype uint8; bytes behind the payload's length are ignored.
 
     Raises:
-        PayloadError: size, header, checksum or the entropy code are not what this codec writes for this
-            shape and step.
+        PayloadError: a size, a header, a checksum or an entropy code that this codec does not write for
+            this shape and step.
     """
     header = read_header(payload)
     layout = codec.layout(shape)

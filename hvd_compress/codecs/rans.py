@@ -1,8 +1,8 @@
 """An entropy coder for codes: interleaved range asymmetric numeral systems (rANS) with a static table.
 
-Duda, "Asymmetric numeral systems", 2013, arXiv:1311.2540; several states that take turns and share one
-run of words: Giesen, "Interleaved entropy coders", 2014, arXiv:1402.3392. The bytes are defined in
-``docs/format.md``, "Entropy-coded codes".
+Sources: Duda, "Asymmetric numeral systems", 2013, arXiv:1311.2540; for several states that take turns and
+share one run of words, Giesen, "Interleaved entropy coders", 2014, arXiv:1402.3392. ``docs/format.md``,
+"Entropy-coded codes", defines the bytes.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import numpy as np
 from hvd_compress.codecs.base import PayloadLayout, round_up
 
 PRECISION = 14
-"""Frequencies are in units of ``2**-PRECISION``."""
+"""The binary digits of a frequency, which is in units of ``2**-PRECISION``."""
 
 TOTAL = 1 << PRECISION
 LOWER = 1 << 16
-"""States are at least this; below it, a decoder reads a word of 16 bits."""
+"""The smallest state: when its state falls below this, a decoder reads a word of 16 bits."""
 
 CHUNK = 65536
-"""Elements of a chunk, at the most: whole blocks that are coded without any other."""
+"""The largest number of elements in a chunk, which consists of whole blocks coded independently."""
 
 MAX_LANES = 16
 ELEMENTS_PER_LANE = 1024
-"""A chunk with fewer elements than this for each lane has fewer lanes: a state costs two bytes or more."""
+"""The fewest elements per lane of a chunk with several lanes, as a state costs two bytes or more."""
 
 
 class StreamError(ValueError):
-    """Bytes that no encoder can have written: a table or an index that is not possible."""
+    """Bytes that no encoder can have written, with an impossible table or index."""
 
 
 def frequencies(counts: np.ndarray) -> np.ndarray:
-    """Of each code, its share of ``TOTAL``.
+    """Each code's share of ``TOTAL``.
 
     Args:
-        counts: shape=(codes,), how often each is there; not all 0.
+        counts: the number of times that each code occurs, not all 0; shape=(codes,).
 
     Returns:
-        shape=(codes,), dtype int64, with the sum ``TOTAL``: 0 for codes that are not there, otherwise
-        one, and a share of the rest that is rounded down. What rounding leaves goes to the code that is
-        there most often, the first of them.
+        shape=(codes,), dtype int64, with the sum ``TOTAL``: 0 for a code that does not occur, otherwise
+        1 plus a share of the rest, rounded down. The first of the most frequent codes also gets the
+        remainder.
     """
     counts = counts.astype(np.int64)
     present = counts > 0
@@ -50,7 +50,7 @@ def frequencies(counts: np.ndarray) -> np.ndarray:
 
 
 def lanes_of(count: int) -> int:
-    """How many states a chunk of that many elements has: a power of two."""
+    """The number of states of a chunk with ``count`` elements, a power of two."""
     lanes = 1
     while lanes < MAX_LANES and count >= 2 * lanes * ELEMENTS_PER_LANE:
         lanes *= 2
@@ -58,28 +58,28 @@ def lanes_of(count: int) -> int:
 
 
 def chunk_lengths(layout: PayloadLayout) -> list[int]:
-    """Elements of each chunk."""
+    """The number of elements in each chunk."""
     size = max(1, CHUNK // layout.block) * layout.block
     return [min(size, layout.count - start) for start in range(0, layout.count, size)]
 
 
 def fixed_bytes(layout: PayloadLayout, alphabet: int) -> int:
-    """Bytes of table, index and states beside the words, less what the states hold of the codes."""
+    """The bytes of the table, the index and the states, less the states' part that holds codes."""
     lengths = chunk_lengths(layout)
     states = 4 * sum(map(lanes_of, lengths))
     return _head_bytes(alphabet) + 4 * (len(lengths) - 1) + states // 2
 
 
 def encode(symbols: np.ndarray, layout: PayloadLayout, alphabet: int) -> np.ndarray:
-    """Table, index and chunks.
+    """Encodes codes as a table, an index and chunks.
 
     Args:
-        symbols: shape=(layout.count,), dtype uint8, not empty, each below ``alphabet``.
-        layout: of the plain payload.
-        alphabet: how many codes there are, at most 256.
+        symbols: the codes, each below ``alphabet``, not empty; shape=(layout.count,), dtype uint8.
+        layout: the layout of the plain payload.
+        alphabet: the number of different codes, at most 256.
 
     Returns:
-        shape=(bytes,), dtype uint8, bytes a multiple of 4.
+        shape=(bytes,), dtype uint8; the number of bytes is a multiple of 4.
     """
     table = frequencies(np.bincount(symbols, minlength=alphabet))
     values, begin, chunks = symbols.tolist(), 0, []
@@ -93,12 +93,12 @@ def encode(symbols: np.ndarray, layout: PayloadLayout, alphabet: int) -> np.ndar
 
 
 def decode(coded: np.ndarray, layout: PayloadLayout, alphabet: int) -> np.ndarray:
-    """The inverse of :func:`encode`; bytes behind the last chunk do not matter.
+    """The inverse of :func:`encode`; bytes behind the last chunk are ignored.
 
     Args:
-        coded: shape=(bytes,), dtype uint8, bytes a multiple of 4.
-        layout: of the plain payload, not empty.
-        alphabet: how many codes there are.
+        coded: the encoded bytes, a multiple of 4; shape=(bytes,), dtype uint8.
+        layout: the layout of the plain payload, not empty.
+        alphabet: the number of different codes.
 
     Returns:
         shape=(layout.count,), dtype uint8.
@@ -137,7 +137,7 @@ def _starts(table: np.ndarray) -> np.ndarray:
 
 
 def _encode_chunk(symbols: list[int], table: np.ndarray) -> bytes:
-    """The states, then the words: a decoder meets both in the opposite order."""
+    """Encodes from the last symbol to the first; writes the states, then the words in a decoder's order."""
     frequency, start = table.tolist(), _starts(table).tolist()
     lanes = lanes_of(len(symbols))
     states = [LOWER] * lanes

@@ -1,7 +1,7 @@
-"""Every codec by name: those of this package, and those that others register or install.
+"""The codecs by name: those of this package, and those that scripts register or other packages offer.
 
 A codec of another package needs no line here. Either the script calls :func:`register`, or the package
-declares an entry point of the group :data:`ENTRY_POINTS`, whose name is the codec's.
+declares an entry point with the codec's name in the group :data:`ENTRY_POINTS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.ternary import Ternary
 
 ENTRY_POINTS = "hvd_compress.codecs"
-"""The group of entry points, by which installed packages offer codecs."""
+"""The group of entry points through which installed packages offer codecs."""
 
 CODECS: dict[str, type[Codec]] = {
     "onebit": OneBit,
@@ -31,24 +31,24 @@ CODECS: dict[str, type[Codec]] = {
     "bf16": BF16,
     "none": NoCompression,
 }
-"""Codec classes by name: this package's, and others that have been registered so far."""
+"""The codec classes by name: those of this package, and others that have been registered."""
 
 
 def register(name: str, cls: type[Codec]) -> type[Codec]:
     """Makes a codec available by name in every frontend and command.
 
-    A class that is defined again, as in a notebook, takes the place of the former one.
+    A class that is defined again, as in a notebook, replaces the former one.
 
     Args:
-        name: the codec's, the same as ``cls.name``.
+        name: the name of the codec, the same as ``cls.name``.
         cls: a frozen dataclass derived from :class:`Codec`, with ``codec_id``, ``name``, ``error``,
-            ``layout``, ``quantize`` and ``dequantize``. Every field has a default.
+            ``layout``, ``quantize`` and ``dequantize``. Every field must have a default.
 
     Returns:
         ``cls``.
 
     Raises:
-        TypeError: another class than that.
+        TypeError: any other class.
         ValueError: the name or the codec id belongs to another class.
     """
     check_class(name, cls)
@@ -69,16 +69,16 @@ def register(name: str, cls: type[Codec]) -> type[Codec]:
 
 
 def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
-    """The codec class of a name; loads the entry point of that name if nothing else has it.
+    """The codec class with the given name; loads its entry point if it is not registered.
 
     Args:
-        owner: whose argument the name is, for the message.
-        field: the argument, for the message.
-        name: what the user gave.
+        owner: the function or class that received the name, for the message.
+        field: the parameter that received the name, for the message.
+        name: the name from the user.
 
     Raises:
         ValueError: an unknown name, or an entry point whose name or codec id is taken.
-        TypeError: an entry point that is no codec class.
+        TypeError: an entry point that is not a codec class.
     """
     if name not in CODECS:
         offered = _offered()
@@ -88,7 +88,7 @@ def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
 
 
 def codec_names() -> tuple[str, ...]:
-    """The names of all codecs, those of entry points included, which are not loaded for it.
+    """The names of all codecs, including those of entry points, which are not loaded.
 
     Raises:
         ValueError: two entry points have the same name.
@@ -108,7 +108,7 @@ def codec_from_config(config: dict[str, Any]) -> Codec:
 
 
 def _offered() -> dict[str, Any]:
-    """Entry points by name, without the codecs that are known already."""
+    """The entry points by name, without codecs that are registered already."""
     found: dict[str, Any] = {}
     for point in entry_points(group=ENTRY_POINTS):
         other = found.setdefault(point.name, point)
@@ -127,7 +127,7 @@ def _offered() -> dict[str, Any]:
 
 
 def check_class(name: str, cls: Any) -> None:
-    """Raises as :func:`register` for a class that is no complete codec of that name."""
+    """Raises, as :func:`register` does, unless the class is a complete codec of the given name."""
     if not isinstance(cls, type) or not issubclass(cls, Codec):
         raise TypeError(f"register: expected a class derived from Codec, got {cls!r}")
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]

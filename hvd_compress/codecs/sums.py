@@ -1,8 +1,8 @@
-"""Sums whose order is part of the format.
+"""Sums in the order that the format prescribes.
 
 A reconstruction value is a sum of floating-point numbers, and floating-point addition is not
 associative: two programs agree on the bytes of a payload only if they add in the same order. These
-functions *are* that order (``docs/format.md``, "Sums"); the C++ kernels follow it instruction by
+functions *define* that order (``docs/format.md``, "Sums"); the C++ kernels follow it instruction by
 instruction, with any number of threads.
 """
 
@@ -11,27 +11,27 @@ from __future__ import annotations
 import numpy as np
 
 LANES = 16
-"""Independent partial sums: one AVX-512 register of float32, half a CUDA warp."""
+"""The number of independent partial sums: one AVX-512 register of float32, half a CUDA warp."""
 
 CHUNK = 2048
-"""Elements that one set of lanes adds up before the lanes are folded."""
+"""The number of elements that one set of lanes adds up before the lanes are folded."""
 
 ROW_CHUNK = 128
-"""Rows of a matrix that are added one after the other before the next partial sum begins."""
+"""The number of a matrix's rows in one partial sum."""
 
 
 def lane_sum(values: np.ndarray) -> np.ndarray:
     """Sums along the last axis in lane order.
 
-    Up to :data:`CHUNK` elements: lane ``l`` adds elements ``l``, ``l + 16``, ``l + 32``, ... to +0 in
-    that order; then lane ``l`` adds lane ``l + 8``, then ``l + 4``, ``l + 2``, ``l + 1``. More than
-    that: every chunk is summed so, and the chunk sums are summed by the same rule.
+    For up to :data:`CHUNK` elements, lane ``l`` adds elements ``l``, ``l + 16``, ``l + 32``, ... to +0 in
+    that order; then lane ``l`` adds lane ``l + 8``, then ``l + 4``, ``l + 2``, ``l + 1``. For more
+    elements, every chunk is summed in this way, and the chunk sums are summed by the same rule.
 
     Args:
-        values: shape=(..., n), dtype float32 or float64; every addition is made in that type.
+        values: shape=(..., n), dtype float32 or float64; every addition uses that dtype.
 
     Returns:
-        shape=(...), of the same dtype.
+        shape=(...), the same dtype.
     """
     *outer, n = values.shape
     chunks = max(1, -(-n // CHUNK))
@@ -54,8 +54,8 @@ def lane_sum(values: np.ndarray) -> np.ndarray:
 def column_sum(matrix: np.ndarray) -> np.ndarray:
     """Sums a matrix over its rows.
 
-    Rows are added one after the other to +0 within chunks of :data:`ROW_CHUNK` rows, and the chunk
-    sums one after the other to +0.
+    Within chunks of :data:`ROW_CHUNK` rows, the rows are added to +0 one after another; then the chunk
+    sums are added to +0 one after another.
 
     Args:
         matrix: shape=(rows, columns), dtype float32.

@@ -16,22 +16,22 @@ from hvd_compress.codecs.sums import lane_sum
 
 @dataclass(frozen=True)
 class Ternary(LevelCodec):
-    """1.6 bits an element: minus one, zero or one times a scale, at random.
+    """1.6 bits per element: minus one, zero or one, at random, times a scale.
 
     The scale of a bucket is its absolute maximum (equation 2) after clipping at ``clip`` standard
     deviations (equation 21); an element becomes plus or minus the scale with probability
-    ``|x| / scale`` (equation 3). The expectation is the clipped element: without clipping, there is
-    no bias.
+    ``|x| / scale`` (equation 3), otherwise zero. The expectation is the clipped element: without
+    clipping, there is no bias.
 
-    Where a bucket's mean is larger than ``clip`` standard deviations, elements are clipped at the mean
+    If a bucket's mean is larger than ``clip`` standard deviations, elements are clipped at the mean
     instead: the paper's rule would erase a constant bucket.
 
     Attributes:
-        bucket: elements that share a scale: a multiple of 64 contiguous elements, or ``"tensor"``
+        bucket: the number of contiguous elements that share a scale, a multiple of 64, or ``"tensor"``
             (layer-wise ternarizing, section 3.3).
         clip: the paper's ``c``; ``None`` does not clip.
-        coding: ``"plain"`` codes all take the same number of bits; with ``"entropy"`` frequent ones take
-            less, and payloads have a size that depends on the gradient.
+        coding: ``"plain"`` codes all take the same number of bits; ``"entropy"`` codes take fewer bits
+            the more frequent they are, so that the size of a payload depends on the gradient.
     """
 
     codec_id: ClassVar[int] = 3
@@ -50,16 +50,16 @@ class Ternary(LevelCodec):
         checks.check_choice("Ternary", "coding", self.coding, tuple(base.CODINGS))
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
-        """One scale a bucket, five trits a byte."""
+        """The layout: one scale per bucket, then five trits per byte."""
         return base.grouped_layout(shape, self.bucket, packing.trit_bytes)
 
     @property
     def top_level(self) -> int:
-        """Minus one, zero or one."""
+        """One: levels are minus one, zero and one."""
         return 1
 
     def pack(self, symbols: np.ndarray) -> np.ndarray:
-        """Trits, block by block."""
+        """Packs codes as trits, block by block."""
         block = self.layout(symbols.shape).block
         codes = [packing.pack_trits(part) for part in base.groups_of(symbols, block)]
         return np.concatenate(codes)
@@ -73,17 +73,17 @@ class Ternary(LevelCodec):
         return np.concatenate(digits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
-        """Absolute maxima, after clipping; shape=(buckets,), float32."""
+        """The absolute maxima after clipping; shape=(buckets,), dtype float32."""
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
-        """The norms themselves; shape=(buckets,), float32."""
+        """The norms themselves, 0 below ``TINY`` and NaN where Inf; shape=(buckets,), dtype float32."""
         return np.where(usable(norms), norms, np.where(np.isfinite(norms), 0, np.nan)).astype(
             np.float32
         )
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """Levels by equation 3; shape=(n,), int32."""
+        """The levels by equation 3; shape=(n,), dtype int32."""
         inverse = np.divide(np.float32(1), norms, out=np.zeros_like(norms), where=usable(norms))
         magnitude = np.minimum(np.abs(x), base.spread(norms, x.size, self.bucket))
         with np.errstate(invalid="ignore"):
@@ -94,23 +94,23 @@ class Ternary(LevelCodec):
     def quantize(
         self, x: np.ndarray, shape: base.Shape, noise: NoiseKey
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Clips, then rounds each element to 0 or to the scale at random; digit 2 is minus one."""
+        """Clips, then rounds each element to 0 or to plus or minus the scale at random; digit 2 is -1."""
         norms = self.norms(x)
         digits = (self.to_levels(x, norms, noise) % 3).astype(np.uint8)
         return self.units(norms), self.pack(digits)
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
-        """Digit 0 is zero, 1 the scale, 2 minus the scale."""
+        """Decodes digit 0 as zero, 1 as the scale and 2 as minus the scale."""
         digits = self.unpack(codes, self.layout(shape).count)
         unit = np.array([0, 1, -1], np.float32)[digits]
         return unit * base.spread(scales, unit.size, self.bucket)
 
     def variance_factor(self, count: int) -> float:
-        """Square root of the bucket's size: ECQ-SGD, lemma 1 with one level, clipping left aside."""
+        """The square root of the bucket's size: ECQ-SGD, lemma 1, with one level and without clipping."""
         return math.sqrt(count if self.bucket == "tensor" else min(count, self.bucket))
 
     def native(self) -> dict[str, int | float]:
-        """``grouping``, ``group``, ``factor`` (0: no clipping) and ``coding`` of the C interface."""
+        """The C interface's ``grouping``, ``group``, ``factor`` (0: no clipping) and ``coding``."""
         return {
             "factor": self.clip or 0.0,
             "coding": base.CODINGS[self.coding],
