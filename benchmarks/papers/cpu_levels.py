@@ -17,14 +17,14 @@ from hvd_compress.kernels.native import KernelError, Shape, dtype_of, noise_of
 class CpuLevels(LevelKernels):
     """Implements :class:`hvd_compress.kernels.interface.LevelKernels` for NumPy arrays and CPU tensors.
 
-    Arrays are taken as by :class:`hvd_compress.kernels.cpu.CpuKernels`.
+    Arrays may be of the same kinds as in :class:`hvd_compress.kernels.cpu.CpuKernels`.
 
     Args:
-        threads: how many threads a call may use.
+        threads: the number of threads that a call may use.
 
     Raises:
-        KernelError: the library was not built, or belongs to another version; or, from the methods, it
-            has no kernels for a codec or a width of lanes.
+        KernelError: the library was not built, or belongs to another version. Methods raise it if the
+            library has no kernels for a codec or a width of lanes.
     """
 
     name = "cpu"

@@ -1,1 +1,1 @@
-"""Kernels: how codecs run, per device, behind one interface."""
+"""Kernels, which run codecs on each kind of device behind one interface."""

@@ -1,4 +1,4 @@
-"""Tensors that are encoded into one message: their places in it, and a batch of any executor's calls."""
+"""The places of tensors that share a message, and a batch made of any executor's calls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Entry:
     """One tensor's place in a batch.
 
     Attributes:
-        codec: what it is encoded with.
-        shape: its shape; arrays are flat and row-major.
-        feedback: coefficients; where it is not enabled, there is no residual.
-        noise: seed, rank and tensor of its noise; the step comes with each call.
-        offset: of its payload in the message, bytes, a multiple of 4.
+        codec: the codec that encodes the tensor.
+        shape: the tensor's shape; arrays are flat and row-major.
+        feedback: the error feedback coefficients; if they are not enabled, there is no residual.
+        noise: the seed, rank and tensor of the noise; the step is an argument of each call.
+        offset: the offset of the payload in the message in bytes, a multiple of 4.
     """
 
     codec: Codec
@@ -35,17 +35,17 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Bytes from the message's start to the end of the payload."""
+        """The offset of the payload's end in the message, in bytes."""
         return self.offset + self.codec.payload_bytes(self.shape)
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Where the entries of a batch find their values, and their residuals, in the arrays of a call.
+    """The places of the entries' values and residuals in the arrays of a call.
 
     Attributes:
-        sizes: elements of each array.
-        places: for each entry the number of its array, and its first element there.
+        sizes: the number of elements in each array.
+        places: each entry's array, by number, and the entry's first element in this array.
     """
 
     sizes: Sequence[int]
@@ -53,17 +53,17 @@ class Arrays:
 
     @classmethod
     def whole(cls, shapes: Iterable[Shape]) -> Arrays:
-        """An array for each entry."""
+        """One whole array for each entry."""
         sizes = [math.prod(shape) for shape in shapes]
         return cls(sizes, [(number, 0) for number in range(len(sizes))])
 
 
 class BatchPayloadError(PayloadError):
-    """A payload of a batch that no encoder with this configuration can have written for this tensor.
+    """A payload in a batch that no encoder with the entry's configuration can have written for its tensor.
 
     Attributes:
-        entry: the entry's number.
-        rank: the number of the row.
+        entry: the number of the entry.
+        rank: the number of the row, which is the rank that sent it.
     """
 
     def __init__(self, message: str, entry: int, rank: int) -> None:
@@ -73,13 +73,13 @@ class BatchPayloadError(PayloadError):
 
 
 class SerialBatch(Batch):
-    """Implements :class:`hvd_compress.kernels.interface.Batch` by an executor's calls, one after the other.
+    """Implements :class:`hvd_compress.kernels.interface.Batch` with one executor call after another.
 
     Args:
         kernels: the executor.
         entries: the tensors.
-        arrays: where the entries find their values; None is an array for each entry.
-        deferred: whether the executor works behind the host's back, so that flags are not there to be read.
+        arrays: the places of the entries' values; None means one array for each entry.
+        deferred: whether the executor works asynchronously, so that the host cannot read flags yet.
 
     Raises:
         ValueError: payloads overlap, or one does not start at a multiple of 4.
@@ -164,7 +164,7 @@ class SerialBatch(Batch):
 def altered_payload(
     entry: Entry, number: int, step: int, rank: int, payload: Any
 ) -> BatchPayloadError | None:
-    """What the reference's checks say of a rank's payload, in host memory; None where it is sound."""
+    """The error that the reference finds in a rank's payload in host memory; None if there is none."""
     try:
         open_payload(entry.codec, entry.shape, step, as_numpy(payload).copy())
     except PayloadError as error:
@@ -173,23 +173,23 @@ def altered_payload(
 
 
 def check_lengths(count: int, **lists: Sequence[Any]) -> None:
-    """Raises ``ValueError`` unless every list has one item an entry."""
+    """Raises ``ValueError`` unless every list has ``count`` items."""
     for name, items in lists.items():
         if len(items) != count:
             raise ValueError(f"{name}: expected {count} items, got {len(items)}")
 
 
 def check_message(what: str, got: int, least: int) -> None:
-    """Raises ``PayloadError`` where a message is too short for its payloads."""
+    """Raises ``PayloadError`` if a message is too short for its payloads."""
     if got < least:
         raise PayloadError(f"{what}: expected at least {least} bytes, got {got}")
 
 
 def check_places(what: str, multiple: int, places: Iterable[tuple[int, int]]) -> int:
-    """Where the last of some ranges ends, which may not overlap.
+    """Checks that ranges do not overlap; returns the end of the last one.
 
     Raises:
-        ValueError: two overlap, or one does not start at a multiple, or starts before 0.
+        ValueError: two ranges overlap, or one starts before 0 or not at a multiple of ``multiple``.
     """
     end = 0
     for first, last in sorted(places):
@@ -202,14 +202,14 @@ def check_places(what: str, multiple: int, places: Iterable[tuple[int, int]]) ->
 
 
 def on_host(array: Any) -> bool:
-    """Whether the processor can read an array's memory."""
+    """Whether the CPU can read an array's memory."""
     return not hasattr(array, "data_ptr") or array.device.type == "cpu"
 
 
 def _named(
     error: PayloadError, entry: Entry, number: int, step: int, payloads: Any
 ) -> PayloadError:
-    """The same error with the entry and the rank, where the processor can read the payloads."""
+    """The same error with the entry and the rank, if the CPU can read the payloads."""
     if on_host(payloads):
         for rank, payload in enumerate(payloads):
             found = altered_payload(entry, number, step, rank, payload)

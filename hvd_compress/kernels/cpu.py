@@ -31,11 +31,11 @@ __all__ = ["CpuKernels", "KernelError"]
 class CpuKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` for NumPy arrays and CPU tensors.
 
-    Anything contiguous with ``data_ptr()`` (a torch tensor) or ``ctypes`` (a NumPy array) is taken. The
-    GIL is released while a kernel runs. A codec that has no native kernel yet runs in the reference.
+    Arrays may be any contiguous objects with ``data_ptr()`` (torch tensors) or ``ctypes`` (NumPy arrays).
+    The GIL is released while a kernel runs. A codec without a native kernel runs in the reference.
 
     Args:
-        threads: how many threads a call may use.
+        threads: the number of threads that a call may use.
 
     Raises:
         KernelError: the library was not built, or belongs to another version.
@@ -55,10 +55,10 @@ class CpuKernels(Kernels):
         return self._library.hvdc_isa().decode()
 
     def set_isa(self, name: str) -> None:
-        """Uses another instruction set in the whole process; for tests.
+        """Changes the instruction set in the whole process; for tests.
 
         Raises:
-            KernelError: this machine does not have it.
+            KernelError: this machine does not have the instruction set.
         """
         if self._library.hvdc_set_isa(name.encode()):
             raise KernelError(f"set_isa: expected an instruction set of this machine, got {name!r}")
@@ -146,7 +146,7 @@ class CpuKernels(Kernels):
         _check(status, codec, shape, step, payload, f"rank {bad.value}'s ")
 
     def square_sum(self, values: Any) -> float:
-        """Sum of squares of a float32 array, in double precision."""
+        """The sum of squares of a float32 array, in double precision."""
         count = size_of(values)
         pointer = pointer_to("values", values, count, "float32")
         return float(self._library.hvdc_square_sum(pointer, count, self.threads))

@@ -12,11 +12,12 @@ from hvd_compress.kernels.native import DTYPES, check_dtype, dtype_of, feedback_
 
 
 def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> int:
-    """Where a contiguous array of that many elements begins; bytes hold payloads.
+    """The address of a contiguous array of ``count`` elements.
 
     Raises:
-        TypeError: of another dtype.
-        ValueError: of another size, order or device; or bytes that do not start at a multiple of 4.
+        TypeError: the dtype differs.
+        ValueError: the size, order or device differs; or a uint8 array, which holds payloads, does not
+            start at a multiple of 4.
     """
     if dtype is not None:
         check_dtype(what, array, dtype)
@@ -41,7 +42,7 @@ def _check_alignment(what: str, place: int) -> None:
 
 
 def feedback_pointer(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any | None:
-    """``hvdc_feedback`` by reference; None without a residual.
+    """A reference to an ``hvdc_feedback``; None without a residual.
 
     Raises:
         ValueError: a residual without feedback, or feedback without a residual.
@@ -55,12 +56,12 @@ def feedback_pointer(feedback: ErrorFeedback, residual: Any | None, count: int) 
 
 
 def size_of(array: Any) -> int:
-    """How many elements an array or a tensor has."""
+    """The number of elements in an array or a tensor."""
     return array.numel() if hasattr(array, "data_ptr") else array.size
 
 
 def rows(what: str, array: Any) -> tuple[int, int]:
-    """Pointer to the first of equally long rows of bytes, and how far apart the rows begin."""
+    """The address of the first of equally long rows of bytes, and the stride between rows in bytes."""
     count, length = array.shape
     if not count:
         return 0, length
@@ -72,24 +73,24 @@ def rows(what: str, array: Any) -> tuple[int, int]:
 
 
 def as_numpy(array: Any) -> np.ndarray:
-    """An array or a tensor as an array, without a copy."""
+    """An array or a tensor as a NumPy array, without a copy."""
     return array.detach().numpy() if hasattr(array, "data_ptr") else array
 
 
 def readable(array: Any) -> np.ndarray:
-    """For the reference: NumPy has no bfloat16, so that such tensors are widened into a copy."""
+    """An array for the reference: a bfloat16 tensor, which NumPy lacks, is copied to float32."""
     if not is_bfloat16(array):
         return as_numpy(array)
     return (bits_of(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def is_bfloat16(array: Any) -> bool:
-    """Whether it is a tensor of that type, which NumPy lacks."""
+    """Whether an array is a tensor of dtype bfloat16, which NumPy lacks."""
     return dtype_of("array", array) == DTYPES["bfloat16"]
 
 
 def bits_of(tensor: Any) -> np.ndarray:
-    """A bfloat16 tensor's memory, shape=(n,), dtype uint16."""
+    """A view of a bfloat16 tensor's memory, shape=(n,), dtype uint16."""
     pointer = pointer_to("array", tensor, size_of(tensor))
     words = (ctypes.c_uint16 * size_of(tensor)).from_address(pointer) if pointer else ()
     return np.asarray(words, np.uint16)

@@ -29,15 +29,15 @@ from hvd_compress.kernels.tensor_table import TensorTable
 class CpuBatch(Batch):
     """Implements :class:`hvd_compress.kernels.interface.Batch` for NumPy arrays and CPU tensors.
 
-    The library's threads share the work of all tensors. The GIL is released meanwhile. Codecs without
-    native kernels run in the reference, entry by entry, after the others.
+    The library's threads share the work of all tensors. The GIL is released while they run. Codecs
+    without native kernels run in the reference, entry by entry, after the others.
 
-    One ``encode`` and one ``decode_sum`` may run at the same time, but not two of the same.
+    One ``encode`` and one ``decode_sum`` may run at the same time, but not two calls of either.
 
     Args:
-        entries: the tensors. Their values' dtypes may change from call to call.
-        threads: how many threads a call may use.
-        arrays: where the entries find their values; None is an array for each entry.
+        entries: the tensors. The dtypes of their values may change from call to call.
+        threads: the number of threads that a call may use.
+        arrays: the places of the entries' values; None means one array for each entry.
 
     Raises:
         KernelError: the library was not built, or belongs to another version.

@@ -21,14 +21,14 @@ class LevelEntry:
     """One tensor's place in a batch of integer sums.
 
     Attributes:
-        codec: what it is encoded with.
-        shape: its shape; arrays are flat and row-major.
-        feedback: coefficients; where it is not enabled, there is no residual.
-        noise: seed, rank and tensor of its noise; the step comes with each call.
-        bits: of a lane, 2 to 16, which has to hold the sum of the levels
+        codec: the codec that encodes the tensor.
+        shape: the tensor's shape; arrays are flat and row-major.
+        feedback: the error feedback coefficients; if they are not enabled, there is no residual.
+        noise: the seed, rank and tensor of the noise; the step is an argument of each call.
+        bits: the number of bits in a lane, 2 to 16; a lane must hold the sum of the levels
             (:func:`hvd_compress.codecs.packing.lane_bits`).
-        norm_offset: of its first norm in the array of norms.
-        word_offset: of its first word in the message.
+        norm_offset: the position of the tensor's first norm in the array of norms.
+        word_offset: the position of the tensor's first word in the message.
     """
 
     codec: LevelCodec
@@ -41,27 +41,28 @@ class LevelEntry:
 
     @property
     def norm_end(self) -> int:
-        """Where its norms end."""
+        """The position behind the tensor's last norm."""
         return self.norm_offset + self.codec.layout(self.shape).scales
 
     @property
     def word_end(self) -> int:
-        """Where its words end."""
+        """The position behind the tensor's last word."""
         return self.word_offset + self.codec.level_words(self.shape, self.bits)
 
 
 class CpuLevelBatch:
-    """Encodes many tensors as integers that ranks add, and decodes the sums, by one call each.
+    """Encodes many tensors as integers that ranks add, and decodes the sums, with one call each.
 
-    As :class:`hvd_compress.kernels.interface.LevelKernels`, for NumPy arrays and CPU tensors. Norms and
-    words of all tensors stand in one array each, where the entries say; what stands between them stays.
-    Every list has one item an entry, in the entries' order.
+    The results are those of :class:`hvd_compress.kernels.interface.LevelKernels`, for NumPy arrays and CPU
+    tensors. The norms of all tensors are in one array and their words in another, at the positions that
+    the entries state; anything between them is left unchanged. Every list has one item per entry, in the
+    order of the entries.
 
     One call of ``norms`` or ``encode`` and one of ``decode`` may run at the same time.
 
     Args:
-        entries: the tensors. Their values' dtypes may change from call to call.
-        threads: how many threads a call may use.
+        entries: the tensors. The dtypes of their values may change from call to call.
+        threads: the number of threads that a call may use.
 
     Raises:
         KernelError: the library was not built, belongs to another version, or has no kernels for a codec
@@ -96,9 +97,11 @@ class CpuLevelBatch:
         """Writes the norms of ``values + alpha residual`` for every entry.
 
         Args:
-            values: shape=(n,) each, float32, float16 or bfloat16, contiguous. Not changed.
-            residuals: shape=(n,) each, float32, contiguous; None where feedback is off. Not changed.
-            norms: shape=(norm_count or more,), float32, contiguous; +Inf where a bucket is not finite.
+            values: the gradients, not changed; shape=(n,) each, float32, float16 or bfloat16, contiguous.
+            residuals: the residuals, not changed; shape=(n,) each, float32, contiguous; None where
+                feedback is off.
+            norms: the result, +Inf where a bucket is not finite; shape=(norm_count or more,), float32,
+                contiguous.
         """
         check_lengths(len(self.entries), values=values, residuals=residuals)
         table = self._encoding
@@ -118,13 +121,15 @@ class CpuLevelBatch:
         """Writes the levels of ``values + alpha residual`` for every entry.
 
         Args:
-            values: as for :meth:`norms`.
-            residuals: as for :meth:`norms`; not changed, but where the next residual is the same memory.
-            next_residuals: where the residuals after this encoding go, like ``residuals``: for each entry
-                the same memory, or none of it. Buckets whose norm is Inf get the residual that they had.
-            steps: part of the noise.
-            norms: shape=(norm_count or more,), float32, contiguous: those that ranks agree on. Not changed.
-            message: shape=(word_count or more,), int32, contiguous. Words are overwritten.
+            values: the same as in :meth:`norms`.
+            residuals: the same as in :meth:`norms`; changed only if the next residual shares its memory.
+            next_residuals: the arrays for the residuals after this encoding, like ``residuals``; each is
+                either the same memory or does not overlap it. In buckets whose norm is Inf, the residual
+                stays the same.
+            steps: the steps of the entries' noise.
+            norms: the norms that ranks agree on, not changed; shape=(norm_count or more,), float32,
+                contiguous.
+            message: the result; shape=(word_count or more,), int32, contiguous.
         """
         check_lengths(
             len(self.entries),
@@ -141,13 +146,14 @@ class CpuLevelBatch:
         self._call(self._library.hvdc_level_encode_batch, table, *arrays, self.threads)
 
     def decode(self, values: Sequence[Any], norms: Any, message: Any, scale: float = 1.0) -> None:
-        """``values = (sum of levels * unit) * scale`` for every entry, rounded to their type last.
+        """Computes ``values = (sum of levels * unit) * scale`` for every entry, then rounds to their dtype.
 
         Args:
-            values: shape=(n,) each, float32, float16 or bfloat16, contiguous; NaN where a norm is Inf.
-            norms: as for :meth:`encode`.
-            message: shape=(word_count or more,), int32, contiguous: the sum of all ranks' words.
-            scale: factor on the sums, rounded to float32.
+            values: the result, NaN where a norm is Inf; shape=(n,) each, float32, float16 or bfloat16,
+                contiguous.
+            norms: the same as in :meth:`encode`.
+            message: the sum of all ranks' words; shape=(word_count or more,), int32, contiguous.
+            scale: the factor of the sums, rounded to float32.
         """
         check_lengths(len(self.entries), values=values)
         table = self._decoding

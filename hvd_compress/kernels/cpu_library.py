@@ -1,4 +1,4 @@
-"""The native library for CPUs: where it is, what functions it has, and how codecs are described to it."""
+"""The native library for CPUs: its location, its functions, and its descriptions of codecs."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _SIGNATURES: Signatures = {
 
 @lru_cache(maxsize=1)
 def load() -> ctypes.CDLL:
-    """Opens it once.
+    """Opens the library once and returns it.
 
     Raises:
-        KernelError: it was not built, belongs to another version, or HVDC_ISA names an instruction set
-            that this machine lacks.
+        KernelError: the library was not built, or belongs to another version, or HVDC_ISA names an
+            instruction set that this machine lacks.
     """
     if not _LIBRARY.exists():
         raise KernelError(
@@ -72,10 +72,10 @@ def load() -> ctypes.CDLL:
 
 @lru_cache(maxsize=4096)
 def spec_pointer(codec: Codec, shape: Shape) -> Any | None:
-    """``hvdc_spec`` by pointer; None for a codec without native kernels.
+    """A pointer to an ``hvdc_spec``; None for a codec without native kernels.
 
     Raises:
-        KernelError: the library has another idea of a payload's size.
+        KernelError: the library computes another size of the payload.
     """
     spec = spec_of(codec, shape)
     if spec is None:

@@ -33,24 +33,25 @@ from hvd_compress.kernels.native import (
 
 ABI_VERSION = 3
 MAX_PAYLOADS = 1024
-"""Ranks whose payloads one call can add up."""
+"""The largest number of ranks whose payloads one call can add up."""
 
 _LIBRARY = FOLDER / "libhvdc_cuda.so"
 _REMEMBERED = 4096
-"""Calls that an error can be traced to."""
+"""The number of latest calls to which an error can be traced."""
 
 
 class Device(Protocol):
-    """What the executor asks of the framework that owns the tensors.
+    """The services that the executor needs from the framework that owns the tensors.
 
-    The library itself allocates nothing, so that memory is the framework's, and freed in its order.
+    The library itself allocates nothing: the framework owns all memory, and frees it in the order of its
+    streams.
     """
 
     type: str
-    """``tensor.device.type`` of the tensors that are taken."""
+    """The ``tensor.device.type`` of the tensors that the executor accepts."""
 
     def guard(self, index: int) -> AbstractContextManager[object]:
-        """Has a device be the current one, and the one before again, which may have no context yet."""
+        """Makes a device current; restores the previous one, which may have no context yet, on exit."""
         ...
 
     def stream(self, index: int) -> int:
@@ -58,31 +59,31 @@ class Device(Protocol):
         ...
 
     def empty(self, size: int, index: int) -> Any:
-        """Memory on a device: a tensor, shape=(size,), uint8, aligned to 256 bytes."""
+        """Allocates memory on a device: a tensor, shape=(size,), uint8, aligned to 256 bytes."""
         ...
 
     def pinned(self, size: int) -> Any:
-        """Host memory that devices can write: a tensor, shape=(size,), uint8, zeros."""
+        """Allocates host memory that devices can write to: a tensor, shape=(size,), uint8, zeros."""
         ...
 
     def number(self, tensor: Any) -> float:
-        """The float64 in a tensor of eight bytes; waits for what has been started before."""
+        """The float64 in a tensor of eight bytes; waits for the work that was started before."""
         ...
 
 
 class CudaKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` for CUDA tensors.
 
-    Work is put into the current stream of the tensors' device, and the call returns. So an altered
-    payload cannot raise in ``decode_sum``: the result becomes NaN as a whole, and :meth:`check` raises when
-    the caller has synchronized. With ``HVDC_CUDA_SYNC=1`` in the environment each call waits for its own
+    A call puts its work into the current stream of the tensors' device and returns. So ``decode_sum``
+    cannot raise for an altered payload: the whole result becomes NaN, and :meth:`check` raises after the
+    caller has synchronized. With ``HVDC_CUDA_SYNC=1`` in the environment, each call waits for its own
     work, and raises its own errors.
 
     In a CUDA graph, a captured call repeats the step and the noise that it was captured with.
 
     Args:
-        device: the framework's side.
-        library: another build of the library, for tests.
+        device: the services of the framework.
+        library: the path of another build of the library, for tests.
 
     Raises:
         KernelError: the CUDA library was not built, or belongs to another version.
@@ -110,7 +111,10 @@ class CudaKernels(Kernels):
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`; ``payload`` is aligned to 16 bytes."""
+        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`.
+
+        ``payload`` must be aligned to 16 bytes.
+        """
         if (residual is not None) != feedback.enabled:
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
         spec = _spec(codec, shape)
@@ -145,9 +149,10 @@ class CudaKernels(Kernels):
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`, but for altered payloads.
+        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`.
 
-        What :meth:`check` raises for those, ``decode_sum`` itself raises only for their number and size.
+        ``decode_sum`` raises only for a wrong number or size of payloads; for altered payloads,
+        :meth:`check` raises.
         """
         size = codec.payload_bytes(shape)
         ranks, got = payloads.shape
@@ -177,12 +182,12 @@ class CudaKernels(Kernels):
         )
 
     def restore(self, before: Any, after: Any, when: Any) -> None:
-        """Copies ``before`` to ``after`` if ``when`` is not 0, which the host need not know.
+        """Copies ``before`` to ``after`` if ``when`` is not 0, without the host reading ``when``.
 
         Args:
-            before: shape=(n,), float32, on the device.
-            after: shape=(n,), float32.
-            when: shape=(1,), int32, as of :meth:`collect_flags`.
+            before: the source, on the device; shape=(n,), float32.
+            after: the destination, on the device; shape=(n,), float32.
+            when: the condition, such as the flags of :meth:`collect_flags`; shape=(1,), int32.
         """
         arrays, count = _Arrays(self._device.type, before), math.prod(before.shape)
         self._call(
@@ -197,11 +202,12 @@ class CudaKernels(Kernels):
         )
 
     def collect_flags(self, payloads: Any, flags: Any) -> None:
-        """Ors the flags of all payloads' headers into ``flags``, a device tensor of one int32.
+        """ORs the flags of all payloads' headers into ``flags``, a device tensor of one int32.
 
         Args:
-            payloads: shape=(k, bytes), uint8.
-            flags: shape=(1,), in and out; ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
+            payloads: the payloads, shape=(k, bytes), uint8.
+            flags: the flags, in and out, shape=(1,), int32;
+                ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
         """
         ranks = len(payloads)
         arrays = _Arrays(self._device.type, payloads)
@@ -217,7 +223,7 @@ class CudaKernels(Kernels):
         )
 
     def square_sum(self, values: Any) -> float:
-        """Sum of squares of a float32 tensor, in double precision; waits for it."""
+        """The sum of squares of a float32 tensor, in double precision; waits for the result."""
         count = _count(values)
         arrays = _Arrays(self._device.type, values)
         result = self._device.empty(8, arrays.index)
@@ -233,10 +239,10 @@ class CudaKernels(Kernels):
         return self._device.number(result)
 
     def check(self) -> None:
-        """Raises what earlier calls have met; for a caller that has just synchronized.
+        """Raises the error of an earlier call; for a caller that has just synchronized.
 
         Raises:
-            PayloadError: a payload was not what its codec writes for its shape and step.
+            PayloadError: a payload was not one that its codec writes for its shape and step.
         """
         error = _Error.from_address(self._error.data_ptr())
         if error.status == 0:
@@ -263,18 +269,18 @@ class CudaKernels(Kernels):
         """Puts work into the current stream of a device.
 
         Args:
-            what: for messages.
-            function: of the library.
-            index: the device's.
-            workspace_bytes: what the work needs.
-            arguments: the function's, but for the last one, the queue.
+            what: the name of the work, for messages.
+            function: a function of the library.
+            index: the index of the device.
+            workspace_bytes: the size of the workspace that the work needs.
+            arguments: the arguments of the function, except for the last one, the queue.
         """
         with self._device.guard(index):
             queue = self._queue(index, workspace_bytes)
             self._check_status(function(*arguments, queue), what)
 
     def _queue(self, index: int, workspace_bytes: int) -> Any:
-        """The current stream with a workspace of its own, large enough and prepared."""
+        """The current stream of a device with its own prepared workspace, which is large enough."""
         stream = self._device.stream(index)
         workspace = self._workspaces.get((index, stream))
         if workspace is None or _count(workspace) < workspace_bytes:
@@ -331,10 +337,10 @@ class _Error(ctypes.Structure):
 
 
 def library() -> Path:
-    """The path of the CUDA library, which has been opened.
+    """Opens the CUDA library and returns its path.
 
     Raises:
-        KernelError: it was not built, or belongs to another version.
+        KernelError: the library was not built, or belongs to another version.
     """
     _load(_LIBRARY)
     return _LIBRARY
@@ -379,7 +385,7 @@ def _spec(codec: Codec, shape: Shape) -> Spec:
 
 
 class _Arrays:
-    """Checks that tensors are where the first one is, and gives their pointers."""
+    """Returns the addresses of tensors, after a check that all are on the device of the first one."""
 
     def __init__(self, device_type: str, first: Any) -> None:
         self._type = device_type
@@ -387,11 +393,11 @@ class _Arrays:
         self.index: int = first.device.index or 0
 
     def pointer(self, what: str, tensor: Any, count: int, dtype: str | None = None) -> int:
-        """The address of a contiguous tensor of that many elements.
+        """The address of a contiguous tensor of ``count`` elements.
 
         Raises:
-            TypeError: another dtype.
-            ValueError: another size or device, or strides of another order.
+            TypeError: the dtype differs.
+            ValueError: the size or the device differs, or the tensor is not contiguous.
         """
         if dtype is not None:
             check_dtype(what, tensor, dtype)
@@ -402,11 +408,11 @@ class _Arrays:
         return self._address(what, tensor)
 
     def rows(self, what: str, tensor: Any) -> int:
-        """The address of a uint8 tensor of two dimensions, whose rows need not adjoin.
+        """The address of a two-dimensional uint8 tensor; there may be gaps between its rows.
 
         Raises:
-            TypeError: another dtype.
-            ValueError: another device, or bytes that do not adjoin.
+            TypeError: the dtype differs.
+            ValueError: the device differs, or a row is not contiguous.
         """
         check_dtype(what, tensor, "uint8")
         if tensor.shape[1] > 1 and tensor.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""What every executor of the codecs can do, whatever it runs on."""
+"""The interface of all executors of the codecs, on any kind of device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 class Kernels(Protocol):
     """Encodes and decodes whole tensors.
 
-    Arrays are the executor's own kind (NumPy arrays for the reference, raw pointers with a dtype for the
-    CPU library), but sizes, dtypes and meaning are the same everywhere, and so are the bytes.
+    Each executor has its own kind of arrays (NumPy arrays for the reference, raw pointers with a dtype for
+    the CPU library), but sizes, dtypes and meaning are the same everywhere, and so are the bytes.
     """
 
     name: str
@@ -31,14 +31,15 @@ class Kernels(Protocol):
         """Writes the payload of ``gradient + alpha residual`` and updates the residual in place.
 
         Args:
-            codec: what to encode with.
+            codec: the codec that encodes the tensor.
             shape: the tensor's shape.
-            gradient: shape=(n,), float32, float16 or bfloat16, row-major. Not changed.
-            payload: shape=(codec.payload_bytes(shape),), uint8, overwritten. What stands behind the length
-                of a payload whose size varies has no meaning.
-            feedback: coefficients; where it is not enabled, ``residual`` must be None.
-            residual: shape=(n,), float32, in and out; groups with a non-finite number keep theirs.
-            noise: the tensor's position in the noise; its step is stamped on the payload.
+            gradient: the gradient, row-major, not changed; shape=(n,), float32, float16 or bfloat16.
+            payload: the result; shape=(codec.payload_bytes(shape),), uint8. If the size of payloads
+                varies, the bytes behind the payload's length have no meaning.
+            feedback: the error feedback coefficients; if they are not enabled, ``residual`` must be None.
+            residual: the residual, in and out; shape=(n,), float32. Groups with a non-finite number keep
+                their residual.
+            noise: the tensor's position in the noise; the payload's header contains the step.
         """
         ...
 
@@ -53,34 +54,35 @@ class Kernels(Protocol):
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """``out = [out +] scale * (decode(payloads[0]) + decode(payloads[1]) + ...)``.
+        """Computes ``out = [out +] scale * (decode(payloads[0]) + decode(payloads[1]) + ...)``.
 
-        Added in float32 and in that order, starting from +0, then scaled, then added to ``out`` where
-        ``accumulate``, then rounded to the type of ``out``.
+        The payloads are added in float32 and in that order, starting from +0; the sum is scaled, added to
+        ``out`` if ``accumulate``, and rounded to the dtype of ``out``.
 
         Args:
-            codec: what every payload was encoded with.
+            codec: the codec that encoded every payload.
             shape: the tensor's shape.
-            payloads: shape=(k, codec.payload_bytes(shape)), uint8; rows need not adjoin.
-            out: shape=(n,), float32, float16 or bfloat16.
-            step: the step that must be stamped on every payload.
-            scale: factor on the sum, rounded to float32.
-            accumulate: add to what ``out`` holds.
+            payloads: the payloads, shape=(k, codec.payload_bytes(shape)), uint8; there may be gaps between
+                rows.
+            out: the result, shape=(n,), float32, float16 or bfloat16.
+            step: the step that every payload's header must contain.
+            scale: the factor of the sum, rounded to float32.
+            accumulate: whether to add the sum to the contents of ``out``.
 
         Raises:
-            PayloadError: a payload is not what this codec writes for this shape and step; ``out`` is
-                then unspecified, but nothing outside it has been touched.
+            PayloadError: a payload is not one that this codec writes for this shape and step; ``out`` is
+                then unspecified, but no other memory has been changed.
         """
         ...
 
 
 class Batch(Protocol):
-    """Encodes many tensors into one message, and decodes all ranks' messages, by one call each.
+    """Encodes many tensors into one message, and decodes all ranks' messages, with one call each.
 
     The tensors, their codecs and their places in the message are fixed when a batch is made
-    (:class:`hvd_compress.kernels.batch.Entry`), and so is what part of which array each of them is
-    (:class:`hvd_compress.kernels.batch.Arrays`). Every list has one item an array. Payloads, residuals and
-    sums are those of :class:`Kernels`, bit for bit.
+    (:class:`hvd_compress.kernels.batch.Entry`), and so are their places in arrays
+    (:class:`hvd_compress.kernels.batch.Arrays`). Every list has one item per array. Payloads, residuals
+    and sums are equal to those of :class:`Kernels`, bit for bit.
     """
 
     def encode(
@@ -94,35 +96,35 @@ class Batch(Protocol):
         """Writes the payload of ``values + alpha residual`` for every entry.
 
         Args:
-            values: shape=(n,) each, float32, float16 or bfloat16, contiguous. Not changed.
-            residuals: shape=(n,) each, float32, contiguous; None where feedback is not enabled. Not
-                changed, but where the next residual is the same memory.
-            next_residuals: where the residuals after this encoding go, like ``residuals``: for each array
-                the same memory, or none of it. Groups with a non-finite number get the residual that they
-                had.
-            steps: stamped on the payloads, and part of the noise.
-            message: shape=(bytes,), uint8, contiguous. Payloads are overwritten, other bytes stay.
+            values: the gradients, not changed; shape=(n,) each, float32, float16 or bfloat16, contiguous.
+            residuals: the residuals, changed only if the next residual shares its memory; shape=(n,) each,
+                float32, contiguous; None where feedback is not enabled.
+            next_residuals: the arrays for the residuals after this encoding, like ``residuals``; each is
+                either the same memory or does not overlap it. In groups with a non-finite number, the
+                residual stays the same.
+            steps: the steps of the noise, which the payloads' headers contain.
+            message: the message; shape=(bytes,), uint8, contiguous. Only the payloads are overwritten.
         """
         ...
 
     def decode_sum(
         self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
     ) -> bool:
-        """``values = scale * (sum over ranks of what the payload decodes to)`` for every entry.
+        """Computes ``values = scale * (sum over ranks of the decoded payloads)`` for every entry.
 
         Args:
-            values: shape=(n,) each, float32, float16 or bfloat16, contiguous; overwritten.
-            steps: what must be stamped on the payloads.
-            rows: shape=(ranks, bytes), uint8, a message each; rows need not adjoin.
-            scale: factor on the sums, rounded to float32.
+            values: the result, shape=(n,) each, float32, float16 or bfloat16, contiguous.
+            steps: the steps that the payloads' headers must contain.
+            rows: one message per row, shape=(ranks, bytes), uint8; there may be gaps between rows.
+            scale: the factor of the sums, rounded to float32.
 
         Returns:
-            Whether some payload was encoded from an Inf or a NaN. An executor that has not waited for its
+            Whether any payload was encoded from an Inf or a NaN. An executor that has not waited for its
             own work cannot know, and returns False: its caller reads the payloads' flags on the device.
 
         Raises:
-            BatchPayloadError: a payload is not what its codec writes for its shape and step; ``values``
-                are then unspecified.
+            BatchPayloadError: a payload is not one that its codec writes for its shape and step;
+                ``values`` are then unspecified.
         """
         ...
 
@@ -130,9 +132,9 @@ class Batch(Protocol):
 class LevelKernels(Protocol):
     """Encodes whole tensors as integers that ranks add, and decodes the sums.
 
-    First every rank takes its norms; the largest of all ranks' are given to everything that follows.
-    Levels are packed in lanes of ``bits`` bits, which have to hold the levels' sum
-    (:func:`hvd_compress.codecs.packing.lane_bits`). Arrays are the executor's own kind, as in
+    First, every rank computes its norms; ``encode`` and ``decode`` use the largest norms of all ranks.
+    Levels are packed in lanes of ``bits`` bits, which must hold the levels' sum
+    (:func:`hvd_compress.codecs.packing.lane_bits`). Each executor has its own kind of arrays, as in
     :class:`Kernels`.
     """
 
@@ -151,12 +153,12 @@ class LevelKernels(Protocol):
         """Writes the norms of ``gradient + alpha residual``.
 
         Args:
-            codec: what to encode with.
+            codec: the codec that encodes the tensor.
             shape: the tensor's shape.
-            gradient: shape=(n,), float32, float16 or bfloat16, row-major. Not changed.
-            norms: shape=(codec.layout(shape).scales,), float32, overwritten; +Inf where not finite.
-            feedback: coefficients; where it is not enabled, ``residual`` must be None.
-            residual: shape=(n,), float32. Not changed.
+            gradient: the gradient, row-major, not changed; shape=(n,), float32, float16 or bfloat16.
+            norms: the result, +Inf where not finite; shape=(codec.layout(shape).scales,), float32.
+            feedback: the error feedback coefficients; if they are not enabled, ``residual`` must be None.
+            residual: the residual, not changed; shape=(n,), float32.
         """
         ...
 
@@ -176,14 +178,16 @@ class LevelKernels(Protocol):
         """Writes the levels of ``gradient + alpha residual`` and updates the residual in place.
 
         Args:
-            codec: what to encode with.
+            codec: the codec that encodes the tensor.
             shape: the tensor's shape.
-            gradient: as in :meth:`norms`.
-            norms: shape=(codec.layout(shape).scales,), float32. Not changed.
-            words: shape=(codec.level_words(shape, bits),), int32, overwritten.
-            bits: of a lane, 2 to 16.
-            feedback: coefficients.
-            residual: shape=(n,), float32, in and out; buckets whose norm is Inf keep theirs.
+            gradient: the same as in :meth:`norms`.
+            norms: the largest norms of all ranks, not changed; shape=(codec.layout(shape).scales,),
+                float32.
+            words: the result; shape=(codec.level_words(shape, bits),), int32.
+            bits: the number of bits in a lane, 2 to 16.
+            feedback: the same as in :meth:`norms`.
+            residual: the residual, in and out; shape=(n,), float32. Buckets whose norm is Inf keep their
+                residual.
             noise: the tensor's position in the noise.
         """
         ...
@@ -199,15 +203,15 @@ class LevelKernels(Protocol):
         bits: int,
         scale: float = 1.0,
     ) -> None:
-        """``out = (sum of levels * unit) * scale``, in float32, rounded to the type of ``out`` last.
+        """Computes ``out = (sum of levels * unit) * scale`` in float32, rounded to the dtype of ``out``.
 
         Args:
-            codec: what the words were encoded with.
+            codec: the codec that encoded the words.
             shape: the tensor's shape.
-            norms: as for :meth:`encode`.
+            norms: the same as in :meth:`encode`.
             words: the sum of all ranks' words.
-            out: shape=(n,), float32, float16 or bfloat16; NaN in buckets whose norm is Inf.
-            bits: as for :meth:`encode`.
-            scale: factor on the sum, rounded to float32.
+            out: the result, NaN in buckets whose norm is Inf; shape=(n,), float32, float16 or bfloat16.
+            bits: the same as in :meth:`encode`.
+            scale: the factor of the sum, rounded to float32.
         """
         ...

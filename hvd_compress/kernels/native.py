@@ -1,4 +1,4 @@
-"""The C interface's structures, and opening a library that has it."""
+"""The structures of the C interface, and the loading of a library that implements it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 
 Shape = tuple[int, ...]
 Signatures = dict[str, tuple[Any, list[Any]]]
-"""The type of the result and those of the arguments, by function."""
+"""The type of the result and the types of the arguments, by function."""
 
 FOLDER = Path(__file__).parent.parent / "lib"
-"""Where the package's build puts its libraries."""
+"""The folder for the libraries that the package's build makes."""
 
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""``hvdc_dtype`` by the name that NumPy and torch use."""
+"""The values of ``hvdc_dtype`` by the names that NumPy and torch use."""
 
 I32, I64, U64, F32, P = (
     ctypes.c_int32,
@@ -29,11 +29,11 @@ I32, I64, U64, F32, P = (
 
 
 class KernelError(RuntimeError):
-    """A native library is missing, does not match this package, or refused a call."""
+    """A native library that is missing, does not match this package, or refused a call."""
 
 
 class Spec(ctypes.Structure):
-    """``hvdc_spec``."""
+    """The C interface's ``hvdc_spec``."""
 
     _fields_ = [
         ("codec", ctypes.c_uint32),
@@ -50,7 +50,7 @@ class Spec(ctypes.Structure):
 
 
 class Noise(ctypes.Structure):
-    """``hvdc_noise``."""
+    """The C interface's ``hvdc_noise``."""
 
     _fields_ = [
         ("seed", ctypes.c_uint32),
@@ -62,7 +62,7 @@ class Noise(ctypes.Structure):
 
 
 class Feedback(ctypes.Structure):
-    """``hvdc_feedback``."""
+    """The C interface's ``hvdc_feedback``."""
 
     _fields_ = [
         ("alpha", ctypes.c_float),
@@ -72,7 +72,7 @@ class Feedback(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """``hvdc_tensor``."""
+    """The C interface's ``hvdc_tensor``."""
 
     _fields_ = [
         ("spec", Spec),
@@ -94,7 +94,7 @@ class Tensor(ctypes.Structure):
 
 
 def spec_of(codec: Codec, shape: Shape) -> Spec | None:
-    """The C interface's description of a codec and a tensor's shape; None where the codec has none."""
+    """The C interface's description of a codec and a tensor's shape; None without native kernels."""
     try:
         fields = codec.native()
     except NotImplementedError:
@@ -109,12 +109,12 @@ def spec_of(codec: Codec, shape: Shape) -> Spec | None:
 
 
 def noise_of(noise: NoiseKey) -> Noise:
-    """A position in the noise."""
+    """A position in the noise for the C interface."""
     return Noise(noise.seed, noise.rank, noise.tensor, 0, noise.step)
 
 
 def feedback_of(feedback: ErrorFeedback, pointer: int) -> Feedback:
-    """Coefficients, and where the residual is."""
+    """Error feedback coefficients and the address of the residual for the C interface."""
     return Feedback(feedback.alpha, feedback.beta, pointer)
 
 
@@ -122,7 +122,7 @@ def dtype_of(what: str, array: Any) -> int:
     """The ``hvdc_dtype`` of a NumPy array or a tensor.
 
     Raises:
-        TypeError: another type.
+        TypeError: any other dtype.
     """
     name = str(array.dtype).removeprefix("torch.")
     if name not in DTYPES:
@@ -131,21 +131,21 @@ def dtype_of(what: str, array: Any) -> int:
 
 
 def check_dtype(what: str, array: Any, dtype: str) -> None:
-    """Raises ``TypeError`` unless an array is of the dtype of that name."""
+    """Raises ``TypeError`` unless an array has the named dtype."""
     if str(array.dtype).removeprefix("torch.") != dtype:
         raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
 
 
 def open_library(path: Path, signatures: Signatures, version: tuple[str, int]) -> ctypes.CDLL:
-    """Loads a library that exists and declares its functions.
+    """Loads an existing library and declares its functions.
 
     Args:
-        path: of the shared object.
-        signatures: its functions.
-        version: the function that tells its interface's version, and what it has to be.
+        path: the path of the shared object.
+        signatures: the library's functions.
+        version: the function that returns the version of the library's interface, and the expected version.
 
     Raises:
-        KernelError: it is of another version.
+        KernelError: the library has another version.
     """
     library = ctypes.CDLL(str(path))
     # First: a library of another version may lack some of the functions.

@@ -1,4 +1,4 @@
-"""The NumPy executor: slow, short, and the definition that the others are held to."""
+"""The NumPy executor: slow, short, and the definition for the other executors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 class ReferenceKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` on NumPy arrays.
 
-    Gradients and outputs are float32 or float16 arrays; bfloat16, which NumPy lacks, is for the caller
-    to widen.
+    Gradients and outputs are float32 or float16 arrays; the caller has to convert bfloat16, which NumPy
+    lacks.
     """
 
     name = "reference"
@@ -123,7 +123,7 @@ class ReferenceLevels(LevelKernels):
 def compensated(
     gradient: np.ndarray, feedback: ErrorFeedback, residual: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gradient in float32, and what is encoded.
+    """The gradient in float32, and the values to encode: the gradient with the residual added.
 
     Raises:
         ValueError: a residual without feedback, or feedback without a residual.
@@ -137,14 +137,14 @@ def compensated(
 def quantize(
     codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey
 ) -> tuple[np.ndarray, np.ndarray]:
-    """:meth:`Codec.quantize`, where an empty tensor has neither scales nor codes."""
+    """Calls :meth:`Codec.quantize`; an empty tensor has neither scales nor codes."""
     if not x.size:
         return np.empty(0, np.float32), np.empty(0, np.uint8)
     return codec.quantize(x, shape, noise)
 
 
 def dequantize(codec: Codec, shape: Shape, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """:meth:`Codec.dequantize`, likewise."""
+    """Calls :meth:`Codec.dequantize`; an empty tensor has no elements to decode."""
     if not math.prod(shape):
         return np.empty(0, np.float32)
     return codec.dequantize(scales, codes, shape)

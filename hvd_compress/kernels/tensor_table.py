@@ -1,4 +1,4 @@
-"""An array of the C interface's tensors, whose pointers and steps are set for each call."""
+"""An array of the C interface's tensors with pointers and steps that are set for each call."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _TENSOR = np.dtype(Tensor)
 # Bytes of an element, by ``hvdc_dtype``.
 _WIDTHS = np.array([4, 2, 2], np.uint64)
 
-# By dtype: a dtype's name takes longer to make than the rest of a tensor's part in a call.
+# By dtype: building a dtype's name takes longer than all other work for a tensor in a call.
 _codes: dict[Any, int] = {}
 
 
 class TensorTable:
-    """``hvdc_tensor`` by entry.
+    """A table with one ``hvdc_tensor`` per entry.
 
-    Whole columns are set at once: what Python does for each tensor costs more than a small tensor's kernel.
-    Every list of a call has one item an array; an entry takes a part of one.
+    Whole columns are set at once: Python's work for each tensor would take longer than a small tensor's
+    kernel. Every list of a call has one item per array; an entry uses a part of one array.
 
     Args:
-        sizes: elements of each array.
-        sources: of each entry the number of its array, and its first element there.
-        places: of each entry the bytes from the message's start and its size in bytes.
-        bits: of a lane, for integer sums.
-        norms: of each entry its first norm and how many there are, for integer sums.
+        sizes: the number of elements in each array.
+        sources: each entry's array, by number, and the entry's first element in this array.
+        places: each entry's offset in the message and its size, in bytes.
+        bits: the number of bits in each entry's lanes, for integer sums.
+        norms: each entry's first norm and number of norms, for integer sums.
     """
 
     def __init__(
@@ -71,17 +71,21 @@ class TensorTable:
                 row.norm_offset, row.norm_count = norms[place]
 
     def set_values(self, what: str, arrays: Sequence[Any]) -> None:
-        """Points to gradients or outputs; raises as :func:`hvd_compress.kernels.cpu_arrays.pointer_to`."""
+        """Sets the pointers to gradients or outputs.
+
+        Raises as :func:`hvd_compress.kernels.cpu_arrays.pointer_to` does.
+        """
         self._values[:], self._dtypes[:] = self._pointers(what, arrays, self._used)
 
     def set_residuals(
         self, residuals: Sequence[Any | None], next_residuals: Sequence[Any | None]
     ) -> None:
-        """Points to residuals.
+        """Sets the pointers to residuals.
 
         Raises:
-            TypeError: of another dtype.
-            ValueError: of another size, order or device; or not given exactly where feedback is enabled.
+            TypeError: a residual has another dtype.
+            ValueError: a residual has another size, order or device; or there is a residual without
+                feedback, or feedback without a residual.
         """
         for what, arrays, column in (
             ("residuals", residuals, self._columns[0]),
@@ -106,7 +110,7 @@ class TensorTable:
         """Sets the steps.
 
         Raises:
-            OverflowError: one is negative, or has more than 64 bits.
+            OverflowError: a step is negative, or has more than 64 bits.
         """
         self._steps[:] = np.array(steps, np.uint64)[self._arrays]
 
@@ -117,7 +121,7 @@ class TensorTable:
     def _pointers(
         self, what: str, arrays: Sequence[Any], numbers: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Where the entries' parts of some arrays begin, and their dtypes; 0 for the other arrays'."""
+        """The addresses and dtypes of the entries' parts of some arrays; 0 for parts of other arrays."""
         pointers = np.zeros(len(self._sizes), np.uint64)
         dtypes = np.zeros(len(self._sizes), np.intp)
         pointers[numbers], dtypes[numbers] = _pointers(what, arrays, self._sizes, numbers)
@@ -139,7 +143,7 @@ def _spec(codec: Codec, shape: Shape) -> Spec:
 def _pointers(
     what: str, arrays: Sequence[Any], sizes: Sequence[int], numbers: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Where arrays begin, and their dtypes: checks that torch's CPU tensors pass without a call of ours."""
+    """The addresses and dtypes of arrays; the checks take a short path for torch's CPU tensors."""
     pointers, dtypes = [], []
     known = _codes.get
     for number in numbers:

@@ -1,4 +1,4 @@
-"""What the CUDA executor asks of PyTorch."""
+"""The services that the CUDA executor needs from PyTorch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hvd_compress.kernels.cuda import Device
 class TorchDevice(Device):
     """Implements :class:`hvd_compress.kernels.cuda.Device` with PyTorch's streams and allocators.
 
-    Memory that the executor lets go is reused only behind the work of the stream it was made for: that is
-    how PyTorch's allocator works.
+    PyTorch's allocator reuses memory that the executor has released only after the earlier work of the
+    stream that the memory was allocated for.
 
     Args:
-        torch: the module; it is handed over, so that nothing here imports a framework.
+        torch: the module; it is an argument so that nothing here imports a framework.
     """
 
     type = "cuda"
