@@ -1,4 +1,4 @@
-"""Exchanges: who gets the payloads, in which messages.
+"""Exchanges, which decide the messages and receivers of payloads.
 
-Knows collectives and payloads, never a framework or the inside of a codec.
+This package knows collectives and payloads, but no framework and no codec's internals.
 """

@@ -1,26 +1,26 @@
-"""Which gradients travel together: few messages instead of many small ones."""
+"""Buckets of gradients that are sent together, in few messages instead of many small ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 LIMIT = 2**20
-"""Elements of a bucket. A larger one would hold its first gradients back for longer, and gain nothing: even
-at one bit an element, its bytes take longer than a message's latency."""
+"""The largest number of elements in a bucket. A larger bucket would delay its first gradients for longer
+and gain nothing: even at one bit per element, its bytes take longer than a message's latency."""
 
 
 def compose(tensors: Iterable[tuple[int, int]], limit: int | None = None) -> list[list[int]]:
-    """Composes buckets, the same ones wherever the tensors are the same.
+    """Composes buckets, which are the same wherever the tensors are the same.
 
-    The tensors with the highest numbers come first, as their gradients do. A tensor joins the bucket before
-    it unless that would exceed the limit, so that large tensors travel alone.
+    The tensors with the highest numbers are first, as their gradients are ready first. A tensor joins the
+    latest bucket unless that would exceed the limit, so that large tensors are sent alone.
 
     Args:
-        tensors: (number, elements) of each.
-        limit: elements of a bucket; None is :data:`LIMIT`.
+        tensors: the number and the element count of each tensor.
+        limit: the largest number of elements in a bucket; None means :data:`LIMIT`.
 
     Returns:
-        The numbers in each bucket.
+        The numbers of the tensors in each bucket.
     """
     limit = LIMIT if limit is None else limit
     made: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Ranks on hosts: who shares one, and who has the same local rank on another."""
+"""The ranks that share a host, and those with the same local rank on all hosts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hvd_compress.exchanges.shards import Shards
 
 @dataclass(frozen=True)
 class Hosts:
-    """``size`` ranks, ``local`` on each host, numbered host by host.
+    """``size`` ranks, with ``local`` of them on each host, numbered host by host.
 
     Attributes:
-        size: ranks of the job.
-        local: ranks of a host.
+        size: the number of ranks in the job.
+        local: the number of ranks on each host.
     """
 
     size: int
@@ -24,7 +24,7 @@ class Hosts:
 
     @property
     def count(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self.size // self.local
 
     def local_rank(self, rank: int) -> int:
@@ -32,42 +32,42 @@ class Hosts:
         return rank % self.local
 
     def within(self, rank: int) -> list[int]:
-        """The ranks of this rank's host."""
+        """The ranks on the host of the given rank."""
         first = rank - rank % self.local
         return list(range(first, first + self.local))
 
     def between(self, rank: int) -> list[int]:
-        """The ranks with this local rank, one on each host."""
+        """The ranks with the local rank of the given rank, one on each host."""
         return list(range(rank % self.local, self.size, self.local))
 
     def groups(self) -> list[list[int]]:
-        """All that :meth:`within` and :meth:`between` can be, in the same order on every rank."""
+        """All results of :meth:`within` and :meth:`between`, in the same order on every rank."""
         local_ranks = range(self.local)
         hosts = range(0, self.size, self.local)
         return [self.within(rank) for rank in hosts] + [self.between(rank) for rank in local_ranks]
 
 
 def usable(size: int, local: int, equal: bool) -> bool:
-    """Whether a hierarchy makes sense: equal hosts of several ranks, and process sets at any time.
+    """Whether a hierarchy makes sense: several equal hosts with several ranks, and dynamic process sets.
 
     Args:
-        size: ranks of the job.
-        local: ranks of this host.
-        equal: whether every host has as many.
+        size: the number of ranks in the job.
+        local: the number of ranks on this host.
+        equal: whether every host has the same number of ranks.
     """
     dynamic = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
     return dynamic and equal and 1 < local < size
 
 
 def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int) -> str:
-    """What ranks compare: the same text on all of them if, and only if, :class:`Hosts` describes them.
+    """A text for ranks to compare: it is the same on all ranks if and only if :class:`Hosts` fits them.
 
     Args:
         rank: this rank.
-        size: ranks of the job.
-        local_rank: its number on its host.
-        local_size: ranks on its host.
-        cross_rank: the number of its host among those that have such a local rank.
+        size: the number of ranks in the job.
+        local_rank: the number of this rank on its host.
+        local_size: the number of ranks on this rank's host.
+        cross_rank: the number of this rank's host among the hosts that have this local rank.
     """
     if rank == cross_rank * local_size + local_rank and size % local_size == 0:
         return f"{local_size} ranks each, numbered host by host"
@@ -75,14 +75,14 @@ def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank:
 
 
 def check(name: str, codec: Codec, shards: Shards, hosts: Hosts, element_bytes: int) -> None:
-    """Raises ``ValueError`` where a tensor cannot take the hierarchical exchange.
+    """Raises ``ValueError`` if the hierarchical exchange cannot carry a tensor.
 
     Args:
-        name: the tensor's.
-        codec: what its parts are encoded with.
-        shards: its parts.
-        hosts: the ranks.
-        element_bytes: of an element in its own dtype.
+        name: the tensor's name.
+        codec: the codec that encodes the tensor's parts.
+        shards: the tensor's parts.
+        hosts: the ranks on their hosts.
+        element_bytes: the bytes of an element in the tensor's own dtype.
     """
     largest = max(
         shards.count * element_bytes,

@@ -1,11 +1,11 @@
 """The integer sum: ranks share the largest norms, and their levels are added as integers.
 
-TernGrad's scaler sharing (section 3.1): with one scale for all ranks, the sum of their values has few
-levels, and a plain allreduce can add it. Levels travel in lanes of 32-bit words, as narrow as the sum of
-that many ranks allows.
+This is TernGrad's scaler sharing (section 3.1): with one scale for all ranks, the sum of their values has
+few levels, and a plain allreduce can compute it. Levels are sent in lanes of 32-bit words, which are as
+narrow as the sum over all ranks allows.
 
-Behind the levels, every rank adds 1 to one word, by which senders are counted, and the check of its words
-and norms to another one. Checks are linear, so that their sum is the check of the sums.
+After the levels, a message has two more words: every rank adds 1 to the first, which counts the senders,
+and the check of its words and norms to the second. Checks are linear: their sum is the check of the sums.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.packing import WORD_BITS, lane_bits
 
 _UNCOMPRESSED_BITS = 16
-"""What an element takes in an allreduce of halves, without any loss by rounding to levels."""
+"""The bits of an element in an allreduce of halves, which does not lose anything by rounding to levels."""
 
 EXTRA_WORDS = 2
-"""Behind the levels: the count of senders, and the check."""
+"""The number of words after the levels: the count of senders, and the check."""
 
 MODULUS = 4194301
-"""Of checks: the largest prime below 2**22, so that a word holds the sum of those of 512 ranks."""
+"""The modulus of checks: the largest prime below 2**22, so that a word holds the sum of 512 ranks' checks."""
 
 COLUMNS = 64
-"""Word ``j`` is in column ``j`` modulo this."""
+"""The number of columns: word ``j`` is in column ``j`` modulo this number."""
 
 FACTORS = tuple(pow(3, column, MODULUS) for column in range(COLUMNS))
-"""Of the columns. A check is the sum of the words, signed numbers of 32 bits, times the factors of their
-columns, modulo :data:`MODULUS`. It finds every change of a single word."""
+"""The factors of the columns. A check is the sum of all words, as signed numbers of 32 bits, times the
+factors of their columns, modulo :data:`MODULUS`. It finds every change of a single word."""
 
 
 def bits_of(codec: LevelCodec, size: int) -> int:
-    """The width of a lane that holds the levels' sum of ``size`` ranks."""
+    """The bits of a lane that holds the sum of ``size`` ranks' levels."""
     return lane_bits(codec.top_level * size)
 
 
 def most_ranks(codec: LevelCodec) -> int:
-    """With how many ranks a word still holds three lanes: fewer would take as long as halves do."""
+    """The largest number of ranks for which a word holds three lanes: with two, halves are as short."""
     bits = WORD_BITS // (WORD_BITS // _UNCOMPRESSED_BITS + 1)
     return (2 ** (bits - 1) - 1) // codec.top_level
 
 
 def check(name: str, codec: Codec, size: int) -> LevelCodec:
-    """The codec, which has levels.
+    """Checks that the integer sum can carry the codec's levels; returns the codec.
 
     Raises:
-        ValueError: it has none, they are entropy coded, or lanes would be too wide to be worth it.
+        ValueError: the codec has no levels or entropy codes them, or lanes would be too wide to be useful.
     """
     if not isinstance(codec, LevelCodec):
         raise ValueError(

@@ -1,9 +1,8 @@
-"""Where the payloads of a bucket's gradients stand in its messages.
+"""The places of a bucket's payloads in its messages.
 
-A bucket is a list of :class:`Member`. A message holds one payload for each of its :class:`Piece`. Behind
-the payloads, a byte for each member, its flag, tells whether the sender used the parameter in its backward
-pass.
-Payloads are multiples of 16 bytes, and so are all offsets.
+A bucket is a list of :class:`Member`. A message holds one payload for each :class:`Piece`, and behind the
+payloads one byte for each member, its flag, which tells whether the sender used the parameter in its
+backward pass. The sizes and offsets of payloads are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 
 ALIGNMENT = 16
-"""Bytes. Gathers of messages of other lengths are slow on NCCL."""
+"""The bytes of which message lengths are multiples: gathers of other lengths are slow with NCCL."""
 
 USED, CHANGED = 1, 2
-"""Values of a member's flag, which is 0 of a parameter that the sender has not used: it has used it; it has
-changed how gradients travel, and sends zeros in the place of payloads to ask whether all ranks have."""
+"""The values of a member's flag, besides 0 for a parameter that the sender did not use. USED: the sender used
+the parameter. CHANGED: the sender has changed the routes of gradients, and sends zeros in place of payloads
+to ask whether all ranks have."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Member:
     """One gradient of a bucket.
 
     Attributes:
-        index: the parameter's number, the tensor's id in the noise.
-        shape: the parameter's.
-        codec: what the gradient is encoded with.
+        index: the parameter's number, which is the tensor's id in the noise.
+        shape: the parameter's shape.
+        codec: the codec that encodes the gradient.
     """
 
     index: int
@@ -44,29 +44,29 @@ class Member:
 
     @cached_property
     def count(self) -> int:
-        """The gradient's elements."""
+        """The number of elements in the gradient."""
         return math.prod(self.shape)
 
     @cached_property
     def shared(self) -> Shared:
-        """How ranks share the gradient out."""
+        """The division of the gradient among ranks."""
         return shared(self.codec, self.shape)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of a gradient that is encoded as a tensor of its own.
+    """A range of a gradient that is encoded as a separate tensor.
 
     Attributes:
         member: the gradient's position in the bucket.
-        codec: what encodes it.
-        begin: the range's first element, in row-major order, of the transposed matrix where
-            :attr:`Member.shared` says so.
-        end: one behind its last element.
-        shape: of the tensor that is encoded.
+        codec: the codec that encodes the range.
+        begin: the first element of the range in row-major order, in the transposed matrix if
+            :attr:`Member.shared` transposes the gradient.
+        end: the element behind the last one of the range.
+        shape: the shape of the tensor that is encoded.
         stream: the rank in the noise key.
-        offset: of the payload in the message, in bytes.
-        size: of the payload, in bytes.
+        offset: the offset of the payload in the message, in bytes.
+        size: the size of the payload, in bytes.
     """
 
     member: int
@@ -81,14 +81,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """One message's pieces.
+    """The pieces of one message.
 
     Attributes:
-        pieces: in the order of their offsets.
-        flags: where the members' flags begin, in bytes; behind all payloads.
-        size: of the message, in bytes.
-        sections: of an all_to_all, the bytes for each rank.
-        own: this rank's part of every gradient, where arrays hold these and not whole gradients; else None.
+        pieces: the pieces in the order of their offsets.
+        flags: the offset of the members' flags in bytes, behind all payloads.
+        size: the size of the message, in bytes.
+        sections: the bytes for each rank in an all_to_all; otherwise empty.
+        own: this rank's part of every gradient if arrays hold these parts; None if arrays hold whole
+            gradients.
     """
 
     pieces: tuple[Piece, ...]
@@ -99,10 +100,10 @@ class MessageLayout:
 
 
 def whole(members: Sequence[Member], stream: int) -> MessageLayout:
-    """Every gradient as one payload.
+    """The layout of a message with one payload for every gradient.
 
     Args:
-        members: the bucket's.
+        members: the members of the bucket.
         stream: the rank in the noise keys.
     """
     pieces: list[Piece] = []
@@ -117,18 +118,18 @@ def whole(members: Sequence[Member], stream: int) -> MessageLayout:
 
 
 OwnedPart = tuple[int, int, int, bool]
-"""A range of a gradient, begin and end; what a unit of its average adds to the sum of all ranks'; and
-whether elements are in the order of the transposed matrix."""
+"""A range of a gradient, begin and end; the amount that a unit of the range's average adds to the sum of
+all ranks' gradients; and whether elements are in the order of the transposed matrix."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Ranks that share every gradient out: each owns a part, and may keep a residual of its average.
+    """The ranks that divide every gradient: each owns a part, and may keep a residual of its average.
 
     Attributes:
-        size: how many there are.
-        own: this rank's number among them.
-        weight: what one unit of an average adds to the sum of all ranks' gradients.
+        size: the number of owners.
+        own: this rank's number among the owners.
+        weight: the amount that one unit of an average adds to the sum of all ranks' gradients.
     """
 
     size: int
@@ -136,26 +137,29 @@ class Owners:
     weight: int
 
     def owned(self, member: Member) -> OwnedPart:
-        """What this rank owns of a gradient."""
+        """The part of a gradient that this rank owns."""
         return (*self.part(member), self.weight, member.shared.transposed is not None)
 
     def part(self, member: Member, owner: int | None = None) -> tuple[int, int]:
-        """The range [begin, end) of a gradient that an owner, or this rank, owns.
+        """The range [begin, end) of a gradient that an owner owns.
 
         Args:
             member: the gradient.
-            owner: a number among the owners; None is this rank.
+            owner: the owner's number; None means this rank.
         """
         return self._shards(member).of(self.own if owner is None else owner)
 
     def message(self, members: Sequence[Member], stream: int) -> MessageLayout:
-        """What this rank sends of its averages; as long as the longest of the owners' messages."""
+        """The layout of this rank's message of averages, as long as the longest owner's message."""
         pieces, _ = self._parts(members, self.own, 0, stream)
         longest = max(self._parts(members, owner, 0, 0)[1] for owner in range(self.size))
         return replace(_with_flags(pieces, longest, len(members)), own=self.ranges(members))
 
     def received(self, members: Sequence[Member]) -> MessageLayout:
-        """What each rank has sent to this one as an owner. Noise is not for decoding: streams are 0."""
+        """The layout of each message that this rank receives as an owner.
+
+        Decoding needs no noise: streams are 0.
+        """
         pieces, end = self._parts(members, self.own, 0, 0)
         return MessageLayout(tuple(pieces), end, end, own=self.ranges(members))
 
@@ -164,7 +168,10 @@ class Owners:
         return tuple(self.part(member) for member in members)
 
     def gathered(self, members: Sequence[Member], stride: int) -> MessageLayout:
-        """All owners' messages, ``stride`` bytes apart. Noise is not for decoding: streams are 0."""
+        """The layout of all owners' messages, ``stride`` bytes apart.
+
+        Decoding needs no noise: streams are 0.
+        """
         pieces: list[Piece] = []
         for owner in range(self.size):
             pieces += self._parts(members, owner, owner * stride, 0)[0]
@@ -173,7 +180,7 @@ class Owners:
     def _parts(
         self, members: Sequence[Member], owner: int, offset: int, stream: int
     ) -> tuple[list[Piece], int]:
-        """One owner's pieces from an offset on, and where they end."""
+        """One owner's pieces from an offset on, and the offset of their end."""
         pieces = []
         for position, member in enumerate(members):
             begin, end = self.part(member, owner)
@@ -189,7 +196,7 @@ class Owners:
 
 
 def shards(members: Sequence[Member], rank: int, size: int) -> MessageLayout:
-    """Every rank's part of every gradient, by owner: the first message of two shots, without flags."""
+    """The layout of the first message of two shots: the parts of every gradient by owner, without flags."""
     owners = Owners(size, rank, size)
     pieces: list[Piece] = []
     ends = [0]
@@ -208,7 +215,7 @@ def own_stream(rank: int, size: int) -> int:
 
 
 def host_owners(rank: int, hosts: Hosts) -> Owners:
-    """Who owns what on a rank's host."""
+    """The owners on a rank's host."""
     return Owners(hosts.local, hosts.local_rank(rank), hosts.local)
 
 
@@ -218,11 +225,11 @@ class LevelPiece:
 
     Attributes:
         member: the gradient's position in the bucket.
-        bits: of a lane.
-        norm_offset: of its norms in the message of norms, in float32 numbers.
-        norms: how many.
-        word_offset: of its levels in the message of levels, in words of 4 bytes.
-        words: how many.
+        bits: the number of bits in a lane.
+        norm_offset: the offset of the gradient's norms in the message of norms, in float32 numbers.
+        norms: the number of the gradient's norms.
+        word_offset: the offset of the gradient's levels in the message of levels, in words of 4 bytes.
+        words: the number of the gradient's words.
     """
 
     member: int
@@ -238,9 +245,11 @@ class LevelLayout:
     """A bucket's two messages in an integer sum.
 
     Attributes:
-        pieces: one a gradient.
-        norms: float32 numbers in the message of norms: behind the norms, a flag for each gradient.
-        words: in the message of levels: behind the levels, one that counts the ranks, and a check.
+        pieces: one piece per gradient.
+        norms: the number of float32 numbers in the message of norms; the last ones, one per gradient, are
+            flags.
+        words: the number of words in the message of levels; the last two count the
+            ranks and check the sum.
     """
 
     pieces: tuple[LevelPiece, ...]
@@ -249,7 +258,7 @@ class LevelLayout:
 
 
 def levels(members: Sequence[Member], size: int) -> LevelLayout:
-    """Every gradient's norms and levels, for sums of ``size`` ranks."""
+    """The layout of every gradient's norms and levels, for sums over ``size`` ranks."""
     pieces = []
     norm_offset = word_offset = 0
     for position, member in enumerate(members):

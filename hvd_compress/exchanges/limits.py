@@ -1,13 +1,13 @@
-"""How large a message may be."""
+"""The limit on the size of a message."""
 
 from __future__ import annotations
 
 MAX_GATHERED_BYTES = 2**31 - 1
-"""Horovod counts a gather's bytes in C ints."""
+"""The most bytes in one gather: Horovod counts them in C ints."""
 
 
 def check_gather(name: str, payload_bytes: int, size: int) -> None:
-    """Raises ``ValueError`` where all ranks' payloads together are too large for one gather."""
+    """Raises ``ValueError`` if all ranks' payloads together are too large for one gather."""
     if payload_bytes * size > MAX_GATHERED_BYTES:
         raise ValueError(
             f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one gather, got {size} ranks times "

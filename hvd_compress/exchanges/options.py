@@ -1,4 +1,4 @@
-"""The options that compressors of all frontends take by name, in one place."""
+"""The keyword options of the compressors of all frontends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from hvd_compress.exchanges.routing import CodecLike
 
 
 class SharedOptions(TypedDict, total=False):
-    """Options of every compressor; all are optional, and given by name.
+    """The options of every compressor, all of them optional keywords.
 
     Attributes:
-        feedback: coefficients of error feedback; the default is those of the codec's paper.
-        exchange: how payloads travel from rank to rank: ``"allgather"``, ``"two_shot"``,
+        feedback: the error feedback coefficients; the default is those of the codec's paper.
+        exchange: the exchange of payloads between ranks: ``"allgather"``, ``"two_shot"``,
             ``"hierarchical"`` or ``"integer_sum"``; the default is ``"allgather"``. FSDP2 has no
             ``"hierarchical"``.
-        threshold: elements, 1024 by default. Smaller tensors travel uncompressed: under Horovod, in
-            Horovod's own fused messages; elsewhere in one all-reduce a bucket.
-        exclude: name patterns (``fnmatch``, such as ``"fc3.*"``) of tensors that travel uncompressed.
-        layers: what other tensors are encoded with, by name pattern: a codec, a
-            :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed. The first match wins.
-        warmup_steps: steps at the start that travel uncompressed (1-bit SGD's cold start, section 5.2);
+        threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
+            are sent uncompressed: with Horovod, in Horovod's own fused messages; with other frameworks,
+            in one all-reduce per bucket.
+        exclude: the name patterns (``fnmatch``, such as ``"fc3.*"``) of tensors that are sent uncompressed.
+        layers: exceptions by name pattern: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
+            None for uncompressed. The first match wins.
+        warmup_steps: the number of uncompressed steps at the start (1-bit SGD's cold start, section 5.2);
             0 by default.
-        seed: of the stochastic codecs' noise, from 0 to 2^32 - 1, the same on every rank; 0 by default.
-        threads: kernel threads; None, the default, is the framework's own number.
+        seed: the seed of the stochastic codecs' noise, from 0 to 2^32 - 1, the same on every rank; 0 by
+            default.
+        threads: the number of kernel threads; None, the default, means the framework's own number.
     """
 
     feedback: ErrorFeedback | None

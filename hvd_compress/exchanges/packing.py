@@ -1,15 +1,14 @@
-"""Messages whose payloads are shorter than their places, and how long all ranks send them.
+"""Packed messages, for payloads that are shorter than their places, and the messages' common length.
 
-A layout (:mod:`hvd_compress.exchanges.layout`) gives every payload the place of the longest payload that
-its codec can write. A packed message holds a head, the payloads one directly behind the other, and the
-flags::
+A layout (:mod:`hvd_compress.exchanges.layout`) gives every payload a place for the longest payload that
+its codec can write. A packed message holds a head, the payloads without gaps, and the flags::
 
     head, 16 bytes | payload | payload | ... | flags
 
-The ranks' messages in a collective must have one length, and no rank knows what the others need. So the
-ranks remember what all of them have needed in earlier steps (:class:`Length`), which gives the same number
-on every rank. A rank that needs more sends the rest in a second collective, which all ranks take part in,
-because they all read the heads.
+The ranks' messages in a collective must have the same length, and no rank knows what length the others
+need. So every rank derives the length from what the ranks needed in earlier steps (:class:`Length`); all
+ranks get the same length. A rank that needs more sends the rest in a second collective, in which all ranks
+take part, because they all read the heads.
 """
 
 from __future__ import annotations
@@ -36,40 +35,41 @@ _WORD = struct.Struct("<I")
 _NO_PAYLOAD = b"\xff" * HEADER_BYTES
 
 _STEPS = 16
-"""Steps that a length is chosen from: needs that change a little from step to step change no length."""
+"""The number of latest steps that determine a length, so that small changes do not change the length."""
 
 _HEADROOM = 16
-"""One part in so many is added to the largest need."""
+"""The divisor of the largest need that gives the spare bytes."""
 
 _CLASSES = 16
-"""Lengths between a power of two and the next one."""
+"""The number of lengths between a power of two and the next one."""
 
 
 def packs(codec: Codec, device_type: str) -> bool:
-    """Whether a codec's payloads are sent without the space behind them.
+    """Whether a codec's payloads are sent without the unused space behind them.
 
-    Payloads that a CUDA device has encoded are sent in their places: only the device knows their lengths.
-    A processor that reads these, and then the heads of what all ranks have sent, waits twice for the
-    device in each exchange, so that a backward pass no longer runs ahead of its collectives.
+    Payloads that a CUDA device has encoded are sent with that space: only the device knows their lengths.
+    If the CPU read these, and then the heads of all ranks' messages, it would wait twice for the device
+    in each exchange, and the backward pass could not overlap with its collectives.
 
     Args:
         codec: the codec.
-        device_type: where gradients are: PyTorch's name for the type of the device.
+        device_type: PyTorch's name for the type of the device that holds the gradients.
     """
     return codec.varies and device_type == "cpu"
 
 
 class Length:
-    """How many bytes the ranks send of one message in the next step.
+    """The number of bytes of one message that the ranks send in the next step.
 
     All ranks that take part call :meth:`see` with the same numbers, and so get the same length.
 
     Args:
-        full: of the longest message that there can be, in bytes; the length before anything was seen.
+        full: the length of the longest possible message in bytes, which is used until :meth:`see` is
+            called.
 
     Attributes:
-        full: as given.
-        bytes: the length.
+        full: the length of the longest possible message in bytes.
+        bytes: the length of the next message in bytes.
     """
 
     def __init__(self, full: int) -> None:
@@ -78,7 +78,7 @@ class Length:
         self._needed: deque[int] = deque(maxlen=_STEPS)
 
     def see(self, needed: int) -> None:
-        """Notes how many bytes the rank with the longest message needed; 0 where no rank sent one."""
+        """Records the bytes that the rank with the longest message needed; 0 if no rank sent a message."""
         if needed:
             self._needed.append(needed)
             largest = max(self._needed)
@@ -86,27 +86,27 @@ class Length:
 
     @property
     def seen(self) -> list[int]:
-        """What the length is chosen from."""
+        """The recorded needs that determine the length."""
         return list(self._needed)
 
 
 def agreed(needed: int, full: int) -> int:
-    """The length of the next messages, of which the longest has needed so many bytes lately."""
+    """The length of the next messages, if the longest recent one needed ``needed`` bytes."""
     return min(full, class_of(needed + needed // _HEADROOM))
 
 
 def class_of(needed: int) -> int:
-    """The shortest length for so many bytes: a multiple of 1/16 of a power of two, and of 16 bytes."""
+    """The shortest length for ``needed`` bytes: a multiple of 1/16 of a power of two, and of 16 bytes."""
     grain = max(ALIGNMENT, (1 << max(0, needed - 1).bit_length()) // (2 * _CLASSES))
     return round_up(needed, grain)
 
 
 def describe(lengths: Mapping[tuple[object, ...], Mapping[str, Length]]) -> str:
-    """What lengths are chosen from, in a few characters: ranks that have seen the same get the same.
+    """A short hash of the needs that determine lengths: the same on ranks with the same needs.
 
     Args:
-        lengths: by bucket, and by the message's name. Those that no rank has sent yet do not count, nor do
-            those of some of the ranks.
+        lengths: the lengths by bucket and by the message's name. Messages that no rank has sent yet, and
+            messages among only some of the ranks, are ignored.
     """
     seen = sorted(
         f"{bucket} {name} {length.seen}"
@@ -119,11 +119,12 @@ def describe(lengths: Mapping[tuple[object, ...], Mapping[str, Length]]) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands in front of a packed message. A sender that failed sends zeros.
+    """The head of a packed message. A sender that failed sends zeros.
 
     Attributes:
-        needed: bytes of the message, its head included; 0 where the sender has failed.
-        received: of an owner's averages, ``needed`` of the longest part that it has received; else 0.
+        needed: the bytes of the message with its head; 0 if the sender has failed.
+        received: in an owner's message of averages, ``needed`` of the longest part that the owner has
+            received; otherwise 0.
         waiting: whether the sender needs the rest of parts before it can make the message.
     """
 
@@ -132,7 +133,7 @@ class Head:
     waiting: bool = False
 
     def to_bytes(self) -> bytes:
-        """The 16 bytes."""
+        """The head as 16 bytes."""
         words = (
             self.needed // ALIGNMENT,
             self.received // ALIGNMENT,
@@ -142,14 +143,14 @@ class Head:
 
     @classmethod
     def read(cls, message: np.ndarray, full: int) -> Head:
-        """Reads what a packed message begins with.
+        """Reads the head of a packed message.
 
         Args:
-            message: shape=(bytes,), uint8.
-            full: bytes that it can need at most.
+            message: the packed message, shape=(bytes,), uint8.
+            full: the most bytes that the message can need.
 
         Raises:
-            PayloadError: no rank can have written it.
+            PayloadError: no rank can have written the head.
         """
         head = message[:HEAD_BYTES].tobytes()
         if head == _NONE:
@@ -165,17 +166,17 @@ class Head:
 
 
 class Places:
-    """Where the payloads and the flags of one message stand when it is not packed.
+    """The places of the payloads and the flags in one message that is not packed.
 
     Args:
-        pieces: in the order of their offsets.
-        begin: of the message, in the bytes that the pieces' offsets count.
-        flags: where flags begin, bytes from the message's beginning.
-        size: of the message, in bytes.
+        pieces: the pieces of the message in the order of their offsets.
+        begin: the offset of the message, counted as the offsets of the pieces, in bytes.
+        flags: the offset of the flags in the message, in bytes.
+        size: the size of the message, in bytes.
 
     Attributes:
-        size: as given.
-        full: bytes of the longest packed message; 0 where there is nothing to send.
+        size: the size of the message, in bytes.
+        full: the bytes of the longest packed message; 0 if there is nothing to send.
     """
 
     def __init__(self, pieces: Sequence[Piece], begin: int, flags: int, size: int) -> None:
@@ -190,9 +191,9 @@ class Places:
         """Packs a message.
 
         Args:
-            message: shape=(size,), uint8.
-            least: bytes of the result, if it does not need more; zeros stand at its end.
-            received: for the head.
+            message: the message, shape=(size,), uint8.
+            least: the minimum length of the result in bytes; zeros fill the space at the end.
+            received: the value of :attr:`Head.received`.
 
         Returns:
             The packed message, shape=(bytes,), uint8.
@@ -214,9 +215,10 @@ class Places:
         """Puts a packed message's payloads in their places.
 
         Args:
-            packed: shape=(bytes,), uint8; zeros where the sender has failed.
-            message: shape=(size,), uint8; written over. What is no payload's stays. Where payloads do not
-                fit, their places get bytes that no decoder takes: who decodes names the payload.
+            packed: the packed message, zeros if the sender has failed; shape=(bytes,), uint8.
+            message: the result, shape=(size,), uint8. Bytes outside payloads and flags stay as they are.
+                If payloads do not fit, their places get bytes that every decoder rejects, so that the
+                decoder's error names the payload.
         """
         if packed[:HEAD_BYTES].tobytes() == _NONE:
             message[:] = 0
@@ -238,16 +240,16 @@ class Places:
 
 
 def places(layout: MessageLayout) -> Places:
-    """Of a message that all ranks get."""
+    """The places in a message that all ranks receive."""
     return Places(layout.pieces, 0, layout.flags, layout.size)
 
 
 def places_by_owner(layout: MessageLayout, owner: MessageLayout) -> list[Places]:
-    """Of each owner's message in a layout of all of them.
+    """The places in each owner's message, in a layout of all owners' messages.
 
     Args:
-        layout: as :meth:`hvd_compress.exchanges.layout.Owners.gathered` makes it.
-        owner: of one owner's message.
+        layout: the layout from :meth:`hvd_compress.exchanges.layout.Owners.gathered`.
+        owner: the layout of one owner's message.
     """
     begins = range(0, layout.size, owner.size)
     return [
@@ -257,7 +259,7 @@ def places_by_owner(layout: MessageLayout, owner: MessageLayout) -> list[Places]
 
 
 def places_by_section(layout: MessageLayout) -> list[Places]:
-    """Of each rank's section of a message for an ``all_to_all``."""
+    """The places in each rank's section of a message for an ``all_to_all``."""
     found, begin = [], 0
     for size in layout.sections:
         found.append(Places(_within(layout, begin, begin + size), begin, size, size))
@@ -270,5 +272,5 @@ def _within(layout: MessageLayout, begin: int, end: int) -> list[Piece]:
 
 
 def _check(words: Sequence[int]) -> int:
-    """As the payload's checksum, in 32 bits."""
+    """A checksum like the payload's, but in 32 bits."""
     return sum(word * (2 * i + 1) for i, word in enumerate(words)) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""The NumPy reference of the exchanges: slow, short, and the definition that the frontends are held to.
+"""The NumPy reference of the exchanges: slow, short, and the definition for the frontends.
 
-It knows no messages, buckets or threads, and no framework. What docs/exchanges.md says of each exchange
-is one method here.
+The reference has no messages, buckets or threads, and needs no framework. Each exchange in
+docs/exchanges.md is one method here.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from hvd_compress.exchanges.shards import Shared, shared, transpose, transpose_b
 
 Arrays = Mapping[str, np.ndarray]
 OwnerStep = Callable[[np.ndarray, dict[str, Any]], None]
-"""Changes an average in place, shape=(n,), float32; what it has to remember is in the dictionary."""
+"""A function that changes an average in place, shape=(n,), float32, and keeps its state in a dictionary."""
 
 
 class Arithmetic:
-    """What simulated ranks compute with: the codecs' references.
+    """The arithmetic of simulated ranks: the codecs' references.
 
-    Kernels that give the same numbers may stand in for them, where a simulation has many steps.
+    A subclass may use kernels, which give the same numbers, to make long simulations faster.
     """
 
     def through(self, codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        """What a receiver decodes of ``x``, shape=(n,), float32."""
+        """Encodes and decodes ``x``, as its receivers do: shape=(n,), float32."""
         return codec.dequantize(*codec.quantize(x, shape, noise), shape)
 
     def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
-        """The norms of ``x``'s groups, which ranks take the largest of."""
+        """The norms of ``x``'s groups; ranks use the largest norms of all ranks."""
         return codec.norms(x)
 
     def to_levels(
         self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
     ) -> np.ndarray:
-        """``x`` as integers, by norms that all ranks share."""
+        """The levels of ``x``, as integers, for norms that all ranks share."""
         return codec.to_levels(x, norms, noise)
 
 
@@ -49,23 +49,24 @@ class Simulation:
     """The compressors of all ranks in one process.
 
     Args:
-        exchange: its name in :data:`hvd_compress.exchanges.registry.EXCHANGES`.
-        codec: as the compressors'.
-        feedback: as the compressors'.
-        shapes: of the tensors by name, in the order in which the compressors number them.
-        size: ranks.
-        local: ranks of each host; only ``hierarchical`` asks.
-        seed: of the noise.
-        owner_step: as the compressors'; only ``two_shot`` has one.
-        warmup_steps: as the compressors', where there is an owner step; without one, they are plain means.
-        arithmetic: what the ranks compute with; None is the codecs' references.
+        exchange: the exchange's name in :data:`hvd_compress.exchanges.registry.EXCHANGES`.
+        codec: the same as in the compressors.
+        feedback: the same as in the compressors.
+        shapes: the shapes of the tensors by name, in the order in which the compressors number them.
+        size: the number of ranks.
+        local: the number of ranks on each host; only ``hierarchical`` uses it.
+        seed: the seed of the noise.
+        owner_step: the same as in the compressors; only ``two_shot`` supports it.
+        warmup_steps: the same as in the compressors, for simulations with an owner step; without an owner
+            step, warm-up steps are plain means.
+        arithmetic: the arithmetic of the ranks; None means the codecs' references.
 
     Attributes:
         step: the position in the noise, which is the number of steps so far.
-        residuals: of each rank by tensor, shape=(n,), float32; empty where ranks keep none.
-        owned: of each rank by tensor, for the part that it owns, shape=(n_part,), float32, in the order of
-            :meth:`shared`; empty where the exchange has no owners.
-        states: of the owner steps, by owner and tensor.
+        residuals: the residuals of each rank by tensor, shape=(n,), float32; empty if ranks keep none.
+        owned: the residuals of each rank's own parts by tensor, shape=(n_part,), float32, in the order of
+            :meth:`shared`; empty if the exchange has no owners.
+        states: the states of the owner steps, by owner and tensor.
     """
 
     def __init__(
@@ -108,11 +109,11 @@ class Simulation:
         self._before = self.residuals, self.owned, self.states
 
     def shared(self, name: str) -> Shared:
-        """How the owners share a tensor out; the exchange has to have owners."""
+        """The division of a tensor among the owners, for an exchange that has owners."""
         return shared(self._codec, self._shapes[name])
 
     def part(self, name: str, rank: int) -> slice:
-        """The elements of a tensor that a rank owns, possibly none, in the order of :meth:`shared`."""
+        """The range of a tensor that a rank owns, possibly empty, in the order of :meth:`shared`."""
         number = list(self._shapes).index(name)
         return slice(*self.shared(name).shards(self._owners, number).of(rank % self._owners))
 
@@ -122,13 +123,14 @@ class Simulation:
         """Makes one step.
 
         Args:
-            gradients: of each rank by tensor, in its shape, any float type. A tensor that some ranks lack
-                counts as zeros there; one that all lack is not exchanged, and its residuals stay.
-            scale: the factor on the ranks' sum; None is 1 / ``size``.
+            gradients: the gradients of each rank by tensor, with the tensor's shape and any float dtype. A
+                tensor that some ranks lack counts as zeros there; one that all ranks lack is not
+                exchanged, and its residuals do not change.
+            scale: the factor of the ranks' sum; None means 1 / ``size``.
 
         Returns:
-            What every rank receives, by tensor, in its shape, float32. Where a number that was sent is
-            not finite, the step is dropped: residuals and states are what they were before.
+            The result on every rank by tensor, with the tensor's shape, float32. If any sent number is not
+            finite, the step is dropped: residuals and states are restored.
         """
         factor = 1 / self._size if scale is None else scale
         exchange, cold = self._exchange, self._warmup_steps > 0
@@ -151,7 +153,7 @@ class Simulation:
         return received
 
     def drop_step(self) -> None:
-        """Has residuals and states be what they were before the last step; the noise moves on."""
+        """Restores the residuals and states from before the last step; the noise is not repeated."""
         self.residuals, self.owned, self.states = self._before
 
     def _allgather(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
@@ -190,7 +192,7 @@ class Simulation:
         return transpose_back(result, cut.transposed)
 
     def _cold_start(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        """Two shots without a codec, so that owners can step."""
+        """Averages in two shots without a codec, so that owners can step."""
         result = np.empty_like(gradients[0])
         cut = self.shared(name)
         gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
@@ -236,7 +238,7 @@ class Simulation:
         return codec.from_levels(total, norms) * np.float32(scale)
 
     def _parts(self, name: str, owners: range) -> list[tuple[int, tuple[slice, Shape]]]:
-        """The parts that are not empty, and their shapes, by owner."""
+        """The non-empty parts and their shapes, by owner."""
         shape = self.shared(name).shards(self._owners).shape
         parts = [(owner, self.part(name, owner)) for owner in owners]
         return [(o, (p, shape(p.stop - p.start))) for o, p in parts if p.stop > p.start]
@@ -250,7 +252,7 @@ class Simulation:
         residual: np.ndarray,
         stream: int,
     ) -> np.ndarray:
-        """What its receivers decode, shape=(n,), float32; the residual keeps the rest."""
+        """Returns the numbers that receivers decode, shape=(n,), float32; the residual keeps the rest."""
         if not numbers.size:
             return numbers
         x = self._input(numbers, residual)
@@ -268,7 +270,7 @@ class Simulation:
 
 
 def _sum(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """In the order of the ranks, from +0: every receiver has the same bits."""
+    """The sum in the order of the ranks, from +0, so that every receiver has the same bits."""
     total = np.zeros(parts[0].shape, np.float32)
     for part in parts:
         total += part

@@ -1,6 +1,6 @@
-"""Every exchange by name: its collectives, what it computes and sends, who keeps what, what it can carry.
+"""The exchanges by name: their collectives, computation, messages, residuals, owners and limits.
 
-To add an exchange: a generator function of its name in ``engine/exchanges/NAME.py``, its steps in
+To add an exchange, write a generator function with its name in ``engine/exchanges/NAME.py``, its steps in
 :mod:`hvd_compress.exchanges.steps`, and its line here.
 """
 
@@ -29,8 +29,8 @@ class Group:
 
     Attributes:
         rank: this rank.
-        size: how many there are.
-        hosts: where they are; None where the exchange does not ask.
+        size: the number of ranks.
+        hosts: the ranks on their hosts; None if the exchange does not need them.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Group:
     hosts: Hosts | None = None
 
     def members(self, scope: Scope) -> list[int]:
-        """The ranks that a collective of this rank is among."""
+        """The ranks that take part in this rank's collectives of the given scope."""
         if scope == "all" or self.hosts is None:
             return list(range(self.size))
         return (self.hosts.within if scope == "local" else self.hosts.between)(self.rank)
@@ -46,18 +46,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is known of an exchange without a framework.
+    """The properties of an exchange that do not depend on a framework.
 
     Attributes:
-        stages: the scopes of its collectives, in order.
-        steps: what a rank computes and sends for one gradient, with a message for each stage.
+        stages: the scopes of the collectives, in order.
+        steps: the computation and messages of a rank for one gradient, with one message for each stage.
         residuals: whether ranks keep residuals of their whole gradients.
-        check: raises ``ValueError`` where it cannot carry a tensor, of which it is told the name, the
-            shape, the codec, the bytes of an element, and the ranks.
-        owners: how ranks share gradients out; None where they do not.
-        on_device: whether it has kernels for GPUs.
-        remainders: the scopes of the collectives that follow in a step in which payloads of varying length
-            do not fit, in order (:mod:`hvd_compress.exchanges.packing`).
+        check: a function that raises ``ValueError`` if the exchange cannot carry a tensor; its arguments
+            are the name, the shape, the codec, the bytes of an element, and the ranks.
+        owners: a function that returns the owners of gradients; None if ranks do not divide gradients.
+        on_device: whether the exchange has kernels for GPUs.
+        remainders: the scopes of the additional collectives, in order, in a step in which payloads of
+            varying length do not fit (:mod:`hvd_compress.exchanges.packing`).
     """
 
     stages: tuple[Scope, ...]
@@ -69,7 +69,7 @@ class Exchange:
     remainders: tuple[Scope, ...] = ()
 
     def sends(self, gradient: Gradient) -> list[tuple[Scope, Message]]:
-        """What a rank sends of a gradient, and among which ranks."""
+        """The messages that a rank sends for a gradient, and the scopes of their collectives."""
         messages = (step for step in self.steps(gradient) if isinstance(step, Message))
         return list(zip(self.stages, messages, strict=True))
 
@@ -120,7 +120,7 @@ EXCHANGES: dict[str, Exchange] = {
         ("all", "all"), steps.integer_sum, True, _check_integer_sum, on_device=False
     ),
 }
-"""By the name that compressors call it; the first is the default."""
+"""The exchanges by the names that compressors use; the first is the default."""
 
 UNCOMPRESSED = Exchange(("all",), steps.uncompressed, False, lambda *gradient: None)
-"""What the framework does itself with gradients that no codec encodes."""
+"""The framework's own reduction of gradients that no codec encodes."""

@@ -1,4 +1,4 @@
-"""Which tensors are encoded, with what, and which go as they are."""
+"""The choice of a codec and an exchange, or no compression, for each tensor."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ ENCODABLE = ("float32", "float16", "bfloat16")
 DEFAULT_THRESHOLD = 1024
 
 EXCHANGE_NAMES = tuple(registry.EXCHANGES)
-"""How payloads get from rank to rank, by name; the first is the default."""
+"""The names of the exchanges of payloads between ranks; the first is the default."""
 
 _CAST_DTYPES = {"none": None, "fp16": "float16"}
-"""Codecs whose output Horovod's own allreduce can add, and the dtype that it then adds."""
+"""The codecs whose output Horovod's own allreduce can add, with the dtype of that allreduce."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How one tensor travels: a codec, its error feedback and an exchange.
+    """The compression of one tensor: a codec, its error feedback and an exchange.
 
     Attributes:
-        codec: what the tensor is encoded with.
-        feedback: coefficients of error feedback; the default is those of the codec's paper.
-        exchange: one of :data:`EXCHANGE_NAMES`; the default, an empty string, is the exchange of the
-            compressor that the route is given to.
+        codec: the codec that encodes the tensor.
+        feedback: the error feedback coefficients; the default is those of the codec's paper.
+        exchange: one of :data:`EXCHANGE_NAMES`; the default, an empty string, means the exchange of the
+            compressor that receives the route.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -73,7 +73,7 @@ class Route:
 
     @property
     def cast_dtype(self) -> str | None:
-        """What an uncompressed tensor is cast to first; None leaves it as it is."""
+        """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]
 
     def __str__(self) -> str:
@@ -85,16 +85,16 @@ class Route:
 UNCOMPRESSED_ROUTE = Route(NoCompression(), OFF, EXCHANGE_NAMES[0])
 
 CodecLike = Codec | Route | str | None
-"""What a user may give for a tensor: a codec, a route, a codec's name, or None for uncompressed."""
+"""The values that users may write for a tensor: a codec, a route, a codec's name, or None: uncompressed."""
 
 
 def route_of(given: CodecLike, exchange: str, where: str) -> Route:
-    """The route that a user means.
+    """The route that a user's value stands for.
 
     Args:
-        given: what the user wrote.
-        exchange: of the compressor, for a route without one.
-        where: the argument, for the message: ``"Compressor.codec"``.
+        given: the value from the user.
+        exchange: the compressor's exchange, for a route without one.
+        where: the parameter, for the message, such as ``"Compressor.codec"``.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -125,11 +125,12 @@ class Router:
     """Chooses a route by a tensor's name and size.
 
     Args:
-        route: what most tensors take, with an exchange.
-        threshold: tensors of fewer elements go uncompressed: Horovod fuses them into one message.
-        exclude: patterns (``fnmatch``) of names that go uncompressed.
-        layers: codecs by name pattern, the first match winning over ``route``: a codec, a :class:`Route`,
-            the name of a codec, or None for uncompressed.
+        route: the route of most tensors, with an exchange.
+        threshold: the smallest number of elements that is compressed: Horovod fuses smaller tensors into
+            one message.
+        exclude: the name patterns (``fnmatch``) of tensors that are sent uncompressed.
+        layers: exceptions from ``route`` by name pattern: a codec, a :class:`Route`, a codec's name, or
+            None for uncompressed. The first match wins.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -157,12 +158,12 @@ class Router:
 
     @property
     def route(self) -> Route:
-        """What most tensors take."""
+        """The route of most tensors."""
         return self._route
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What ranks compare, fit for JSON."""
+        """The settings that ranks compare, as JSON types."""
         return {
             "codec": str(self._route),
             "threshold": self._threshold,
@@ -172,15 +173,15 @@ class Router:
 
     @property
     def codecs(self) -> list[Codec]:
-        """Those that some tensor may be encoded with."""
+        """The codecs that may encode some tensor."""
         routes = [self._route, *self._layers.values()]
         return [route.codec for route in routes if not route.uncompressed]
 
     def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
-        """The route of one tensor; uncompressed for a dtype that is not one of :data:`ENCODABLE`.
+        """The route of one tensor; uncompressed for a dtype that is not in :data:`ENCODABLE`.
 
         Raises:
-            ValueError: error feedback would not be stable for a tensor of that size.
+            ValueError: error feedback would not be stable for a tensor of this size.
         """
         route = self.wanted(name, shape)
         if not route.uncompressed and dtype not in ENCODABLE:
@@ -189,18 +190,18 @@ class Router:
         return route
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Route:
-        """The route of one tensor if its dtype can be encoded; whether it can take it is not checked."""
+        """The route of one tensor, without a check of its dtype or of the stability of error feedback."""
         if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
             return UNCOMPRESSED_ROUTE
         pattern = self._matches(name, tuple(self._layers))
         return self._layers[pattern] if pattern else self._route
 
     def with_route(self, route: Route) -> Router:
-        """The same thresholds and exclusions around another route, for all layers alike."""
+        """A router with the same threshold and exclusions, and with another route for all layers."""
         return Router(route, self._threshold, self._exclude)
 
     def check_patterns(self, names: Sequence[str]) -> None:
-        """Raises ``ValueError`` where a pattern matches none of the parameters' names."""
+        """Raises ``ValueError`` if a pattern matches none of the parameters' names."""
         for pattern in (*self._exclude, *self._layers):
             matching(pattern, names, "Compressor")
 
@@ -210,7 +211,7 @@ class Router:
 
 
 def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
-    """Raises ``ValueError`` where error feedback would not be stable for a tensor of that size."""
+    """Raises ``ValueError`` if error feedback would not be stable for a tensor of this size."""
     if route.uncompressed:
         return
     try:
@@ -220,10 +221,10 @@ def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
 
 
 def warn_of_dtypes(dtypes: Mapping[str, str]) -> None:
-    """Warns of tensors that go uncompressed because their dtype cannot be encoded.
+    """Warns of tensors that are sent uncompressed because their dtype cannot be encoded.
 
     Args:
-        dtypes: by the tensors' names.
+        dtypes: the dtypes of these tensors by name.
     """
     if dtypes:
         shown = ", ".join(f"{name} ({dtype})" for name, dtype in dtypes.items())
@@ -235,15 +236,15 @@ def warn_of_dtypes(dtypes: Mapping[str, str]) -> None:
 
 
 def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:
-    """Warns where a payload is longer than the gradient, as where each row has one element.
+    """Warns if a payload is longer than the gradient, for example if each row has one element.
 
-    Small tensors are left out: their headers are longer than they are.
+    There is no warning for small tensors, as their headers are longer than their elements.
 
     Args:
-        name: the tensor's.
-        shape: the tensor's.
-        route: how it travels.
-        width: bytes of an element.
+        name: the tensor's name.
+        shape: the tensor's shape.
+        route: the tensor's route.
+        width: the bytes of an element.
     """
     count = math.prod(shape)
     if route.uncompressed or count < DEFAULT_THRESHOLD:
@@ -258,12 +259,12 @@ def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) 
 
 
 def warn_of_places(name: str, route: Route, device_type: str) -> None:
-    """Warns where an entropy code saves no bytes, because messages carry payloads in their places.
+    """Warns if an entropy code saves no bytes, because messages are not packed.
 
     Args:
-        name: the tensor's.
-        route: how it travels.
-        device_type: where it is: PyTorch's name for the type of the device.
+        name: the tensor's name.
+        route: the tensor's route.
+        device_type: PyTorch's name for the type of the device that holds the tensor.
     """
     if not route.uncompressed and route.codec.varies and not packs(route.codec, device_type):
         warnings.warn(
@@ -277,12 +278,12 @@ def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
     """The names that match a pattern.
 
     Args:
-        pattern: as for ``fnmatch``.
-        names: of all parameters.
-        what: who asks, for the message.
+        pattern: a pattern for ``fnmatch``.
+        names: the names of all parameters.
+        what: the caller, for the message.
 
     Raises:
-        ValueError: none of them.
+        ValueError: no name matches.
     """
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:

@@ -1,4 +1,4 @@
-"""Which rank owns which part of a tensor, where ranks share the work of adding it up."""
+"""The parts of a tensor that ranks own, for ranks that share the work of adding it up."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape, as_matrix, round_up
 
 GRAIN = 1024
-"""Shards begin at multiples of this many elements: 16 tiles of 64, so that a shard's scales and header stay
-small beside its codes. Only rows and columns are longer: then it is the shortest run of whole ones that has
-as many elements."""
+"""The number of elements of which the begin of every shard is a multiple: 16 tiles of 64, so that a shard's
+scales and header are small compared to its codes. If rows or columns must stay whole, the grain is instead
+the smallest multiple of a row's elements that is not below this number."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """A tensor's elements in contiguous ranges, one a rank.
+    """A tensor's elements in contiguous ranges, one per rank.
 
-    Ranges differ by at most one grain in length. A tensor of fewer grains than ranks leaves some ranks
-    without a part; ``first`` turns the parts round, so that it is not the same ranks for every tensor.
+    The lengths of ranges differ by at most one grain. If a tensor has fewer grains than there are ranks,
+    some ranks have no part; ``first`` rotates the parts, so that these ranks vary between tensors.
 
     Attributes:
-        count: elements of the tensor.
-        size: ranks.
-        first: the rank that owns the tensor's first part; any integer, the tensor's number is a good one.
-        row: elements that stay together, as two values of a payload are those of a row; 1 if none have to.
+        count: the number of elements in the tensor.
+        size: the number of ranks.
+        first: the rank that owns the tensor's first part, modulo ``size``, such as the tensor's number.
+        row: the number of elements that must stay together, because a row of them shares scales in a
+            payload; 1 if there is no such row.
     """
 
     count: int
@@ -39,11 +40,11 @@ class Shards:
 
     @property
     def grain(self) -> int:
-        """Shards begin at multiples of this many elements."""
+        """The number of elements of which the begin of every shard is a multiple."""
         return round_up(GRAIN, self.row)
 
     def shape(self, length: int) -> Shape:
-        """Of the tensor as which a part of so many elements is encoded."""
+        """The shape of the tensor that is encoded for a part of ``length`` elements."""
         return (length,) if self.row == 1 else (length // self.row, self.row)
 
     def of(self, rank: int) -> tuple[int, int]:
@@ -55,14 +56,15 @@ class Shards:
         return min(begin, self.count), min(end, self.count)
 
     def length(self, rank: int) -> int:
-        """How many elements a rank owns."""
+        """The number of elements that a rank owns."""
         begin, end = self.of(rank)
         return end - begin
 
     def lengths(self) -> Counter[int]:
-        """How many ranks own how many elements: ``Counter(map(self.length, range(self.size)))``, at once.
+        """The number of ranks by the number of elements that they own.
 
-        For who asks about more ranks than there are.
+        Equal to ``Counter(map(self.length, range(self.size)))``, but without a loop over the ranks, for
+        predictions about many ranks.
         """
         grain = self.grain
         grains = -(-self.count // grain)
@@ -76,24 +78,24 @@ class Shards:
         return +owners
 
     def payload_bytes(self, codec: Codec) -> list[int]:
-        """Bytes of each rank's part as a payload; 0 where it owns nothing."""
+        """The bytes of the payload of each rank's part; 0 for a rank that owns nothing."""
         lengths = (self.length(rank) for rank in range(self.size))
         return [codec.payload_bytes(self.shape(length)) if length else 0 for length in lengths]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A gradient as the ranks share it out: what is cut into parts, and what encodes a part.
+    """The division of a gradient into the parts of ranks, with the codec of the parts.
 
     Groups that are rows stay whole: parts are cut between rows. Columns are not contiguous, so that the
-    gradient is transposed first: its columns are rows then. Parts, owners' residuals and the state of owner
-    steps are in this order.
+    gradient is transposed first, which turns its columns into rows. Parts, owners' residuals and the state
+    of owner steps are in this order.
 
     Attributes:
-        codec: what a part is encoded with.
-        count: elements of the gradient.
-        row: elements that stay together; 1 if none have to.
-        transposed: rows and columns of the gradient, if it is transposed before it is cut, or None.
+        codec: the codec that encodes a part.
+        count: the number of elements in the gradient.
+        row: the number of elements that must stay together; 1 if there is no such row.
+        transposed: the rows and columns of the gradient, if it is transposed before it is cut, or None.
     """
 
     codec: Codec
@@ -102,17 +104,17 @@ class Shared:
     transposed: tuple[int, int] | None = None
 
     def shards(self, size: int, first: int = 0) -> Shards:
-        """The parts of so many ranks; see :class:`Shards`."""
+        """The parts for ``size`` ranks; see :class:`Shards`."""
         return Shards(self.count, size, first, self.row)
 
 
 @lru_cache(maxsize=4096)
 def shared(codec: Codec, shape: Shape) -> Shared:
-    """How ranks share out a gradient.
+    """The division of a gradient among ranks.
 
     Args:
-        codec: what the gradient is encoded with.
-        shape: the gradient's.
+        codec: the codec that encodes the gradient.
+        shape: the gradient's shape.
     """
     count = math.prod(shape)
     if not (codec.shaped and count):
@@ -125,11 +127,11 @@ def shared(codec: Codec, shape: Shape) -> Shared:
 
 
 def transpose(x: np.ndarray, matrix: tuple[int, int] | None) -> np.ndarray:
-    """The elements of a matrix in the order of its columns, shape=(n,), a copy.
+    """A copy of a matrix's elements in the order of its columns, shape=(n,).
 
     Args:
-        x: in row-major order, shape=(n,).
-        matrix: rows and columns; None leaves the order as it is.
+        x: the elements in row-major order, shape=(n,).
+        matrix: the numbers of rows and columns; None keeps the order.
     """
     return x.copy() if matrix is None else x.reshape(matrix).T.reshape(-1).copy()
 
@@ -140,7 +142,7 @@ def transpose_back(x: np.ndarray, matrix: tuple[int, int] | None) -> np.ndarray:
 
 
 def tells_of_a_failure(header: bytes) -> bool:
-    """Whether zeros came in a payload's place: who sent them had an error, and the others must not wait.
+    """Whether zeros were received in a payload's place: the sender failed, and did not want others to wait.
 
     Args:
         header: the payload's header.

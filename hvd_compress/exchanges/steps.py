@@ -1,11 +1,11 @@
-"""What each exchange does with one gradient: what a rank computes, and what it sends.
+"""The steps of each exchange for one gradient: a rank's computation and messages.
 
-There is one function for each exchange. The performance model, the planner and the benchmarks take bytes
-and computation from here. The gradients of a bucket do each step together. What a bucket adds to its
-messages is left out: flags, the zeros behind an owner's message that is shorter than the longest, and the
-words behind an integer sum's levels. Payloads of varying length count with the bytes that are
-expected (:mod:`hvd_compress.codecs.lengths`), in messages of the length that ranks agree on for them
-(:mod:`hvd_compress.exchanges.packing`) after the first step.
+There is one function for each exchange. The performance model, the planner and the benchmarks get bytes
+and computation from here. The gradients of a bucket do each step together. The steps omit the bytes that a
+bucket adds to its messages: flags, the zeros behind an owner's message that is shorter than the longest
+one, and the words after an integer sum's levels. Payloads of varying length count with their
+expected bytes (:mod:`hvd_compress.codecs.lengths`), in messages of the length that ranks agree on after
+the first step (:mod:`hvd_compress.exchanges.packing`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class Gradient:
     """One gradient to exchange.
 
     Attributes:
-        shape: its shape.
-        codec: what it is encoded with.
-        element_bytes: of an element in the gradient's own dtype.
-        hosts: the ranks.
-        cast_bytes: of an element after the cast, where it is cast and not encoded; else None.
-        bits: of an element's code, where payloads vary in length; None is what normally distributed
-            gradients take.
+        shape: the gradient's shape.
+        codec: the codec that encodes the gradient.
+        element_bytes: the bytes of an element in the gradient's own dtype.
+        hosts: the ranks on their hosts.
+        cast_bytes: the bytes of an element after the cast, if the gradient is cast and not encoded;
+            otherwise None.
+        bits: the average number of bits in an element's code, if payloads vary in length; None means that
+            of normally distributed gradients.
     """
 
     shape: Shape
@@ -51,18 +52,18 @@ class Gradient:
 
     @property
     def count(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Computation:
-    """What a rank computes before, between or after its collectives, in elements.
+    """The computation of a rank before, between or after its collectives, in elements.
 
     Attributes:
-        encoded: elements that it encodes, or casts before an ``all_reduce``.
-        decoded: elements of payloads that it decodes and adds up, or casts back.
-        added: uncompressed elements that it adds up.
+        encoded: the number of elements that the rank encodes, or casts before an ``all_reduce``.
+        decoded: the number of payloads' elements that the rank decodes and adds up, or casts back.
+        added: the number of uncompressed elements that the rank adds up.
     """
 
     encoded: float = 0.0
@@ -72,13 +73,13 @@ class Computation:
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank gives to one collective; in an ``all_to_all``, what it gives to each rank.
+    """The input of a rank to one collective; in an ``all_to_all``, the input for each rank.
 
     Attributes:
-        kind: the collective.
-        mean: bytes, on average over the ranks.
-        largest: bytes of the rank with the most.
-        added: numbers that an ``all_reduce`` adds up.
+        kind: the kind of the collective.
+        mean: the bytes, averaged over the ranks.
+        largest: the bytes of the rank with the most bytes.
+        added: the number of numbers that an ``all_reduce`` adds up.
     """
 
     kind: Kind
@@ -87,21 +88,21 @@ class Message:
     added: int = 0
 
     def sent(self, ranks: int) -> float:
-        """Bytes that a rank sends among so many, on average over them."""
+        """The bytes that a rank sends in a collective of ``ranks`` ranks, averaged over the ranks."""
         return sent_bytes(self.kind, ranks, self.mean)
 
 
 Steps = Sequence[Computation | Message]
-"""In their order, for more than one rank; one message for each stage of the exchange."""
+"""The steps in order, for more than one rank, with one message for each stage of the exchange."""
 
 
 def all_reduce(numbers: int, number_bytes: int = FLOAT_BYTES) -> Message:
-    """The sum, or the maximum, of so many numbers."""
+    """The message for the sum, or the maximum, of ``numbers`` numbers over the ranks."""
     return Message("all_reduce", numbers * number_bytes, numbers * number_bytes, numbers)
 
 
 def uncompressed(gradient: Gradient) -> Steps:
-    """An ``all_reduce`` of the gradient itself, after a cast where there is one."""
+    """An ``all_reduce`` of the gradient itself, after the cast, if there is one."""
     width = gradient.cast_bytes or gradient.element_bytes
     cast = gradient.count if width != gradient.element_bytes else 0
     return Computation(encoded=cast), all_reduce(gradient.count, width), Computation(decoded=cast)
@@ -118,7 +119,7 @@ def allgather(gradient: Gradient) -> Steps:
 
 
 def two_shot(gradient: Gradient) -> Steps:
-    """Ranks send each part to its owner, who averages the payloads of all ranks and sends the average."""
+    """Ranks send each part to its owner, which averages the payloads of all ranks and sends the average."""
     part = _parts(shared(gradient.codec, gradient.shape), gradient.hosts.size, gradient.bits)
     return (
         Computation(encoded=gradient.count),
@@ -130,7 +131,7 @@ def two_shot(gradient: Gradient) -> Steps:
 
 
 def hierarchical(gradient: Gradient) -> Steps:
-    """Uncompressed parts within a host, payloads of its averages between hosts and within it."""
+    """Ranks send uncompressed parts within a host, then payloads of averages between and within hosts."""
     hosts, local = gradient.hosts, gradient.hosts.local
     cut = shared(gradient.codec, gradient.shape)
     longest = max(cut.shards(local).lengths())
@@ -149,7 +150,7 @@ def hierarchical(gradient: Gradient) -> Steps:
 
 
 def integer_sum(gradient: Gradient) -> Steps:
-    """A pass for the norms, their maximum, levels made with it, and the levels' sum."""
+    """Ranks compute norms, share the maximum, encode levels with it, and sum the levels."""
     codec, shape = gradient.codec, gradient.shape
     assert isinstance(codec, LevelCodec)
     words = codec.level_words(shape, sums.bits_of(codec, gradient.hosts.size))
@@ -163,7 +164,7 @@ def integer_sum(gradient: Gradient) -> Steps:
 
 
 def _payload(codec: Codec, shape: Shape, bits: float | None) -> int:
-    """A payload's part of a message, in bytes."""
+    """The bytes of a message that a payload takes."""
     capacity = codec.payload_bytes(shape)
     if not codec.varies:
         return capacity
@@ -172,7 +173,7 @@ def _payload(codec: Codec, shape: Shape, bits: float | None) -> int:
 
 @lru_cache(maxsize=4096)
 def _parts(cut: Shared, owners: int, bits: float | None) -> tuple[float, int]:
-    """Bytes of the owners' payloads: their mean, and the largest."""
+    """The mean and the maximum of the bytes of the owners' payloads."""
     shards, codec = cut.shards(owners), cut.codec
     lengths = shards.lengths()
     sizes = {n: _payload(codec, shards.shape(n), bits) if n else 0 for n in lengths}

@@ -1,21 +1,21 @@
-"""Gathers between two ranks, as a sum.
+"""Gathers between two ranks, done as a sum.
 
-What is left of the sum of two messages, as integers modulo 2^32, without one's own is the other's. Gloo
-sends as many bytes for a sum of two as for a gather, but in pieces and both ways at once; of a gather of
-long messages, one rank often waits until the other's has come whole.
+The sum of two messages, as integers modulo 2^32, minus a rank's own message is the other rank's. Gloo sends
+the same number of bytes for a sum over two ranks as for a gather, but in pieces and in both directions at
+once; in a gather of long messages, one rank often waits until it has received the other's whole message.
 """
 
 from __future__ import annotations
 
 LONG = 2**19
-"""Bytes. A socket's buffers take shorter messages at once, and no rank waits."""
+"""The bytes of the shortest long message: a socket's buffers hold shorter ones, and no rank waits."""
 
 
 def as_sum(size: int, length: int) -> bool:
     """Whether ranks gather messages as a sum.
 
     Args:
-        size: ranks.
-        length: bytes of every rank's message.
+        size: the number of ranks.
+        length: the bytes of every rank's message.
     """
     return size == 2 and length >= LONG and length % 4 == 0

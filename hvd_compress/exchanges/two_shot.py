@@ -1,11 +1,11 @@
-"""The two-shot exchange: each rank adds up a part of the tensor, and sends the sum to all.
+"""The two-shot exchange: each rank averages a part of the tensor, and sends the average to all ranks.
 
-1-bit SGD, section 3.1: what a rank sends does not grow with the number of ranks. Every rank encodes each
-owner's shard as a tensor of its own. The payloads go to their owners (first shot),
-who decode and average them, encode the average again, and send it to all (second shot).
+The bytes that a rank sends do not grow with the number of ranks (1-bit SGD, section 3.1). Every rank
+encodes each owner's shard as a separate tensor, and sends the payload to the owner (first shot). The owner
+decodes and averages the payloads, encodes the average again, and sends it to all ranks (second shot).
 
-Owners average and do not add, because codecs with a fixed range would cut a sum off; the factor that makes
-a sum of it is applied at the end.
+Owners average rather than add, because codecs with a fixed range would clip a sum; the factor that turns
+the average into a sum is applied at the end.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES
 from hvd_compress.exchanges.shards import Shards
 
 MAX_RANKS = 65535
-"""Above that, the noise would run out of streams: see :func:`first_stream`."""
+"""The largest number of ranks for which the noise has enough streams: see :func:`first_stream`."""
 
 
 def first_stream(rank: int, owner: int, size: int) -> int:
-    """The rank in the noise key of what ``rank`` sends to ``owner``: ``rank * size + owner``.
+    """The rank in the noise key of the payload from ``rank`` to ``owner``: ``rank * size + owner``.
 
-    A shard's elements are numbered from 0, so that each shard needs noise of its own; the tensor's number
-    and step in the key stay as they are.
+    The elements of every shard are numbered from 0, so that each shard needs separate noise; the key's
+    tensor and step are the same for all shards.
     """
     return rank * size + owner
 
 
 def second_stream(owner: int, size: int) -> int:
-    """The rank in the noise key of what ``owner`` sends to all: ``size * size + owner``."""
+    """The rank in the noise key of the payload from ``owner`` to all: ``size * size + owner``."""
     return size * size + owner
 
 
 def check(name: str, codec: Codec, shards: Shards) -> None:
-    """Raises ``ValueError`` where a tensor cannot take this exchange.
+    """Raises ``ValueError`` if this exchange cannot carry a tensor.
 
     Args:
-        name: the tensor's.
-        codec: what its parts are encoded with.
-        shards: its parts.
+        name: the tensor's name.
+        codec: the codec that encodes the tensor's parts.
+        shards: the tensor's parts.
     """
     if shards.size > MAX_RANKS:
         raise ValueError(
