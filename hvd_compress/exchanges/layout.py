@@ -23,9 +23,9 @@ ALIGNMENT = 16
 """The bytes of which message lengths are multiples: gathers of other lengths are slow with NCCL."""
 
 USED, CHANGED = 1, 2
-"""The values of a member's flag, besides 0 for a parameter that the sender did not use. USED: the sender used
-the parameter. CHANGED: the sender has changed the routes of gradients, and sends zeros in place of payloads
-to ask whether all ranks have."""
+"""The values of a member's flag, besides 0 for a parameter that the sender did not use. USED: the sender
+used the parameter. CHANGED: the sender has changed the routes of gradients, and sends zeros in place of
+payloads to ask whether all ranks have."""
 
 
 @dataclass(frozen=True)

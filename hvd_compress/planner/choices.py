@@ -1,4 +1,4 @@
-"""The routes that a planner may choose among, from what a user allows."""
+"""The routes among which a planner may choose, from the user's settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DEFAULT_CODECS = ("fp16", "int8", "onebit")
 
 
 def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
-    """Every allowed route, those without a codec first; ``TypeError`` or ``ValueError`` if one is wrong.
+    """All allowed routes, uncompressed ones first; raises ``TypeError`` or ``ValueError`` for a wrong one.
 
     Args:
         codecs: codecs, :class:`~hvd_compress.Route` objects or names of codecs.
-        exchanges: names of exchanges, for what has none of its own.
+        exchanges: the names of the exchanges for codecs and routes without their own exchange.
     """
     kinds = {"codecs": (codecs, "codecs or their names"), "exchanges": (exchanges, "names")}
     for field, (given, kind) in kinds.items():
@@ -55,10 +55,11 @@ def tensor_of(
     """A gradient with the routes that it may take.
 
     Args:
-        name, shape, dtype, item_bytes: of the gradient.
-        routes: those that the user allows.
-        router: decides which tensors are never compressed.
-        check: raises ``TypeError`` or ``ValueError`` where the tensor cannot take a route with a codec.
+        name, shape, dtype, item_bytes: the gradient's name, shape, dtype, and bytes per element.
+        routes: the routes that the user allows.
+        router: the router that decides which tensors are never compressed.
+        check: a function that raises ``TypeError`` or ``ValueError`` if the tensor cannot take a route
+            with a codec.
     """
     choices = [UNCOMPRESSED_ROUTE]
     for route in routes:

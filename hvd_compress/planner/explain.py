@@ -1,4 +1,4 @@
-"""Why a plan was chosen, in words and numbers."""
+"""The reasons for the choice of a plan, in words and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ("plan", "sent MB", "codec ms", "wire ms", "exchange ms", "predicted 
 
 
 def explain(planner: Planner) -> str:
-    """What was measured, every plan's predicted and measured cost, and what each tensor takes."""
+    """The measurements, every plan's predicted and measured cost, and each tensor's route, as a text."""
     if not planner.has_choice:
         return (
             "nothing to choose: there is one rank, or no tensor is large enough for a codec, or of a "

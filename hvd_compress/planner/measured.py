@@ -1,4 +1,4 @@
-"""What the ranks have measured: links and codecs."""
+"""The ranks' measurements of links and codecs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 
 Coding = tuple[Codec, ErrorFeedback]
-"""What has a speed: a codec, with or without a residual to read and write."""
+"""A codec and its error feedback, which together have a speed: a residual is read and written, too."""
 
 HALF = "all_reduce float16"
-"""Measured apart: on processors, adding halves may take longer than sending them."""
+"""The name of an all_reduce of halves, measured separately: on CPUs, adding halves may take longer than
+sending them."""
 
 KINDS = ("all_reduce", HALF, "all_gather", "all_to_all")
 """The collectives that are measured."""
@@ -23,15 +24,15 @@ KINDS = ("all_reduce", HALF, "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that predictions are made from, each part as slow as on the slowest rank.
+    """The measurements for predictions, each with the time of the slowest rank.
 
     Attributes:
-        hosts, local: how many hosts there are, and ranks on each.
-        sent: bytes that each rank sends in a large collective.
-        small: seconds of an all_reduce of a few bytes.
-        large: seconds of a large collective of each of :data:`KINDS`.
-        speeds: of the codecs; a codec that is not in it takes no time.
-        bits: of an element's code, of the codecs whose payloads vary in length; see
+        hosts, local: the number of hosts, and the number of ranks on each.
+        sent: the bytes that each rank sends in a large collective.
+        small: the seconds that an all_reduce of a few bytes takes.
+        large: the seconds that a large collective of each of :data:`KINDS` takes.
+        speeds: the speeds of the codecs; a codec without a speed takes no time.
+        bits: the average bits in an element's code for each codec with payloads that vary in length; see
             :mod:`hvd_compress.codecs.lengths`.
     """
 
@@ -44,24 +45,25 @@ class Measured:
     bits: Mapping[Coding, float] = dataclasses.field(default_factory=dict)
 
     def bandwidth(self, kind: str = KINDS[0]) -> float:
-        """Bytes that a rank sends in a second, not counting the start of a collective.
+        """The bytes that a rank sends per second, excluding the start of a collective.
 
-        A difference of close times is uncertain: the start counts for nine tenths at most.
+        As the difference of close times is uncertain, the start counts for nine tenths of the time at
+        most.
         """
         return self.sent / max(self.large[kind] - self.small, 0.1 * self.large[kind])
 
     def with_links(self, times: float) -> Measured:
-        """The same with all links so many times as fast."""
+        """The same measurements with all links ``times`` times as fast."""
         large = {k: self.small + self.sent / (times * self.bandwidth(k)) for k in self.large}
         return dataclasses.replace(self, large=large)
 
     def cluster(self, kind: str) -> Cluster:
-        """The ranks as collectives of one of :data:`KINDS` find them."""
+        """The ranks and links as measured with collectives of one of :data:`KINDS`."""
         # A ring over several hosts is as fast as the links between them; those within are not known.
         link, unknown = Link(self.bandwidth(kind)), Link(math.inf)
         between, within = (link, unknown) if self.hosts > 1 else (unknown, link)
         return Cluster(self.hosts, self.local, between, within, start=self.small)
 
     def speed(self, route: Route) -> CodecSpeed:
-        """How fast that route's codec is."""
+        """The speed of a route's codec."""
         return self.speeds.get((route.codec, route.feedback), CodecSpeed())

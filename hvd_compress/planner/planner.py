@@ -1,4 +1,4 @@
-"""The planner: probe links and codecs, predict, time the best plans, choose, watch."""
+"""The planner, which probes links and codecs, predicts, times the best plans, chooses, and watches."""
 
 from __future__ import annotations
 
@@ -25,50 +25,53 @@ from hvd_compress.planner.probing import Prober
 from hvd_compress.planner.trials import Trials
 
 Sum = Callable[[list[float], str], Sequence[float]]
-"""The sum of all ranks' vectors in float64, by a collective of the given name."""
+"""A function that sums all ranks' vectors in float64 with a collective of the given name."""
 
 _FIRST, _BURSTS, _ENOUGH = 4, 3, 2.0
-"""The step after which ranks probe, since the first ones negotiate names and show a step's time. How often,
-and in how many steps' time at most: where a burst takes long, disturbances count for little."""
+"""The step after which ranks probe, as the first steps negotiate names and show a step's time; the largest
+number of bursts; and the time after which no further burst begins, in steps: in long bursts, disturbances
+have little effect."""
 
 _DISTURBED = 0.1
-"""Seconds: a burst that is shorter may be long because of a disturbance alone, whatever a step takes."""
+"""The seconds below which a burst's time may be due to a disturbance alone, however long a step takes."""
 
 _WATCHING = 1e-3
-"""Part of the time that looks at the network may take."""
+"""The fraction of the time that looks at the network may take."""
 
 _SHORTEST, _LONGEST, _AGAIN = 32, 1024, 4
-"""Steps from one look to the next, at least and at most, and after a look that found a change."""
+"""The minimum and maximum number of steps from one look to the next, and the number after a look that found
+a change."""
 
 _CHANGE, _LOOKS = 1.6, 3
-"""By which factor the bandwidth has to change to count, and in how many looks in a row."""
+"""The factor by which the bandwidth must change, and the number of consecutive looks that must find it."""
 
 _QUIET = 64
-"""Steps from a plan to the next but the second, doubled with each plan up to :data:`_LONGEST`."""
+"""The basis of the minimum number of steps between plans, from the third plan on: the number doubles with
+each plan, up to :data:`_LONGEST`."""
 
 _MATTERS = 0.03
-"""Part of a step that another plan has to be better for a change of the links to matter."""
+"""The fraction of a step by which another plan must be better for a change of the links to matter."""
 
 
 class Planner:
-    """Decides how each gradient travels, the same on every rank.
+    """Chooses a route for each gradient, the same on every rank.
 
-    At the end of each step, at a place that all ranks reach with no gradient on its way, a frontend calls
-    :meth:`end_step`, and makes the next step with :attr:`plan`. A frontend that has to decide before its
+    At the end of each step, at a point that all ranks reach while no gradient is being sent, a frontend
+    calls :meth:`end_step`, and uses :attr:`plan` for the next step. A frontend that must decide before its
     first step calls :meth:`predict` instead.
 
     Args:
         tensors: the gradients of a step.
-        rank, size, local: this rank, how many ranks there are, and how many on each host.
+        rank, size, local: this rank, the number of ranks, and the number of ranks on each host.
         sum_over_ranks: a collective of all ranks.
-        prober: measures on this rank.
+        prober: the object that measures on this rank.
 
     Attributes:
-        plan, reason: a route for each tensor, and why.
-        step, plans: how many steps are over, and how many plans have been decided on.
-        has_choice: whether there are several ranks, and a tensor that may travel in several ways.
-        settled: whether a plan is decided on, or there is no choice.
-        measured, candidates, trials: what the plan rests on, as far as it has come.
+        plan, reason: a route for each tensor, and the reason for the choice.
+        step, plans: the number of finished steps, and the number of plans that were chosen.
+        has_choice: whether there are several ranks, and a tensor with several possible routes.
+        settled: whether a plan is chosen, or there is no choice.
+        measured, candidates, trials: the measurements, plans and trials so far that the choice is based on.
     """
 
     def __init__(
@@ -101,9 +104,13 @@ class Planner:
         self._change, self._looks = "", 0  # What the last look found, and how many in a row have.
 
     def end_step(self, seconds: float | None) -> bool:
-        """Counts a step, and measures, shares and decides what is due; whether the plan has changed.
+        """Counts a step, and does the measurements and decisions that are due.
 
-        ``seconds`` is how long the step took on this rank, if that is known.
+        Args:
+            seconds: the time of the step on this rank, or None if it is not known.
+
+        Returns:
+            Whether the plan has changed.
         """
         self.step += 1
         if not self.has_choice:
@@ -127,7 +134,7 @@ class Planner:
         return self.plan != before
 
     def predict(self) -> RoutePlan:
-        """Decides at once, from probes and the performance model alone; all ranks call it together."""
+        """Chooses a plan at once from probes and the performance model; all ranks call this together."""
         if not self.settled:
             bursts = [self._read(burst) for burst in self._probe(math.inf)]
             assert self.measured is not None
@@ -136,14 +143,15 @@ class Planner:
         return self.plan
 
     def state(self) -> dict[str, Any]:
-        """What a later job needs to go on with the plan, in what JSON can say."""
+        """The state that a later job needs to continue with the plan, as JSON types."""
         names = {one.name: str(route) for one, route in zip(self.tensors, self.plan, strict=True)}
         return {"plan": names, "settled": self.settled, "bandwidth": self._bandwidth}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Goes on with a plan of :meth:`state`, and looks at the network soon.
+        """Continues with the plan of a :meth:`state`, and looks at the network soon.
 
-        Returns whether the plan was decided on and is among today's choices; if not, planning begins anew.
+        Returns:
+            Whether the plan was settled and consists of current choices; if not, planning starts anew.
         """
         names = [state["plan"].get(tensor.name, str(UNCOMPRESSED_ROUTE)) for tensor in self.tensors]
         pairs = zip(self.tensors, names, strict=True)
@@ -162,7 +170,7 @@ class Planner:
         self._planned_at, self._due = self.step, self.step + _SHORTEST
 
     def _look(self, seconds: float) -> None:
-        """Compares the links with what they were when the plan was made; a step takes so many seconds."""
+        """Compares the links with those for which the plan was made; a step takes ``seconds``."""
         burst = self._burst(KINDS[:1], [])
         bandwidth = self._read(burst).bandwidth()
         ratio, change = bandwidth / self._bandwidth, ""
@@ -183,7 +191,7 @@ class Planner:
         self._due = self.step + min(max(period, _SHORTEST), _LONGEST)
 
     def _matters(self, bandwidth: float, seconds: float) -> bool:
-        """Whether another plan is predicted to be better with all links so much faster or slower."""
+        """Whether another plan is predicted to be better by enough at the given bandwidth."""
         if self.measured is None:
             return True
         now = self.measured.with_links(bandwidth / self.measured.bandwidth())
@@ -191,9 +199,9 @@ class Planner:
         return price_of(self.tensors, self.plan, now).total - best > _MATTERS * seconds
 
     def _probe(self, most: float) -> list[list[float]]:
-        """Measures, again unless that takes so many seconds, and predicts; returns the bursts.
+        """Measures repeatedly, for about ``most`` seconds, and predicts; returns the bursts.
 
-        Each part counts at its fastest: a disturbance only ever makes it longer.
+        The fastest time of each part counts: disturbances only ever make it longer.
         """
         bursts: list[list[float]] = []
         while len(bursts) < _BURSTS and sum(burst[-1] for burst in bursts) < most:
@@ -203,12 +211,12 @@ class Planner:
         return bursts
 
     def _burst(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
-        """What :meth:`Prober.measure` returns, each part as slow as on the slowest rank."""
+        """The numbers of :meth:`Prober.measure`, each from the slowest rank."""
         numbers = self._prober.measure(kinds, codings)
         return [*map(max, zip(*self._share(numbers, f"probe of {len(numbers)}"), strict=True))]
 
     def _read(self, burst: Sequence[float]) -> Measured:
-        """What the numbers of a burst say."""
+        """The measurements in the numbers of a burst."""
         small, *rest, _ = burst
         times = rest[len(KINDS) :]
         speeds = map(CodecSpeed, times[::3], times[1::3])
@@ -224,13 +232,13 @@ class Planner:
         )
 
     def _share_step(self) -> float:
-        """A step's median time on the slowest rank."""
+        """The median time of a step on the slowest rank."""
         rows = self._share([statistics.median(self._steps or [1e-9])], "step")
         self._steps.clear()
         return max(row[0] for row in rows)
 
     def _share(self, numbers: Sequence[float], what: str) -> list[Sequence[float]]:
-        """All ranks' numbers, a row each, by a sum."""
+        """All ranks' numbers, one row per rank, shared by a sum."""
         width = len(numbers)
         table = [0.0] * (width * self._size)
         table[width * self._rank : width * (self._rank + 1)] = numbers
@@ -239,14 +247,14 @@ class Planner:
 
 
 def check_state(who: str, state: Any) -> None:
-    """Raises unless :meth:`Planner.restore` can take a state.
+    """Raises unless :meth:`Planner.restore` accepts a state.
 
     Args:
-        who: what the message begins with.
-        state: what :meth:`Planner.state` returned.
+        who: the beginning of the message.
+        state: the value to check, from :meth:`Planner.state`.
 
     Raises:
-        TypeError, ValueError: it cannot.
+        TypeError, ValueError: the state is not valid.
     """
     kinds: dict[str, Any] = {"plan": Mapping, "settled": bool, "bandwidth": (int, float)}
     for field, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""Plans, and what they are predicted to cost."""
+"""Plans and their predicted costs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hvd_compress.perfmodel.cost import Cost, seconds
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 
 RoutePlan = tuple[Route, ...]
-"""A route for every tensor, in their order."""
+"""The routes of all tensors, in the order of the tensors."""
 
 _WORTH = 0.1
-"""Part of the uncompressed exchange that a codec must save where no step is timed."""
+"""The fraction of the uncompressed exchange that a codec must save if no step is timed."""
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A gradient with the routes that it may take, of which the first leaves it uncompressed."""
+    """A gradient with the routes that it may take; the first leaves it uncompressed."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,13 +30,13 @@ class PlannedTensor:
 
     @property
     def count(self) -> int:
-        """Its elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, and its predicted price."""
+    """A plan with its predicted price."""
 
     label: str
     plan: RoutePlan
@@ -44,22 +44,22 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """The most that its exchange is predicted to add to a step."""
+        """The most seconds that the plan's exchange is predicted to add to a step."""
         return self.price.total
 
     @property
     def loss(self) -> int:
-        """How gradients are changed: 0 not at all, 1 by a cast, 2 by a codec."""
+        """The change of gradients: 0 for none, 1 for a cast, 2 for a codec."""
         return max(map(_loss, self.plan))
 
     @property
     def exchanges(self) -> frozenset[str]:
-        """Those that its payloads take."""
+        """The exchanges of the plan's payloads."""
         return frozenset(route.exchange for route in self.plan if not route.uncompressed)
 
 
 def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
-    """What a tensor's exchange costs; small ones share their messages' starts with others in a bucket."""
+    """The cost of a tensor's exchange; small tensors share the starts of messages with their bucket."""
     half = route.uncompressed and route.cast_dtype == "float16"
     return seconds(
         tensor.shape,
@@ -74,18 +74,18 @@ def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
 
 
 def price_of(tensors: Sequence[PlannedTensor], plan: RoutePlan, measured: Measured) -> Cost:
-    """What the exchange of all tensors costs by a plan."""
+    """The cost of the exchange of all tensors with a plan."""
     return _sum(price(*pair, measured) for pair in zip(tensors, plan, strict=True))
 
 
 def label(route: Route, routes: Iterable[Route]) -> str:
-    """A route's short name, unlike those of the other routes."""
+    """A short name of a route that differs from the names of the other routes."""
     alike = {other for other in routes if _short(other) == _short(route)}
     return _short(route) if len(alike | {route}) == 1 else str(route)
 
 
 def uniform(tensors: Sequence[PlannedTensor], route: Route) -> RoutePlan:
-    """The plan in which every tensor that may take a route takes it, and the others none."""
+    """The plan with the given route for every tensor that may take it; the others are uncompressed."""
     return tuple(route if route in tensor.choices else UNCOMPRESSED_ROUTE for tensor in tensors)
 
 
@@ -95,16 +95,16 @@ def routes_of(tensors: Iterable[PlannedTensor]) -> list[Route]:
 
 
 def smallest(tensors: Sequence[PlannedTensor], hosts: int, local: int) -> RoutePlan:
-    """The plan that sends the fewest bytes, which risks least before anything is measured."""
+    """The plan that sends the fewest bytes, which is the safest one before anything is measured."""
     alike = Measured(hosts, local, 1.0, 0.0, dict.fromkeys(KINDS, 1.0))
     return min(propose(tensors, alike), key=lambda candidate: candidate.price.sent).plan
 
 
 def propose(tensors: Sequence[PlannedTensor], measured: Measured) -> list[Candidate]:
-    """The plans to consider, those that are predicted to be fastest first.
+    """The plans to consider, by predicted time, the fastest first.
 
-    For each route the plan in which all tensors take it that may, and a mixed plan in which each takes its
-    cheapest. Of equals, the one that changes gradients less is first.
+    For each route, there is a plan with this route for all tensors that may take it; a mixed plan has the
+    cheapest route of each tensor. Among equally fast plans, the one that changes gradients less is first.
     """
     routes = sorted(routes_of(tensors), key=_loss)
     plans: dict[RoutePlan, str] = {}
@@ -123,10 +123,10 @@ def propose(tensors: Sequence[PlannedTensor], measured: Measured) -> list[Candid
 def predicted_best(
     tensors: Sequence[PlannedTensor], measured: Measured, bursts: Sequence[Measured] = ()
 ) -> Candidate:
-    """The plan to take where no step can be timed: the fastest, unless its gain may be noise.
+    """The plan to use if no step can be timed: the fastest, unless its gain may be noise.
 
-    A codec has to save a tenth of the uncompressed exchange, also by each of the ``bursts`` of measurements
-    alone that ``measured`` is made from.
+    A codec must save a tenth of the uncompressed exchange, according to ``measured`` and also to each of
+    the ``bursts`` of measurements that ``measured`` is made from.
     """
     plain = uniform(tensors, UNCOMPRESSED_ROUTE)
 
@@ -148,5 +148,5 @@ def _short(route: Route) -> str:
 
 
 def _loss(route: Route) -> int:
-    """Uncompressed, then cast, then anything else; sorting keeps the user's order among these."""
+    """A sort key: 0 for uncompressed, 1 for a cast, 2 for others, which keep the user's order."""
     return 0 if route == UNCOMPRESSED_ROUTE else 1 if route.uncompressed else 2

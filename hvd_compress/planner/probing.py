@@ -13,16 +13,17 @@ from hvd_compress.exchanges.packing import packs
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"
-"""Sums of a few bytes: one that is not timed, after which all ranks begin together, and one that is."""
+"""The names of two sums of a few bytes: an untimed one, after which all ranks start together, and a timed
+one."""
 
 SMALL_BYTES = 16
 
 _BYTES = 2**19
-"""What each rank sends in a probe: far more than the burst that a rate limit lets pass."""
+"""The bytes that each rank sends in a probe: far more than the burst that a rate limit allows."""
 
 _ELEMENTS, _COLUMNS = 2**20, 256
-"""Of the tensor that codecs are measured with, more than a cache close to the processor holds, and of its
-rows where a codec looks at those."""
+"""The elements of the tensor for measuring codecs, which is too large for the CPU's inner caches, and the
+elements of its rows, for codecs that depend on rows."""
 
 _REPEATS = 2
 
@@ -31,18 +32,20 @@ class Prober:
     """Measures on this rank; the planner shares the numbers.
 
     Args:
-        size: ranks.
-        largest: elements of the largest gradient: probes are no larger than what will be sent.
-        array: makes a framework's array of so many numbers of a dtype, ``float32``, ``float16`` or
-            ``uint8``. Floats are random, because zeros would be encoded and added faster.
-        kernels: encode and decode such arrays: a :class:`hvd_compress.kernels.interface.Kernels`.
-        collective: runs a collective of a kind among all ranks to its end, with a message, under a name.
-        wait: returns when a device has done all that was started on it; None where there is none.
-        device_type: where gradients are: PyTorch's name for the type of the device.
+        size: the number of ranks.
+        largest: the number of elements in the largest gradient; probes are no larger than this.
+        array: a function that makes a framework's array from a number of elements and a dtype,
+            ``float32``, ``float16`` or ``uint8``. Floats must be random, because zeros would be encoded
+            and added faster.
+        kernels: the kernels for such arrays, a :class:`hvd_compress.kernels.interface.Kernels`.
+        collective: a function that runs a collective among all ranks to its end; its arguments are the
+            kind, the message and the name.
+        wait: a function that waits until a device has finished its work; None if there is no device.
+        device_type: PyTorch's name for the type of the device that holds the gradients.
 
     Attributes:
-        elements: of the tensor that codecs are measured with.
-        sent: bytes that each rank sends in each large collective.
+        elements: the number of elements in the tensor for measuring codecs.
+        sent: the bytes that each rank sends in each large collective.
     """
 
     def __init__(
@@ -67,15 +70,17 @@ class Prober:
         self.sent = 2 * self._part * others
 
     def message_bytes(self, what: str) -> int:
-        """What a rank gives to a collective: :data:`BARRIER`, :data:`SMALL`, or of a kind."""
+        """The bytes of a rank's input to a collective, named :data:`BARRIER`, :data:`SMALL`, or by kind."""
         parts = {"all_gather": 2, "all_to_all": 2 * self._size}.get(what, self._size)
         return SMALL_BYTES if what in (BARRIER, SMALL) else parts * self._part
 
     def measure(self, kinds: Sequence[str], codings: Sequence[Coding]) -> list[float]:
-        """One burst, in which all ranks take part.
+        """Measures one burst, in which all ranks take part.
 
-        Returns seconds of a small all_reduce, of a large collective of each kind, of each coding for an
-        element to encode and to decode, and bits of its code; and seconds of all this.
+        Returns:
+            The seconds of a small all_reduce; the seconds of a large collective of each kind; for each
+            coding, the seconds to encode and to decode an element, and the bits of an element's code; and
+            the seconds of the whole burst.
         """
         started = time.perf_counter()
         self._run(BARRIER)
@@ -85,7 +90,7 @@ class Prober:
         return [*times, time.perf_counter() - started]
 
     def _run(self, what: str) -> float:
-        """Seconds of a collective."""
+        """The seconds that a collective takes."""
         kind, name = what.split()[0], f"probe {what}"
         if what in (BARRIER, SMALL):
             kind, name = "all_reduce", what
@@ -96,7 +101,7 @@ class Prober:
         return self._timed(lambda: self._collective(kind, message, name))
 
     def _code(self, coding: Coding) -> list[float]:
-        """Seconds to encode an element, and to decode one; bits of its code, 0 where they never vary."""
+        """The seconds to encode and decode an element, and the bits of its code, 0 if they never vary."""
         codec, feedback = coding
         shape: tuple[int, ...] = (self.elements,)
         if codec.shaped and self.elements % _COLUMNS == 0:

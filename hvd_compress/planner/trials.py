@@ -1,4 +1,4 @@
-"""Plans against each other, by the time of real steps."""
+"""Trials that compare plans by the time of real steps."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ from dataclasses import dataclass, field
 from hvd_compress.planner.plans import Candidate, RoutePlan
 
 BUDGET, RESERVE = 6.0, 1.0
-"""What probes and trials may cost, in steps of the best plan: below 1% of 1,000. And what each plan
-without a codec may cost, whatever is spent: no choice may be slower than these."""
+"""The most that probes and trials may cost, in steps of the best plan: below 1% of 1,000 steps. And the
+cost that each plan without a codec may have even if nothing is left: no choice may be slower than these."""
 
 ROUNDS = ((4, 0.25), (4, 0.10), (4, 0.0), (8, 0.0), (8, 0.0), (8, 0.0))
-"""Timed steps of a plan in each round, and how much slower than the fastest it may be to stay, if not
-only noise makes it slower. Late turns are long: a change of plan may cost more than the steps."""
+"""For each round, the timed steps of a plan, and the fraction by which it may be slower than the fastest
+and still stay, or the noise if that is larger. Late turns are long: a change of plan may cost more than the
+steps."""
 
 _LEAST = 2
-"""Steps before a plan is stopped because it costs too much: one slow step may be a disturbance."""
+"""The steps before a plan may be stopped because of its cost: one slow step may be a disturbance."""
 
 _HEARING = sum(steps for steps, _ in ROUNDS[:3])
-"""Steps that no compression has whatever is left of the budget, if it is predicted to be as good as the
-fastest: those of three turns, of which a disturbance may last for one."""
+"""The steps that plans without any loss get regardless of the budget, if they are predicted to be as good
+as the fastest plan: those of three turns, as a disturbance may last for one."""
 
 _INDIFFERENCE = 0.02
-"""Plans so close to the fastest are as good."""
+"""The fraction by which a plan may be slower than the fastest and still count as equally good."""
 
 _DOUBT = 1.5
-"""No compression is as good as a plan that is faster by up to so many times the noise, or by half of that
-where the plan's predicted gain exceeds the noise."""
+"""The multiple of the noise by which a plan may be faster than no compression while the latter still counts
+as equally good; half of that, if the plan's predicted gain exceeds the noise."""
 
 _HIDDEN = 2.0
-"""No compression is as good as any plan if noise hides so many times its predicted exchange."""
+"""The multiple of the uncompressed exchange's predicted time at or below the noise for which no compression
+counts as equally good as any plan."""
 
 _CONTENDERS = 4
-"""Plans with a codec that are tried, and beside them the best of each exchange: what many messages cost
-beside their bytes is what predictions know least about."""
+"""The number of plans with a codec that are tried, besides the best plan of each exchange: predictions are
+least certain about the cost of many messages apart from their bytes."""
 
 
 @dataclass(eq=False)
 class Trial:
-    """The seconds of a plan's timed steps, and of the steps right after a change to it."""
+    """The seconds of a plan's timed steps, and of the first steps after changes to this plan."""
 
     candidate: Candidate
     seconds: list[float] = field(default_factory=list)
@@ -49,22 +51,22 @@ class Trial:
 
     @property
     def median(self) -> float:
-        """Of the timed steps; infinite without any."""
+        """The median of the timed steps; infinite if there are none."""
         return statistics.median(self.seconds) if self.seconds else math.inf
 
     @property
     def typical(self) -> float:
-        """The median, or the least of a few steps, any of which may be disturbed."""
+        """The median, or the minimum of up to four steps, as any of these may be disturbed."""
         return self.median if len(self.seconds) > 4 else min(self.seconds, default=math.inf)
 
 
 class Trials:
     """Runs plans in turns, drops the slow ones, and keeps to a budget in steps of the best plan.
 
-    The first step of a turn is not timed: after a change, names are negotiated anew. Turns are short, so
-    that a disturbance that lasts affects all plans. ``overhead`` is what probes have cost.
+    The first step of a turn does not count as timed: after a change, names are negotiated anew. Turns are
+    short, so that a long disturbance affects all plans. ``overhead`` is the cost of the probes in seconds.
 
-    :attr:`plan` is the plan of the next step and, when the trials are :attr:`done`, the best.
+    :attr:`plan` is the plan of the next step and, when the trials are :attr:`done`, the best plan.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Trials:
         self.plan: RoutePlan = next(self._steps)
 
     def record(self, seconds: float) -> None:
-        """Takes the time of a step with :attr:`plan`, on which all ranks agree."""
+        """Records the time of a step with :attr:`plan`; all ranks must record the same time."""
         try:
             self.plan = self._steps.send(seconds)
         except StopIteration:
@@ -85,7 +87,7 @@ class Trials:
 
     @property
     def best(self) -> Trial:
-        """The fastest so far; of plans that are as good, the one that changes gradients least."""
+        """The fastest plan so far; among equally good plans, the one that changes gradients least."""
         leader = self._leader
 
         def as_good(trial: Trial) -> bool:
@@ -102,7 +104,7 @@ class Trials:
 
     @property
     def verdict(self) -> str:
-        """Why :attr:`best` is the choice, with how often it was measured, and the fastest plan."""
+        """The reason for the choice of :attr:`best`, with its time and the fastest plan's."""
         best, leader = self.best, self._leader
         if not best.seconds:
             return "was not tried: it is predicted to be as good as any"
@@ -115,19 +117,19 @@ class Trials:
 
     @property
     def cost(self) -> float:
-        """Seconds beyond as many steps of the best plan: of probes, slower plans and changes."""
+        """The seconds that probes, slower plans and changes took beyond the fastest plan's steps."""
         fastest, ran = self._leader.median, [trial for trial in self.trials if trial.seconds]
         steps = [one for t in ran for one in [t.typical] * len(t.seconds) + t.changes]
         return self._overhead + sum(max(0.0, one - fastest) for one in steps)
 
     def predicted(self, trial: Trial) -> float:
-        """Seconds of a step: the exchange's, and those of everything else as the best plan shows them."""
+        """The seconds of a step: those of the exchange, and those of everything else in the best plan."""
         best = self.best
         base = max(0.0, best.median - best.candidate.seconds) if best.seconds else 0.0
         return base + trial.candidate.seconds
 
     def _run(self) -> Generator[RoutePlan, float, None]:
-        """Yields the plan of each step, and is sent the step's seconds."""
+        """Yields the plan of each step, and receives the step's seconds."""
         alive, last = self.trials, None
         for steps, tolerance in ROUNDS:
             for trial in alive:
@@ -172,9 +174,10 @@ class Trials:
         return min(self.trials, key=lambda trial: trial.median)
 
     def _error(self, trial: Trial) -> float:
-        """Twice the standard error of a plan's time over the fastest plan's.
+        """Twice the standard error of the ratio of a plan's time to the fastest plan's.
 
-        From the median absolute deviation of all plans' steps, as of a normal distribution.
+        The error is estimated from the median absolute deviation of all plans' steps, as for a normal
+        distribution.
         """
         leader, noisy = self._leader, [one for one in self.trials if len(one.seconds) >= 4]
         if trial is leader or not trial.seconds:
@@ -190,7 +193,7 @@ def _times(trial: Trial) -> str:
 
 
 def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those without a codec, the best others, and the best of each exchange; the fastest first."""
+    """The plans without a codec, the best others, and the best of each exchange, the fastest first."""
     chosen: list[Candidate] = []
     for one in candidates:
         codecs = [other for other in chosen if other.loss == 2]
