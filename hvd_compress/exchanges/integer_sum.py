@@ -20,7 +20,7 @@ EXTRA_WORDS = 2
 """The number of words after the levels: the count of senders, and the check."""
 
 MODULUS = 4194301
-"""The modulus of checks: the largest prime below 2**22, so that a word holds the sum of 512 ranks' checks."""
+"""The modulus of checks: the largest prime below 2**22, so that a word holds 512 ranks' sum."""
 
 COLUMNS = 64
 """The number of columns: word ``j`` is in column ``j`` modulo this number."""
