@@ -1,5 +1,5 @@
-"""A performance model of data-parallel training: what an exchange of gradients costs, before it is run.
+"""A performance model of data-parallel training, which predicts the cost of exchanges of gradients.
 
-:mod:`~hvd_compress.perfmodel.cost` is about one tensor; the rest about whole networks and clusters. Nothing
-here knows a framework.
+:mod:`~hvd_compress.perfmodel.cost` predicts for one tensor; the rest, for whole networks and clusters.
+Nothing here depends on a framework.
 """

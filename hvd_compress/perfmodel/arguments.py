@@ -22,14 +22,15 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 _SAME_LINK = 0.06
-"""Links whose bandwidths differ by less have the same nominal rate, with more or less of it to use."""
+"""The relative difference of bandwidths below which links have the same nominal rate: only the fraction
+that messages can use differs."""
 
 ETHERNET = 1448 / 1514
-"""Of a full Ethernet frame, what is a TCP message's."""
+"""The fraction of a full Ethernet frame that holds a TCP message."""
 
 
 def bandwidth(text: str) -> float:
-    """Bytes a second of ``1gbit``, ``200Mbps``, ``2.5 Gbit/s``; infinite for ``none``.
+    """The bytes per second of ``1gbit``, ``200Mbps``, ``2.5 Gbit/s``; infinite for ``none``.
 
     Raises:
         ValueError: anything else.
@@ -43,7 +44,7 @@ def bandwidth(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Seconds of ``50us``, ``0.1ms`` or ``2s``.
+    """The seconds of ``50us``, ``0.1ms`` or ``2s``.
 
     Raises:
         ValueError: anything else.
@@ -55,7 +56,7 @@ def duration(text: str) -> float:
 
 
 def positive_bits(text: str) -> float:
-    """Bits of an element, such as ``1.5``.
+    """The number of bits in an element, such as ``1.5``.
 
     Raises:
         ValueError: anything but a number above 0.
@@ -70,7 +71,7 @@ def positive_bits(text: str) -> float:
 
 
 def workers(text: str) -> list[int]:
-    """Reads ``1,2,4..512``: numbers, and with two dots all doublings between them.
+    """The numbers of workers in ``1,2,4..512``; two dots stand for all doublings in between.
 
     Raises:
         ValueError: anything else.
@@ -88,14 +89,14 @@ def workers(text: str) -> list[int]:
 
 
 def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
-    """Every codec through every exchange; once, where Horovod itself reduces it.
+    """The routes of every codec with every exchange; just one route for a codec that Horovod reduces.
 
     Args:
-        codecs: names of codecs, with settings after a colon, as in ``onebit:group=512``.
-        exchanges: names of exchanges.
+        codecs: the names of codecs, with settings after a colon, as in ``onebit:group=512``.
+        exchanges: the names of exchanges.
 
     Raises:
-        ValueError, TypeError: there is no such codec or exchange, or it takes no such setting.
+        ValueError, TypeError: an unknown codec or exchange, or a setting that the codec does not have.
     """
     made: list[Route] = []
     for text in codecs:
@@ -112,11 +113,11 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
 
 
 def add_machine(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds the arguments that choose a profile, and change it.
+    """Adds the arguments that choose a profile and change it.
 
     Args:
-        parser: gets them.
-        default: name of the profile if none is given.
+        parser: the parser to which the arguments are added.
+        default: the name of the default profile.
     """
     add = parser.add_argument
     add(
@@ -166,10 +167,10 @@ def add_machine(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def machine_of(args: argparse.Namespace) -> profiles.Profile:
-    """The profile that the arguments of :func:`add_machine` ask for.
+    """The profile that the arguments of :func:`add_machine` describe.
 
     Raises:
-        OSError, ValueError: no such profile, or a wrong file of speeds.
+        OSError, ValueError: an unknown profile, or a wrong file of speeds.
     """
     profile = profiles.load(args.machine)
     between, within = profile.between, profile.within
@@ -200,7 +201,7 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
 
 
 def converter(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which shows a converter's own words only in an error of its own."""
+    """A converter for argparse, which shows messages of ``ArgumentTypeError`` but not of ``ValueError``."""
 
     def convert(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""What a collective does to a cluster's connections: bytes, and messages that wait for each other."""
+"""The load of a collective on a cluster's connections: bytes, and messages that wait for each other."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hvd_compress.exchanges.steps import Computation, Message
 from hvd_compress.ranks.counters import Kind, sent_bytes
 
 ALLTOALL_LATENCIES = 2
-"""Ranks first tell each other how much will come, then send it; each message goes to all at once."""
+"""The latencies of an ``all_to_all``: ranks first send lengths, then data, to all other ranks at once."""
 
 
 class Load(NamedTuple):
-    """Bytes through connections, in each direction.
+    """The bytes through connections, in each direction.
 
     Attributes:
-        inside: through a rank's connection to the others of its host.
-        leaving: through a host's connection to the others.
+        inside: the bytes through a rank's connection to the other ranks on its host.
+        leaving: the bytes through a host's connection to the other hosts.
     """
 
     inside: float
@@ -32,13 +32,13 @@ class Collective:
 
     Attributes:
         kind: the operation.
-        sent: bytes a rank sends, on average over the ranks: those of ``Counters.wire_bytes``.
-        load: on average over the connections.
-        busiest: on the connections with the most to do.
-        latencies: messages that wait for each other; 0 where there is no other rank.
-        fusible: bytes of the result, which count against Horovod's fusion threshold; None where Horovod
+        sent: the bytes that a rank sends, averaged over the ranks, as in ``Counters.wire_bytes``.
+        load: the average load of the connections.
+        busiest: the load of the busiest connections.
+        latencies: the number of messages that wait for each other; 0 if there is no other rank.
+        fusible: the bytes of the result, which count towards Horovod's fusion threshold; None if Horovod
             does not fuse the operation.
-        added: elements that a rank adds during the collective.
+        added: the number of elements that a rank adds up during the collective.
     """
 
     kind: Kind
@@ -51,14 +51,14 @@ class Collective:
 
 
 Stage = Computation | Collective
-"""Of an exchange, in their order."""
+"""A stage of an exchange."""
 
 
 def collective(message: Message, scope: Scope, hosts: Hosts) -> Collective:
-    """The collective of a message among some of the ranks, of which there are several.
+    """The collective for a message among the ranks of a scope, in a cluster of several ranks.
 
-    In a ring, each rank passes on what it gets, and all wait for the largest message. In an ``all_to_all``,
-    the owner of the largest part receives it from all others.
+    In a ring, each rank passes on the data that it receives, and all ranks wait for the largest message. In
+    an ``all_to_all``, the owner of the largest part receives this part from all other ranks.
     """
     kind = message.kind
     ranks = {"all": hosts.size, "local": hosts.local, "cross": hosts.count}[scope]
@@ -90,5 +90,5 @@ def _latencies(kind: Kind, ranks: int) -> int:
 
 
 def _possible(load: Load, hosts: Hosts) -> Load:
-    """The load, but none where a host has one rank, or where there is one host."""
+    """The load, without the part inside hosts of one rank, or the part that leaves the only host."""
     return Load(load.inside if hosts.local > 1 else 0, load.leaving if hosts.count > 1 else 0)

@@ -1,8 +1,8 @@
-"""What one tensor's exchange costs: bytes counted as the exchanges count them, seconds by a linear model.
+"""The cost of one tensor's exchange: bytes counted as the exchanges count them, seconds by a linear model.
 
 A collective takes ``start + latencies * latency + bytes / bandwidth`` (Hockney's model), a codec a fixed
-time an element. Allreduce and allgather are rings, as Gloo's are and as
-:class:`~hvd_compress.ranks.counters.Counters` takes them; an alltoall sends to all others at once.
+time per element. Allreduce and allgather are rings, as in Gloo and in
+:class:`~hvd_compress.ranks.counters.Counters`; an alltoall sends to all other ranks at once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 
 
 class Cost(NamedTuple):
-    """Seconds of one tensor's exchange, nothing overlapping.
+    """The seconds and bytes of one tensor's exchange, without any overlap.
 
     Attributes:
-        encode: in encoders.
-        wire: in collectives, latencies included.
-        decode: in decoders, and in adding up.
-        sent: bytes that a rank sends, on average.
+        encode: the seconds in encoders.
+        wire: the seconds in collectives, including latencies.
+        decode: the seconds in decoders, and in adding up.
+        sent: the bytes that a rank sends, averaged over the ranks.
     """
 
     encode: float = 0.0
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of the seconds."""
+        """The sum of all seconds."""
         return self.encode + self.wire + self.decode
 
 
@@ -69,15 +69,16 @@ def seconds(
     """The predicted time of one tensor's exchange, from its gradient to the sum on every rank.
 
     Args:
-        shape: the tensor's.
-        route: codec, feedback and exchange; an uncompressed tensor takes an allreduce, whatever the
-            exchange.
-        speed: the codec's, with feedback if the route has it.
-        cluster: ranks and links.
-        element_bytes: of the gradient's type.
-        links: the same cluster as each kind of collective finds it, where that is known.
-        started: the tensor's part of a message, whose start it pays; the rest is for others in its bucket.
-        bits: of an element's code, as for :class:`~hvd_compress.exchanges.steps.Gradient`.
+        shape: the tensor's shape.
+        route: the codec, the feedback and the exchange; an uncompressed tensor always takes an allreduce.
+        speed: the codec's speed, with feedback if the route has feedback.
+        cluster: the ranks and links.
+        element_bytes: the bytes of an element in the gradient's dtype.
+        links: a function that returns the cluster as measured with a kind of collective; None means
+            ``cluster`` for all kinds.
+        started: the fraction of a message's start that counts for the tensor; the rest is for other tensors
+            in its bucket.
+        bits: the bits in an element's code, as in :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
     stages = stages_of(shape, route, cluster, element_bytes=element_bytes, bits=bits)
     encode = wire = decode = sent = 0.0
@@ -100,9 +101,9 @@ def wire_bytes(
     element_bytes: int = 4,
     bits: float | None = None,
 ) -> float:
-    """Bytes that a rank sends, averaged over the ranks: those that ``Counters.wire_bytes`` counts.
+    """The bytes that a rank sends, averaged over the ranks, as in ``Counters.wire_bytes``.
 
-    The token of 12 bytes beside an encoded tensor is not among them, nor is what a bucket adds
+    They include neither the token of 12 bytes for each encoded tensor nor the bytes that a bucket adds
     (:mod:`hvd_compress.exchanges.steps`).
     """
     cost = seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes, bits=bits)
@@ -117,9 +118,9 @@ def stages_of(
     element_bytes: int = 4,
     bits: float | None = None,
 ) -> Sequence[Stage]:
-    """The stages of one tensor's exchange; none where a rank is alone.
+    """The stages of one tensor's exchange; none if there is only one rank.
 
-    The arguments are those of :func:`seconds`.
+    See :func:`seconds` for the arguments.
     """
     if cluster.ranks == 1:
         return ()
@@ -137,21 +138,21 @@ def stages_of(
 def collective_seconds(
     collectives: Sequence[tuple[Collective, CodecSpeed]], cluster: Cluster
 ) -> float:
-    """Seconds of one or several tensors' collectives as one message.
+    """The seconds of one or several tensors' collectives as one message.
 
-    Latency is paid once. Small tensors have different owners, so that several tensors load all connections
-    alike, but not less than each of them loads its busiest.
+    The latency counts once. Small tensors have different owners, so that several tensors load all
+    connections equally, but at least as much as each tensor loads its busiest connection.
 
     Args:
-        collectives: alike, each with the speed at which its codec's numbers are added.
-        cluster: ranks and links.
+        collectives: collectives of the same kind, each with a speed for adding up its numbers.
+        cluster: the ranks and links.
     """
     head = collectives[0][0]
     if not head.latencies:
         return 0.0
     inside = _loaded([(one.load.inside, one.busiest.inside) for one, _ in collectives])
     leaving = _loaded([(one.load.leaving, one.busiest.leaving) for one, _ in collectives])
-    # In a ring, all wait for the slowest message.
+    # In a ring, all ranks wait for the slowest message.
     slowest = cluster.between if leaving else cluster.within
     return (
         cluster.start
@@ -164,7 +165,7 @@ def collective_seconds(
 def refusal(
     name: str, shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
 ) -> str | None:
-    """Why an exchange would refuse a tensor of that name, as the error that it raises says; or None."""
+    """The message of the error with which an exchange would refuse a tensor; None if it would not."""
     exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
     group = Group(0, cluster.ranks, Hosts(cluster.ranks, cluster.local))
     try:

@@ -1,4 +1,4 @@
-"""What a prediction is about: links, how fast ranks compute, and how ranks stand on hosts."""
+"""The machines of a prediction: links, the speeds of codecs, and the ranks on hosts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Link:
     """A connection that sends and receives at the same time.
 
     Attributes:
-        bandwidth: bytes a second in each direction; may be infinite.
-        latency: seconds that a message takes beside its bytes.
+        bandwidth: the bytes per second in each direction; may be infinite.
+        latency: the seconds that a message takes besides the time for its bytes.
 
     Raises:
         ValueError: a bandwidth that is not positive, or a latency that is negative or not finite.
@@ -36,12 +36,12 @@ class Link:
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """How fast one rank computes, in seconds an element.
+    """The speed of one rank's computation, in seconds per element.
 
     Attributes:
-        encode: to encode an element, its residual included where there is feedback.
-        decode: to decode one payload's element and add it to the sum.
-        add: to add uncompressed elements, in a ring or in an owner's hands.
+        encode: the seconds to encode an element and, with feedback, to update its residual.
+        decode: the seconds to decode an element of one payload and add it to the sum.
+        add: the seconds to add an uncompressed element, in a ring or by an owner.
 
     Raises:
         ValueError: a number that is negative or not finite.
@@ -58,14 +58,14 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal hosts with equally many ranks, numbered host by host.
+    """Equal hosts with the same number of ranks on each, numbered host by host.
 
     Attributes:
-        hosts: how many there are.
-        local: ranks on each.
-        between: a host's connection to the others, which its ranks share.
-        within: what each rank has to the other ranks of its host.
-        start: seconds from the call of a collective to its first message: negotiation, a waiting cycle.
+        hosts: the number of hosts.
+        local: the number of ranks on each host.
+        between: a host's connection to the other hosts, which its ranks share.
+        within: a rank's connection to the other ranks on its host.
+        start: the seconds from the call of a collective to its first message: negotiation, a waiting cycle.
 
     Raises:
         ValueError: no host, no rank, or a start that is negative or not finite.
@@ -87,5 +87,5 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job."""
+        """The number of ranks in the job."""
         return self.hosts * self.local

@@ -1,7 +1,7 @@
-"""The parameters and the arithmetic of four networks, from their architectures.
+"""The parameters and the arithmetic of four networks, derived from their architectures.
 
-An image is 224 by 224, there are 1,000 classes, and a layer is what one step of the backward pass gives
-gradients for.
+Images have 224 by 224 pixels, there are 1,000 classes, and one step of the backward pass computes the
+gradients of one layer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class Layer:
     """One layer with parameters.
 
     Attributes:
-        name: the layer's.
-        shapes: of its weight and, where it has one, of its bias, as PyTorch has them.
-        multiply_adds: of the forward pass, for one image; the backward pass has twice as many.
+        name: the name of the layer.
+        shapes: the shapes of the weight and of the bias, if there is one, as in PyTorch.
+        multiply_adds: the multiply-adds in the forward pass for one image; the backward pass has twice
+            this number.
     """
 
     name: str
@@ -32,30 +33,30 @@ class Layer:
 
     @property
     def elements(self) -> int:
-        """How many numbers its gradients are."""
+        """The number of elements in the layer's gradients."""
         return sum(map(math.prod, self.shapes))
 
 
 @dataclass(frozen=True)
 class Network:
-    """Layers, from input to output."""
+    """A network's layers, from input to output."""
 
     name: str
     layers: tuple[Layer, ...]
 
     @property
     def elements(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return sum(layer.elements for layer in self.layers)
 
     @property
     def multiply_adds(self) -> int:
-        """Of the forward pass, for one image."""
+        """The multiply-adds in the forward pass for one image."""
         return sum(layer.multiply_adds for layer in self.layers)
 
 
 class _Builder:
-    """Notes down layers, and follows channels and extent (height and width) of what they put out."""
+    """Collects layers, and tracks the channels and the extent (height and width) of their outputs."""
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
@@ -72,10 +73,10 @@ class _Builder:
         norm: bool = False,
         after: int | None = None,
     ) -> None:
-        """A convolution with bias, or without one before a batch norm.
+        """Adds a convolution with bias, or one without bias and a batch norm.
 
         Args:
-            after: channels of the input, if they are not those of the layer before.
+            after: the number of the input's channels, if it differs from that of the layer before.
         """
         inputs = self.channels if after is None else after
         padding = kernel // 2 if padding is None else padding
@@ -85,23 +86,23 @@ class _Builder:
         work = math.prod(weight) * self.extent**2
         self.layers.append(Layer(name, (weight,) if norm else (weight, (channels,)), work))
         if norm:
-            # Its arithmetic is nothing beside the convolution's.
+            # Its arithmetic is negligible compared to the convolution's.
             self.layers.append(Layer(f"{name}.norm", ((channels,), (channels,)), 0))
 
     def pool(self, kernel: int, stride: int, padding: int = 0, *, ceil: bool = False) -> None:
-        """A pooling layer; ``ceil`` as Caffe rounds."""
+        """Adds a pooling layer; with ``ceil``, the extent is rounded up, as in Caffe."""
         room = self.extent + 2 * padding - kernel
         self.extent = (-(-room // stride) if ceil else room // stride) + 1
 
     def linear(self, name: str, outputs: int, inputs: int | None = None) -> None:
-        """A fully connected layer."""
+        """Adds a fully connected layer."""
         inputs = self.channels * self.extent**2 if inputs is None else inputs
         self.layers.append(Layer(name, ((outputs, inputs), (outputs,)), outputs * inputs))
         self.channels, self.extent = outputs, 1
 
 
 def alexnet() -> Network:
-    """AlexNet in one tower (Krizhevsky, "One weird trick", 2014), as PyTorch users know it."""
+    """AlexNet in one tower (Krizhevsky, "One weird trick", 2014), as in PyTorch."""
     net = _Builder()
     net.conv("conv1", 64, 11, stride=4, padding=2)
     net.pool(3, 2)
@@ -117,7 +118,7 @@ def alexnet() -> Network:
 
 
 def vgg_a() -> Network:
-    """VGG-A, of 11 layers (Simonyan and Zisserman, 2014, table 1)."""
+    """VGG-A with 11 layers (Simonyan and Zisserman, 2014, table 1)."""
     net = _Builder()
     for stage, widths in enumerate(((64,), (128,), (256, 256), (512, 512), (512, 512)), 1):
         for index, width in enumerate(widths, 1):
@@ -163,7 +164,7 @@ def googlenet() -> Network:
 
 
 def resnet50() -> Network:
-    """ResNet-50 (He et al., 2015, table 1), its strides in the 3x3 convolutions as everywhere today."""
+    """ResNet-50 (He et al., 2015, table 1), with strides in the 3x3 convolutions, as is usual today."""
     net = _Builder()
     net.conv("conv1", 64, 7, stride=2, norm=True)
     net.pool(3, 2, 1)
@@ -187,4 +188,4 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "vgg_a": vgg_a,
     "resnet50": resnet50,
 }
-"""By the name that command lines and profiles call them."""
+"""The networks by the names that command lines and profiles use."""

@@ -1,4 +1,4 @@
-"""Networks to predict for: those that are known by name, and a user's own."""
+"""The networks of predictions: named ones, and users' own."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
 
 
 def network_of(text: str) -> Network:
-    """A network by name, by a file of shapes, or by a function.
+    """A network from a name, a file of shapes, or a function.
 
-    A layer of one's own is taken to have as many multiply-adds as parameters, as a linear one has: that
-    decides only on the layers' shares of a time that was measured.
+    A layer of a user's network is assumed to have one multiply-add per parameter, like a linear layer: this
+    affects only the distribution of the measured time over the layers.
 
     Args:
-        text: a name of :data:`NETWORKS`; a JSON file, ``{"fc.weight": [10, 20], ...}``, in the order of the
-            forward pass; or ``module:function`` that returns such a mapping, or a model with
+        text: a name in :data:`NETWORKS`; a JSON file, ``{"fc.weight": [10, 20], ...}``, in the order of the
+            forward pass; or ``module:function``, a function that returns such a mapping, or a model with
             ``named_parameters()``.
 
     Raises:
-        ValueError: there is no such file, module or function, or what it holds or returns are no shapes.
+        ValueError: there is no such file, module or function, or it does not contain or return shapes.
     """
     if text in NETWORKS:
         return NETWORKS[text]()

@@ -1,4 +1,4 @@
-"""The wire: collectives one after the other, as they become ready, and what is done between them."""
+"""The wire: collectives one after another, as they become ready, and the computation between them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hvd_compress.perfmodel.cost import collective_seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 
 FUSION_BYTES = 64 * 2**20
-"""Horovod does not fuse more than that into one message, unless ``HOROVOD_FUSION_THRESHOLD`` says so."""
+"""The most bytes that Horovod fuses into one message, unless ``HOROVOD_FUSION_THRESHOLD`` changes this."""
 
 
 @dataclass
 class Transfer:
-    """One tensor on its way through an exchange, or several that travel together from the start.
+    """The exchange of one tensor, or of several that are sent together from the start.
 
     Attributes:
-        ready: when its next stage can begin, in seconds from the training step's start.
+        ready: the time at which the next stage can begin, in seconds from the start of the training step.
         paths: the stages of each tensor, all of the same kinds.
-        speeds: of each tensor's codec.
+        speeds: the speed of each tensor's codec.
     """
 
     ready: float
@@ -32,31 +32,31 @@ class Transfer:
 
     @property
     def due(self) -> list[Stage]:
-        """The next stage of each tensor; none at the end."""
+        """The next stage of each tensor; empty at the end."""
         return [path[self._position] for path in self.paths if self._position < len(path)]
 
     @property
     def works(self) -> bool:
-        """Whether computation is due."""
+        """Whether the next stage is a computation."""
         return bool(self.due) and isinstance(self.due[0], Computation)
 
     @property
     def travels(self) -> bool:
-        """Whether a collective is still to come."""
+        """Whether any collective is left."""
         return any(isinstance(stage, Collective) for stage in self.paths[0][self._position :])
 
     def done(self) -> None:
-        """What was due is done."""
+        """Marks the next stage as done."""
         self._position += 1
 
 
 @dataclass
 class Totals:
-    """Seconds and bytes of a step, by what they were spent on.
+    """The seconds and bytes of a step.
 
     Attributes:
-        encode, wire, decode: seconds in encoders, collectives and decoders.
-        sent: bytes that a rank sends, on average.
+        encode, wire, decode: the seconds in encoders, collectives and decoders.
+        sent: the bytes that a rank sends, averaged over the ranks.
     """
 
     encode: float = 0.0
@@ -65,7 +65,7 @@ class Totals:
     sent: float = 0.0
 
     def compute(self, transfer: Transfer) -> float:
-        """Does the work that is due, and returns its seconds."""
+        """Does the computation that is next, and returns its seconds."""
         encode = decode = 0.0
         for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
             assert isinstance(stage, Computation)
@@ -77,7 +77,7 @@ class Totals:
         return encode + decode
 
     def communicate(self, transfers: Sequence[Transfer], cluster: Cluster) -> float:
-        """Does the collectives that are due as one message, and returns its seconds."""
+        """Does the collectives that are next as one message, and returns its seconds."""
         collectives = []
         for transfer in transfers:
             for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
@@ -93,10 +93,11 @@ class Totals:
 def carry(
     transfers: Sequence[Transfer], cluster: Cluster, totals: Totals
 ) -> list[tuple[float, Transfer]]:
-    """Does all collectives, and the work between them.
+    """Does all collectives, and the computation between them.
 
     Returns:
-        When each transfer's last collective is over, in this order. Work that comes after it is not done.
+        The time at which each transfer's last collective ends, and the transfer, in the order of the times.
+        Computation after the last collective is not done.
     """
     queue: list[_Waiting] = []
     arrived: list[tuple[float, Transfer]] = []
@@ -123,11 +124,11 @@ def carry(
 
 
 _Waiting = tuple[float, int, Transfer]
-"""When a transfer's collective can begin; its place among all transfers; the transfer."""
+"""The time at which a transfer's collective can begin; the transfer's number; the transfer."""
 
 
 def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[int, Transfer]]:
-    """Takes from the queue what waits for the wire as well and that Horovod sends along."""
+    """Takes from the queue the transfers that Horovod would send in the same message as the first one."""
     kind, size = _fusible(first)
     if size is None:
         return []
@@ -148,7 +149,7 @@ def _fused(queue: list[_Waiting], start: float, first: Transfer) -> list[tuple[i
 
 
 def _fusible(transfer: Transfer) -> tuple[tuple[str, int], float | None]:
-    """What has to be alike for the collectives that are due to be fused, and their bytes."""
+    """The properties that fused collectives must have in common, and the bytes of the next collectives."""
     due = [stage for stage in transfer.due if isinstance(stage, Collective)]
     kind = due[0].kind, due[0].latencies
     sizes = [one.fusible for one in due if one.fusible is not None]

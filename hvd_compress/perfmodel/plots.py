@@ -1,4 +1,4 @@
-"""Predictions as pictures. Needs Matplotlib."""
+"""Plots of predictions; they need Matplotlib."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STYLES = ("-", "--", "-.", ":")
 
 
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, for pictures in files.
+    """The module ``matplotlib.pyplot``, set up to write files.
 
     Raises:
         ValueError: Matplotlib is not installed.
@@ -33,12 +33,12 @@ def pyplot() -> Any:
 
 
 def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Draws images a second over workers, a curve for each codec and exchange.
+    """Plots images per second over workers, with a curve for each codec and exchange.
 
     Args:
-        rows: predictions.
-        path: where to write the picture; its ending says in which format.
-        title: above it.
+        rows: the predictions.
+        path: the file to write; its suffix determines the format.
+        title: the title of the plot.
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
@@ -51,7 +51,7 @@ def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
 
 
 def draw(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draws the same into axes. Where an exchange would refuse so many workers, its curve is faint."""
+    """Plots the same into axes; a curve is faint where its exchange would refuse the number of workers."""
     curves = dict.fromkeys((row.codec, row.exchange) for row in rows)
     for index, (codec, exchange) in enumerate(curves):
         mine = [row for row in rows if (row.codec, row.exchange) == (codec, exchange)]

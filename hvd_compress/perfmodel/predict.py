@@ -1,4 +1,4 @@
-"""``hvd-compress predict``: what training would take with other workers, links, codecs and exchanges."""
+"""``hvd-compress predict``, which predicts training times for workers, links, codecs and exchanges."""
 
 from __future__ import annotations
 

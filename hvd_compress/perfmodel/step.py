@@ -1,12 +1,14 @@
-"""One training step of a whole network: what of the exchange hides behind the backward pass.
+"""One training step of a whole network, with an exchange that overlaps with the backward pass.
 
-Three things are busy, each with one task at a time:
+The model has three resources, each of which does one task at a time:
 
-- the *processor*, with the forward pass, the backward pass layer by layer from the last one, the encoders,
+- the *processor* does the forward pass, the backward pass layer by layer from the last one, the encoders,
   after the backward pass the decoders in the order in which messages arrive, and the optimizer;
-- the *wire*, with collectives in the order in which they become ready. Encoded gradients travel in the
-  buckets of training, and what waits for the wire travels together, where Horovod fuses;
-- the *helper*, with owners' work between two collectives, beside the backward pass and no slower for it.
+- the *wire* does collectives in the order in which they become ready. Encoded gradients are sent in the
+  same buckets as in training, and collectives that wait for the wire are done together if Horovod fuses
+  them;
+- the *helper* does owners' work between two collectives, in parallel to the backward pass, which it does
+  not slow down.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from hvd_compress.perfmodel.pipeline import Totals, Transfer, carry
 from hvd_compress.ranks import token
 
 Speeds = Callable[[Route], CodecSpeed]
-"""How fast each route's codec is, with feedback where the route has it."""
+"""A function that returns the speed of a route's codec, with feedback if the route has feedback."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer's computation, for all images of a rank's batch."""
+    """The seconds of one layer's computation for all images of a rank's batch."""
 
     forward: float
     backward: float
@@ -41,11 +43,11 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Computation:
-    """Seconds of a step without any exchange.
+    """The seconds of a step without any exchange.
 
     Attributes:
-        layers: of the network, from input to output.
-        optimizer: after all gradients are there.
+        layers: the seconds of the network's layers, from input to output.
+        optimizer: the seconds of the optimizer, which runs after all gradients are complete.
     """
 
     layers: tuple[LayerTime, ...]
@@ -53,21 +55,21 @@ class Computation:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The sum of all seconds."""
         return sum(layer.forward + layer.backward for layer in self.layers) + self.optimizer
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a step takes, and what each part of it would take alone.
+    """The time of a step, and the time that each part of it would take alone, in seconds.
 
     Attributes:
-        seconds: of the step.
-        computation: forward, backward and optimizer.
-        encode: in encoders.
-        wire: in collectives.
-        decode: in decoders.
-        wire_bytes: that a rank sends, on average.
+        seconds: the time of the step.
+        computation: the time of the forward pass, the backward pass and the optimizer.
+        encode: the time in encoders.
+        wire: the time in collectives.
+        decode: the time in decoders.
+        wire_bytes: the bytes that a rank sends, averaged over the ranks.
     """
 
     seconds: float
@@ -79,7 +81,7 @@ class StepTime:
 
     @property
     def exposed(self) -> float:
-        """Seconds that the exchange adds to the step."""
+        """The seconds that the exchange adds to the step."""
         return self.seconds - self.computation
 
 
@@ -88,10 +90,10 @@ class RoutedTensor:
     """A parameter whose gradient is exchanged.
 
     Attributes:
-        number: its position among the network's parameters.
-        name: for patterns of the router.
-        shape: its shape.
-        route: what the router chose.
+        number: the parameter's position among the network's parameters.
+        name: the parameter's name, for the patterns of the router.
+        shape: the parameter's shape.
+        route: the route that the router chose.
     """
 
     number: int
@@ -119,13 +121,13 @@ def predict(
     """The predicted time of one training step.
 
     Args:
-        network: whose gradients, float32.
-        computation: of the network's layers, for a rank's batch.
-        router: chooses each tensor's route, as it does in training.
-        speeds: of the codecs.
-        cluster: ranks and links.
-        overlap: whether the exchange starts during the backward pass; otherwise after it.
-        bits: of an element's code, as for :class:`~hvd_compress.exchanges.steps.Gradient`.
+        network: the network, with float32 gradients.
+        computation: the computation of the network's layers for a rank's batch.
+        router: the router that chooses each tensor's route, as in training.
+        speeds: the speeds of the codecs.
+        cluster: the ranks and links.
+        overlap: whether the exchange starts during the backward pass; otherwise, it starts afterwards.
+        bits: the bits in an element's code, as in :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
     totals = Totals()
     transfers, now = _backward(network, computation, router, speeds, cluster, totals, bits)
@@ -161,7 +163,7 @@ def _backward(
     totals: Totals,
     bits: float | None,
 ) -> tuple[list[Transfer], float]:
-    """Forward pass, backward pass and encoders: what is to be sent, and when all is computed."""
+    """Does the forward pass, the backward pass and the encoders; returns the transfers and the end time."""
     layers = tensors_of(network, router)
     tensors = [tensor for layer in layers for tensor in layer]
     waiting = {tensor.number: bucket for bucket in _buckets(tensors) for tensor in bucket}
@@ -189,9 +191,9 @@ def _backward(
 
 
 def _buckets(tensors: Sequence[RoutedTensor]) -> Iterator[list[RoutedTensor]]:
-    """What travels together, in the order of the backward pass, as it does in training.
+    """The buckets of tensors that are sent together, in the order of the backward pass, as in training.
 
-    Uncompressed tensors are Horovod's, each by itself until Horovod fuses them.
+    Each uncompressed tensor is in a bucket of its own, as Horovod itself may fuse these tensors later.
     """
     kinds: dict[str, dict[int, RoutedTensor]] = {}
     for tensor in tensors:

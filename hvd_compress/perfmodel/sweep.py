@@ -1,4 +1,4 @@
-"""Throughput over the number of workers, for codecs and exchanges on one kind of machine."""
+"""Predictions of throughput over the number of workers, for codecs and exchanges on one kind of machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ Scaling = Literal["weak", "strong"]
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, on what.
+    """A network to train, and the machines that train it.
 
     Attributes:
         network: the network.
         profile: the machines.
-        batch: images a step: of each worker in weak scaling, of all together in strong scaling.
-        scaling: whether more workers mean more images a step (weak), or fewer for each (strong).
-        seconds: of a step of one worker alone with ``batch`` images, if measured.
+        batch: the images per step: of each worker in weak scaling, of all workers in strong scaling.
+        scaling: whether more workers mean more images per step (weak) or fewer images for each (strong).
+        seconds: the measured seconds of a step of one worker alone with ``batch`` images; None means the
+            profile's rate.
         overlap: whether the exchange starts during the backward pass.
-        threshold: tensors of fewer elements are left to Horovod.
-        bits: of an element's code, where payloads vary in length; None is what normally distributed
-            gradients take.
+        threshold: the smallest number of elements that is compressed; Horovod reduces smaller tensors.
+        bits: the average bits in an element's code, if payloads vary in length; None means those of
+            normally distributed gradients.
     """
 
     network: Network
@@ -42,11 +43,11 @@ class Job:
     bits: float | None = None
 
     def images(self, workers: int) -> float:
-        """Images of a worker and step."""
+        """The images per worker and step."""
         return self.batch if self.scaling == "weak" else self.batch / workers
 
     def step(self, route: Route, workers: int) -> StepTime:
-        """The predicted step of so many workers."""
+        """The predicted time of a step with the given number of workers."""
         profile = self.profile
         if self.seconds is not None and self.scaling == "strong":
             raise ValueError("seconds of a step: expected weak scaling, got strong")
@@ -62,7 +63,7 @@ class Job:
         )
 
     def refused(self, route: Route, workers: int) -> str | None:
-        """Why the exchange would refuse the network's largest tensor among so many workers, or None."""
+        """The message with which the exchange would refuse the network's largest tensor, or None."""
         layers = tensors_of(self.network, Router(route, self.threshold))
         largest = max(
             (tensor for layer in layers for tensor in layer), key=lambda t: math.prod(t.shape)
@@ -76,13 +77,13 @@ class Row:
     """One prediction.
 
     Attributes:
-        codec: with its settings.
-        exchange: ``allreduce`` for what Horovod reduces itself.
-        workers, hosts, local: how many ranks, on how many machines, how many on each.
-        images: of a worker and step.
-        step: its predicted times.
-        speedup: in images a second, over one worker.
-        refused: why the exchange would not run, or None.
+        codec: the codec with its settings.
+        exchange: the exchange; ``allreduce`` for a codec that Horovod reduces itself.
+        workers, hosts, local: the numbers of ranks, of machines, and of ranks on each machine.
+        images: the images per worker and step.
+        step: the predicted times of the step.
+        speedup: the images per second, divided by those of one worker.
+        refused: the message with which the exchange would refuse to run, or None.
     """
 
     codec: str
@@ -97,11 +98,11 @@ class Row:
 
     @property
     def images_per_second(self) -> float:
-        """Of all workers."""
+        """The images per second of all workers."""
         return self.workers * self.images / self.step.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types; seconds and bytes."""
+        """The prediction as JSON types, in seconds and bytes."""
         return {
             "codec": self.codec,
             "exchange": self.exchange,
@@ -125,15 +126,15 @@ def sweep(job: Job, routes: Sequence[Route], workers: Sequence[int]) -> list[Row
     """Predicts every route with every number of workers.
 
     Raises:
-        ValueError: workers that do not fill machines, or no rate for that network.
+        ValueError: the workers do not fill the machines, or the profile has no rate for the network.
     """
     return [row for route in routes for row in _of_route(job, route, workers)]
 
 
 def optimal_workers(job: Job, route: Route, limit: int) -> int:
-    """How many workers keep both the processors and the wire busy: 1-bit SGD, equation 3.
+    """The number of workers that keeps both the processors and the wire busy (1-bit SGD, equation 3).
 
-    Strong scaling; whole machines, as many as there are workers at most ``limit``.
+    The job should use strong scaling. The result is a number of whole machines' workers, up to ``limit``.
     """
     full = job.profile.local
     machines = balanced_workers(
@@ -149,17 +150,17 @@ def balanced_workers(
 ) -> int:
     """Solves 1-bit SGD's equation 3 for costs that both depend on the number of workers.
 
-    With fewer workers than that the network waits for the computation, with more the computation waits
-    for the network.
+    With fewer workers, the network waits for the computation; with more, the computation waits for the
+    network.
 
     Args:
-        computation: seconds for a number of workers; falls with it.
-        communication: seconds for a number of workers; does not fall.
+        computation: a function from the number of workers to seconds, which decreases.
+        communication: a function from the number of workers to seconds, which does not decrease.
         limit: the largest number to consider.
 
     Returns:
-        The largest number of workers up to ``limit`` with ``computation >= communication``; 1 where
-        there is none.
+        The largest number of workers up to ``limit`` with ``computation >= communication``; 1 if there
+        is none.
     """
     low, high = 1, limit
     while low < high:

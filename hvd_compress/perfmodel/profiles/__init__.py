@@ -1,6 +1,6 @@
-"""Machines: links, memory, and how fast networks and codecs run on them, each number with its source.
+"""Profiles of machines: links, memory, and the speeds of networks and codecs, each with its source.
 
-A profile is a JSON file beside this one; the fields are those of :class:`Profile`.
+A profile is a JSON file in this folder, which :func:`load` reads.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.step import Computation, LayerTime
 
 RECORD_SCHEMA = "hvd_compress/codec/1"
-"""Of the codec benchmark's JSON files."""
+"""The schema of the codec benchmark's JSON files."""
 
 _FOLDER = Path(__file__).parent
 
 ENCODE_BYTES = 12
-"""An encoder with feedback reads gradient and residual, and writes the residual (docs/performance.md)."""
+"""The memory traffic per element of an encoder with feedback, which reads the gradient and the residual,
+and writes the residual (docs/performance.md)."""
 
 DECODE_BYTES = 8
-"""A decoder that adds reads and writes the sum."""
+"""The memory traffic per element of a decoder, which reads and writes the sum."""
 
 ADD_BYTES = 12
-"""Adding reads two numbers and writes one."""
+"""The memory traffic per element of an addition, which reads two numbers and writes one."""
 
 FORWARD_BYTES, BACKWARD_BYTES, OPTIMIZER_BYTES = 4, 8, 20
-"""An element of a parameter: read; read, and its gradient written; and for SGD with momentum parameter,
-gradient and velocity read, parameter and velocity written."""
+"""The memory traffic per element of a parameter. The forward pass reads the parameter; the backward pass
+also writes the gradient; SGD with momentum reads parameter, gradient and velocity, and writes parameter
+and velocity."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast one rank trains a network alone.
+    """The rate at which one rank trains a network alone.
 
     Attributes:
-        batch: images a rank and step that the profile is about.
-        measured_batch: images a step with which the rate was measured.
-        images_per_second: with that many.
+        batch: the profile's number of images per rank and step.
+        measured_batch: the number of images per step in the measurement of the rate.
+        images_per_second: the measured rate.
     """
 
     batch: int
@@ -54,7 +56,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """What the codec benchmark says of one configuration, in seconds an element."""
+    """The codec benchmark's measurement of one configuration, in seconds per element."""
 
     codec: Codec
     encode: float
@@ -67,16 +69,16 @@ class Profile:
     """A kind of machine, and the network between several of them.
 
     Attributes:
-        name: of its file.
-        title: what it is.
-        local: ranks of a machine.
-        between: a machine's link to the others.
-        within: a rank's link to the others on its machine.
-        start: seconds before a collective's first message.
-        memory: bytes a second that a rank reads or writes.
-        rates: networks by name.
-        speeds: of codecs, where they were measured. Others are as fast as memory lets them be.
-        sources: where each of these comes from.
+        name: the name of the profile's file, without its suffix.
+        title: a description of the machines.
+        local: the number of ranks on a machine.
+        between: a machine's link to the other machines.
+        within: a rank's link to the other ranks on its machine.
+        start: the seconds before a collective's first message.
+        memory: the bytes per second that a rank reads or writes.
+        rates: the rates of networks by name.
+        speeds: the measured speeds of codecs. Other codecs are only limited by memory.
+        sources: the sources of these numbers.
     """
 
     name: str
@@ -91,10 +93,10 @@ class Profile:
     sources: Mapping[str, str]
 
     def cluster(self, workers: int) -> Cluster:
-        """So many ranks, on as few machines as hold them.
+        """A cluster of ``workers`` ranks on the fewest machines that hold them.
 
         Raises:
-            ValueError: they do not fill the machines.
+            ValueError: the ranks do not fill the machines.
         """
         local = min(workers, self.local)
         if workers < 1 or workers % local:
@@ -104,7 +106,7 @@ class Profile:
         return Cluster(workers // local, local, self.between, self.within, self.start)
 
     def speed(self, route: Route) -> CodecSpeed:
-        """How fast a route's codec is here: measured, or what its memory traffic takes."""
+        """The speed of a route's codec on this machine: measured, or estimated from its memory traffic."""
         same = [one for one in self.speeds if one.codec == route.codec]
         alike = [one for one in self.speeds if isinstance(one.codec, type(route.codec))]
         add = ADD_BYTES / self.memory
@@ -116,18 +118,18 @@ class Profile:
     def computation(
         self, network: Network, batch: float, *, seconds: float | None = None
     ) -> Computation:
-        """What a rank computes in a step without any exchange.
+        """The computation of a rank in a step without any exchange.
 
-        A layer takes time in proportion to its multiply-adds and the images, and time in which its
-        parameters are read and written, whatever the number of images.
+        A layer takes time in proportion to its multiply-adds and the number of images, plus the time to
+        read and write its parameters, which does not depend on the number of images.
 
         Args:
-            network: one of the profile's, unless ``seconds`` are given.
-            batch: images a rank and step.
-            seconds: of a step with that many, if measured; otherwise the profile's rate decides.
+            network: the network; one of the profile's networks if ``seconds`` is None.
+            batch: the number of images per rank and step.
+            seconds: the measured seconds of a step with ``batch`` images; None means the profile's rate.
 
         Raises:
-            ValueError: the profile has no rate for that network.
+            ValueError: the profile has no rate for the network.
         """
         if seconds is not None:
             measured, images = seconds, batch
@@ -143,7 +145,7 @@ class Profile:
                 f"give the seconds of a step"
             )
         passes = FORWARD_BYTES + BACKWARD_BYTES + OPTIMIZER_BYTES
-        # No more than all of it, where the memory's speed and the rate do not fit together.
+        # At most the whole time, if the memory's speed and the rate do not fit together.
         touch = min(1 / self.memory, measured / (passes * network.elements))
         rest = max(0.0, measured - passes * touch * network.elements)
         # A backward pass has two products for the one of the forward pass.
@@ -164,15 +166,15 @@ class Profile:
 
 
 def names() -> list[str]:
-    """Of all profiles."""
+    """The names of all profiles."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def load(name: str) -> Profile:
-    """The profile of that name.
+    """The profile with the given name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such profile.
     """
     if name not in names():
         raise ValueError(f"profile: expected one of {', '.join(names())}, got {name!r}")
@@ -203,10 +205,10 @@ def load(name: str) -> Profile:
 
 
 def speeds_of_record(record: Mapping[str, Any]) -> list[MeasuredSpeed]:
-    """The speeds in a JSON file of ``python -m benchmarks.codec``.
+    """The speeds in a record, the content of a JSON file from ``python -m benchmarks.codec``.
 
     Raises:
-        ValueError: it is another kind of file.
+        ValueError: the record has another schema.
     """
     if record.get("schema") != RECORD_SCHEMA:
         raise ValueError(
