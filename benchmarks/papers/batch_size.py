@@ -1,4 +1,4 @@
-"""Minibatch sizes and learning rates that are chosen while a model trains."""
+"""The choice of minibatch sizes and learning rates during training."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ _log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """What a trial changes, and what can go back: models, optimizers, compressors, ``DoubleBuffering``."""
+    """An object that a trial changes and that can be restored, such as a model, optimizer or compressor."""
 
     def state_dict(self) -> Any:
         """The state."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Goes back to a state."""
+        """Restores a state."""
 
 
 Train = Callable[[int], tuple[int, int]]
-"""Trains with minibatches of a size; returns how many of this rank's samples the model got right, each
-before the update that it was part of, and how many samples there were."""
+"""A function that trains with minibatches of the given size. It returns the number of this rank's samples
+that the model classified correctly, each before the update that it was part of, and the number of all
+samples of this rank."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What trials have shown.
+    """The result of trials.
 
     Attributes:
-        size: the minibatch size that was chosen.
-        accuracies: of all ranks' training samples, by size, in the order of the trials.
+        size: the chosen minibatch size.
+        accuracies: the accuracy on all ranks' training samples by size, in the order of the trials.
     """
 
     size: int
@@ -47,26 +48,27 @@ class Selection:
 class BatchSizeSelector:
     """Picks the largest minibatch size that does not hurt convergence (1-bit SGD, section 4).
 
-    Every so many samples, the next few are processed at different minibatch sizes, all from the same
-    state. The largest size is chosen whose accuracy on these training samples is no worse than that of the
-    smallest size, up to a tolerance; a larger size is not tried once one is worse. Training goes on from
-    where the trial of the chosen size has ended, so that its work is not lost.
+    At regular intervals, a few samples are processed with different minibatch sizes, each time from the
+    same state. The selector chooses the largest size whose accuracy on these training samples is no worse
+    than that of the smallest size, up to a tolerance; once a size is worse, larger ones are not tried.
+    Training continues from the end of the trial of the chosen size, so that its work is not lost.
 
-    The learning rate of a sample stays the same: the paper's update is the learning rate times a sum over
-    samples (equations 1 and 2), so that the learning rate of an optimizer that gets means over a minibatch
-    grows with the size. The paper gives neither the tolerance nor the sizes::
+    The learning rate per sample stays the same: the paper's update is the learning rate times a sum over
+    samples (equations 1 and 2), so the learning rate of an optimizer that gets means over a minibatch
+    grows with the size. The paper states neither the tolerance nor the sizes::
 
         selector = BatchSizeSelector([64, 128, 256], optimizer, [model, optimizer, buffering])
         selector.select(train)        # on all ranks; again every so many samples
         train(selector.size)
 
     Args:
-        sizes: samples of a minibatch, of all ranks together, rising; training begins with the first.
-        optimizer: whose learning rates go with the size.
-        states: all that a trial changes, ``optimizer`` included.
-        tolerance: how far below the smallest size's accuracy a larger one's may be, a share of samples. The
-            default is half a point.
-        process_group: the ranks; None is the default group, or this process alone where there is none.
+        sizes: the numbers of samples in a minibatch of all ranks together, in ascending order; training
+            begins with the first.
+        optimizer: the optimizer; its learning rates are scaled with the size.
+        states: all objects that a trial changes, including ``optimizer``.
+        tolerance: the largest difference by which a larger size's accuracy may be below the smallest
+            size's, as a fraction of samples. The default is half a percentage point.
+        process_group: the ranks; None means the default group, or this process alone if there is none.
 
     Attributes:
         size: the minibatch size in use.
@@ -100,9 +102,9 @@ class BatchSizeSelector:
         self.size = sizes[0]
 
     def select(self, train: Train) -> Selection:
-        """Makes the trials, and leaves states and learning rates as the chosen one has them.
+        """Makes the trials, and sets states and learning rates to those after the chosen trial.
 
-        Every rank has to call it. Each call of ``train`` has to process the same samples.
+        Every rank must call this. Each call of ``train`` must process the same samples.
 
         Raises:
             ValueError: ``train`` processed no sample.
@@ -123,14 +125,14 @@ class BatchSizeSelector:
         return Selection(chosen, accuracies)
 
     def state_dict(self) -> dict[str, Any]:
-        """The size in use; learning rates are in the optimizer's state."""
+        """A state with the size in use; learning rates are in the optimizer's state."""
         return {"size": self.size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the size of a saved state.
+        """Continues with the size of a saved state.
 
         Raises:
-            ValueError: it is none of the sizes.
+            ValueError: the size is not among the sizes of this selector.
         """
         if state["size"] not in self._sizes:
             raise ValueError(
@@ -139,14 +141,14 @@ class BatchSizeSelector:
         self.size = state["size"]
 
     def _go_to(self, states: Sequence[Any], old: int, new: int) -> None:
-        """Loads states that were made with minibatches of one size, for minibatches of another."""
+        """Loads states from training with one minibatch size, for training with another."""
         for one, state in zip(self._states, states, strict=True):
             one.load_state_dict(copy.deepcopy(state))
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * (new / old)
 
     def _accuracy(self, right: int, samples: int) -> float:
-        """Of all ranks, the same number on each."""
+        """The accuracy over all ranks, the same number on each."""
         if samples < 1:
             raise ValueError(
                 f"BatchSizeSelector.select: expected train to process samples, got {samples}"
@@ -160,20 +162,21 @@ class BatchSizeSelector:
 
 
 class LearningRateSearch:
-    """Decays a learning rate where the accuracy on held-out samples stops rising, and records that.
+    """Decays a learning rate when the accuracy on held-out samples stops rising, and records the decays.
 
-    The paper determines a gradually decaying learning rate automatically by the accuracy on a
-    cross-validation set, on an earlier configuration, and then uses that profile (1-bit SGD, section 4).
-    So search once, without compression, and train by :class:`LearningRateProfile` from then on. The paper
-    does not say by how much, or when.
+    The paper determines a gradually decaying learning rate automatically from the accuracy on a
+    cross-validation set with an earlier configuration, and then uses that profile (1-bit SGD, section 4).
+    So search once, without compression, and then train with a :class:`LearningRateProfile`. The paper does
+    not state the amounts or times of decays.
 
     Args:
-        decay: factor on the learning rate where the accuracy has not risen.
-        least: the least rise in accuracy that keeps the learning rate.
+        decay: the factor of the learning rate when the accuracy has not risen.
+        least: the rise in accuracy that must be exceeded to keep the learning rate.
 
     Attributes:
-        factor: on the first learning rate.
-        points: the factor from a number of samples on, as :class:`LearningRateProfile` takes them.
+        factor: the current factor of the first learning rate.
+        points: numbers of samples, each with the factor from there on, for
+            :class:`LearningRateProfile`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -188,14 +191,14 @@ class LearningRateSearch:
         self.points: list[tuple[int, float]] = [(0, 1.0)]
 
     def update(self, samples: int, accuracy: float) -> float:
-        """Takes a measurement.
+        """Records a measurement.
 
         Args:
-            samples: processed so far, of all ranks.
-            accuracy: on held-out samples, the same number on every rank.
+            samples: the number of samples that all ranks together have processed so far.
+            accuracy: the accuracy on held-out samples, the same number on every rank.
 
         Returns:
-            :attr:`factor`, from now on.
+            The new :attr:`factor`.
         """
         if accuracy <= self._best + self._least:
             self.factor *= self._decay
@@ -205,17 +208,17 @@ class LearningRateSearch:
 
 
 class LearningRateProfile:
-    """A gradually decaying learning rate, by samples and not by steps, whose number depends on sizes.
+    """A gradually decaying learning rate by samples, as the number of steps depends on minibatch sizes.
 
-    Between two points, the factor falls geometrically; before the first and behind the last, it is
-    constant.
+    Between two points, the factor is interpolated geometrically; before the first and after the last, the
+    factor is constant.
 
     Args:
-        points: numbers of samples, rising, and the factor on the first learning rate there; those of a
-            :class:`LearningRateSearch`, or of a JSON file of them.
+        points: numbers of samples in ascending order, each with the factor of the first learning rate
+            there, from a :class:`LearningRateSearch` or from JSON.
 
     Attributes:
-        points: the same as numbers.
+        points: the points as floats.
 
     Raises:
         ValueError: no points, numbers of samples that do not rise, or factors that are not above 0.
@@ -231,7 +234,7 @@ class LearningRateProfile:
             )
 
     def factor(self, samples: int) -> float:
-        """The factor on the first learning rate after so many samples."""
+        """The factor of the first learning rate after the given number of samples."""
         before = [point for point in self.points if point[0] <= samples]
         after = [point for point in self.points if point[0] > samples]
         if not before or not after:

@@ -1,4 +1,4 @@
-"""A step on a rank's own gradients, before they are exchanged."""
+"""A step that changes a rank's own gradients before they are exchanged."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hvd_compress.distributed import OwnerStep
 
 
 class LocalStep:
-    """Has a step change each gradient of this rank before any compressor gets it.
+    """Applies a step to each gradient of this rank before any compressor receives the gradient.
 
-    For AdaGrad on partial gradients (1-bit SGD, section 4 and table 3), in place of ``owner_step``; with
-    every frontend of PyTorch. Ranks divide by accumulators of their own, which differ: the paper calls that
-    a risk of inconsistencies. Gradients are changed in each backward pass, so that with several backward
-    passes a step each of them counts as one::
+    Use this for AdaGrad on partial gradients (1-bit SGD, section 4 and table 3), in place of
+    ``owner_step``, with any PyTorch frontend. Ranks divide by their own accumulators, which differ: the
+    paper calls that a risk of inconsistencies. Gradients are changed in each backward pass, so that each of
+    several backward passes in one step counts separately::
 
         local = LocalStep(model.named_parameters(), AdaGrad())
 
-    Make it before anything that takes gradients in the backward pass, such as DDP.
+    Make a local step before anything that uses gradients in the backward pass, such as DDP.
 
     Args:
         params: ``model.named_parameters()``.
-        step: what an owner may do, such as ``AdaGrad()``; called with a parameter's gradient, shape=(n,),
-            float32, and a dictionary that is kept for the parameter. Not called for gradients with an Inf
-            or a NaN.
+        step: an owner step, such as ``AdaGrad()``, which is called with a parameter's gradient, shape=(n,),
+            float32, and a dictionary for the parameter's state. The step is not called for gradients with
+            an Inf or a NaN.
 
     Raises:
         TypeError: the step is not callable.
@@ -44,16 +44,16 @@ class LocalStep:
         ]
 
     def remove(self) -> None:
-        """Leaves gradients as they are from now on."""
+        """Removes the step from all parameters: gradients stay as they are from now on."""
         for handle in self._handles:
             handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the step keeps, by parameter; every rank saves its own. Tensors are references."""
+        """The step's state by parameter; every rank saves its own. Tensors are references, not copies."""
         return dict(self._states)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state_dict` of the same rank left off."""
+        """Continues from a :meth:`state_dict` of the same rank."""
         self._states = {
             name: {
                 key: value.clone() if isinstance(value, torch.Tensor) else value

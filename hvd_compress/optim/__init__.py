@@ -1,4 +1,4 @@
-"""Optimizers whose state is what ranks exchange, and what surrounds an optimizer in 1-bit SGD's system."""
+"""Optimizers that exchange their state, and the other parts of 1-bit SGD's system around an optimizer."""
 
 from hvd_compress.needs import need
 

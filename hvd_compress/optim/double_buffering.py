@@ -1,4 +1,4 @@
-"""Half-batches: the gradients of one are exchanged while those of the next are computed."""
+"""Double buffering: the gradients of one half-batch are exchanged while the next ones are computed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ _MODES = ("whole", "halves")
 class DoubleBuffering:
     """Averages gradients by half-batches, one while the next is computed (1-bit SGD, section 2.2).
 
-    Each minibatch is cut in half. While a rank computes the gradients of one half, those of the half before
-    are on their way. So each update is made with gradients of parameters that are one half-batch old
-    (delayed update); updates do not depend on timing. A half-batch's gradient counts by its share of the
-    minibatch's samples, as in the paper's sums over samples, so that two updates are as long as one of the
-    whole minibatch. Optimizers that divide gradients by their size, such as Adam and AdaGrad, make two
-    whole steps all the same.
+    Each minibatch is cut in half. While a rank computes the gradients of one half, those of the previous
+    half are being exchanged. So each update uses gradients with respect to parameters that are one
+    half-batch old (delayed update); updates do not depend on timing. A half-batch's gradient is multiplied
+    by its fraction of the minibatch's samples, as in the paper's sums over samples, so that two updates
+    together are as long as one for the whole minibatch. However, optimizers that divide gradients by their
+    size, such as Adam and AdaGrad, make two whole steps.
 
-    Two updates cost twice what one does, and half a batch may compute less efficiently. Where the exchange
-    takes less than that, double buffering is slower than an exchange of the whole minibatch (section 2.3).
-    With ``enabled=None``, both are tried, ``trial_steps`` minibatches each, and the faster one by the mean
-    of the ranks' median times stays, on all ranks alike. :attr:`report` says why.
+    Two updates cost twice as much as one, and half a batch may be computed less efficiently. If the
+    exchange takes less time than this adds, double buffering is slower than an exchange of the whole
+    minibatch (section 2.3). With ``enabled=None``, both ways are tried for ``trial_steps`` minibatches
+    each, and all ranks keep the faster one by the mean of the ranks' median times. :attr:`report` states
+    the times.
 
-    It replaces what averages gradients: use it with a model of each rank's own, not within
+    Double buffering replaces the averaging of gradients: use it with each rank's own model, not within
     ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank::
 
         buffering = DoubleBuffering(model.named_parameters(), optimizer, OneBit())
@@ -51,18 +52,17 @@ class DoubleBuffering:
 
     Args:
         params: ``model.named_parameters()``; some may be frozen, and be trained later.
-        optimizer: of these parameters; makes the updates. A learning-rate scheduler may change it between
-            minibatches.
-        codec: what gradients are encoded with: a codec such as ``OneBit()``, a
-            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
-            options, which is this object's alone.
-        enabled: whether minibatches are cut in half; None measures.
-        trial_steps: minibatches of each way that are measured, after one that is not.
+        optimizer: the optimizer of these parameters. A learning-rate scheduler may change the learning
+            rates between minibatches.
+        codec: the compression of gradients: a codec such as ``OneBit()``, a :class:`~hvd_compress.Route`,
+            or, for other options, a compressor of :mod:`hvd_compress.distributed` that is used for nothing
+            else.
+        enabled: whether minibatches are cut in half; None measures both ways.
+        trial_steps: the number of minibatches that are measured each way, after an unmeasured one.
 
     Attributes:
-        enabled: whether minibatches are cut in half; None while that is being measured.
-        report: how long minibatches took either way, in a sentence; None without a measurement, and before
-            its end.
+        enabled: whether minibatches are cut in half; None during the measurement.
+        report: a sentence about the times of minibatches either way; None until a measurement has ended.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -107,16 +107,16 @@ class DoubleBuffering:
 
     @property
     def compressor(self) -> hvdc.Compressor:
-        """What sends the gradients: its counters, residuals and routes."""
+        """The compressor that sends the gradients, with its counters, residuals and routes."""
         return self._compressor
 
     def parts(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Cuts this rank's samples of a minibatch into what to compute between two calls of :meth:`step`.
+        """Cuts this rank's samples of a minibatch into the parts to compute between calls of :meth:`step`.
 
-        Every rank has to call it for every minibatch, and take all of it.
+        Every rank must call this for every minibatch, and use all parts.
 
         Args:
-            tensors: inputs, targets and so on, all with the samples along their first dimension.
+            tensors: inputs, targets and so on, all with the samples along the first dimension.
 
         Raises:
             ValueError: tensors of different lengths, or fewer than two samples.
@@ -144,12 +144,13 @@ class DoubleBuffering:
     def step(self) -> None:
         """Sends the gradients, and updates the parameters with those that were sent before.
 
-        Gradients are gone then, so that there is no need for ``zero_grad()``. The first call of all makes
-        no update. Where minibatches are not cut in half, it waits, and updates with what it sent itself.
+        This also clears the gradients, so that there is no need for ``zero_grad()``. The very first call
+        makes no update. If minibatches are not cut in half, each call waits for the averages of the
+        gradients that it sends, and updates with these.
 
         Raises:
             ExchangeError: ranks differ, or another rank has failed.
-            PayloadError: a payload was altered on its way.
+            PayloadError: a payload was altered in transit.
         """
         halves = self._mode() == "halves"
         try:
@@ -174,19 +175,19 @@ class DoubleBuffering:
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Makes the last update: after the last minibatch, or before an evaluation that is to count it."""
+        """Makes the pending update, after the last minibatch or before an evaluation."""
         before = self._arrived()
         if before is not None:
             self._update(before)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on beside model and optimizer, which are saved at the same time.
+        """The state for the next steps, without the model and the optimizer, which are saved separately.
 
-        The average that is yet to be applied, and the compressor's own state; every rank saves its own.
-        To be called between minibatches.
+        The state contains the averages that are not applied yet, and the compressor's state; every rank
+        saves its own. Call this between minibatches.
 
         Raises:
-            ExchangeError: the exchange under way failed.
+            ExchangeError: the current exchange failed.
         """
         self._delayed = delayed = self._arrived()
         return {
@@ -198,10 +199,10 @@ class DoubleBuffering:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on bit for bit where :meth:`state_dict` of the same rank left off.
+        """Continues, bit for bit, from a :meth:`state_dict` of the same rank.
 
         Raises:
-            ValueError: the state of another model, rank or compressor; nothing is changed then.
+            ValueError: the state belongs to another model, rank or compressor; then nothing is changed.
         """
         delayed = state["delayed"]
         if delayed is not None and not delayed.keys() <= self._named.keys():
@@ -218,11 +219,11 @@ class DoubleBuffering:
     def _mode(self) -> str:
         if self.enabled is not None:
             return _MODES[self.enabled]
-        # One minibatch more than is measured: the first has to settle.
+        # One more minibatch than is measured: the first may be slower.
         return _MODES[len(self._seconds["whole"]) > self._trial_steps]
 
     def _check_parameters(self) -> None:
-        """Raises ``ValueError`` where gradients would be missing, or the optimizer take a rank's own."""
+        """Raises ``ValueError`` if no parameter is trained, or if the optimizer trains other parameters."""
         if not any(parameter.requires_grad for parameter in self._named.values()):
             raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
         known = {id(parameter) for parameter in self._named.values()}
@@ -236,7 +237,7 @@ class DoubleBuffering:
             )
 
     def _take_gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients, by their share of the minibatch; parameters have none then."""
+        """Takes the gradients from the parameters, multiplied by their fraction of the minibatch."""
         gradients = {}
         for name, parameter in self._named.items():
             gradient, parameter.grad = parameter.grad, None
@@ -247,7 +248,7 @@ class DoubleBuffering:
         return gradients
 
     def _arrived(self) -> dict[str, torch.Tensor] | None:
-        """The averages that were sent before, which are no longer pending then; None if there are none."""
+        """Waits for the pending averages and returns them; None if there are none."""
         work, self._work = self._work, None
         averages, self._delayed = self._delayed, None
         if work is not None:
@@ -265,7 +266,7 @@ class DoubleBuffering:
             self._update_seconds.append(time.perf_counter() - started)
 
     def _decide(self) -> None:
-        """Chooses the faster way, by times that are the same on every rank."""
+        """Chooses the faster way from times that are the same on every rank."""
         own = [
             *(statistics.median(self._seconds[mode][1:]) for mode in _MODES),
             statistics.median(self._exchange_seconds[1:] or self._exchange_seconds),

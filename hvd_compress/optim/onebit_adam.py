@@ -22,50 +22,51 @@ _log = logging.getLogger(__name__)
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
 _UNKNOWN_ROOT = 1e-3
-"""Of a parameter's root mean square: an element whose root is below it has had no gradients to speak of."""
+"""The fraction of a parameter's root mean square below which the root of an element's variance is unknown:
+the element has had hardly any gradients."""
 
 
 class OneBitAdam(torch.optim.Optimizer):
-    """AdamW that averages gradients at first, and from then on its momentum, encoded.
+    """AdamW that averages gradients during a warm-up, and then its encoded momentum.
 
-    1-bit Adam (Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+    This is 1-bit Adam (Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
     Convergence Speed", 2021, algorithm 1), with weight decay as in AdamW, corrections for the means' start
     at zero, and any codec. Adam divides each parameter's step by the root of a mean of squared gradients,
-    so that a quantized gradient that comes late through error feedback does not make up for what was
-    missing. Here the divisor stays as it is after the compressor's ``warmup_steps``. Each rank then adds
-    its own gradient to the common momentum, and the average of these, encoded with error feedback, is the
-    next common momentum: the step is linear in what is sent.
+    so a part of a gradient that is sent late through error feedback does not make up for its absence
+    before. Here, the divisor is frozen after the compressor's ``warmup_steps``. Each rank then adds its own
+    gradient to the common momentum, and the average of the results, encoded with error feedback, is the
+    next common momentum: the step is linear in the numbers that are sent.
 
-    It departs from the paper where a variance says nothing of the gradients that come later. A parameter's
-    warm-up begins with its first average that is not zero, so that one that joins late has a whole one.
-    When variances are frozen, an element whose root is below a thousandth of the parameter's root mean
-    square, over the elements that have had gradients, gets that root mean square: unused rows, or the key's
-    bias of an attention layer. The paper divides later gradients, and the codec's noise, by ``eps`` there.
-    Warnings in the log name such parameters.
+    This optimizer departs from the paper where a variance does not predict later gradients. A parameter's
+    warm-up begins with its first average that is not zero, so that a parameter that is trained later gets a
+    whole warm-up. When variances are frozen, an element whose root is below a thousandth of the parameter's
+    root mean square, over the elements with gradients, gets that root mean square: unused rows, or the
+    key's bias of an attention layer. The paper divides later gradients, and the codec's noise, by ``eps``
+    there. Warnings in the log name such parameters.
 
-    It replaces both the optimizer and what averages gradients: use it with a model of each rank's own, not
-    within ``DistributedDataParallel``. All ranks begin with the parameters of the group's first rank;
-    buffers, such as running means of batch normalisation, stay each rank's own. A parameter without a
-    gradient has one of zeros.
+    This class replaces both the optimizer and the averaging of gradients: use it with each rank's own
+    model, not within ``DistributedDataParallel``. All ranks begin with the parameters of the group's first
+    rank; buffers, such as running means of batch normalisation, remain each rank's own. A missing gradient
+    counts as zeros.
 
-    Where a gradient of some rank holds an Inf or a NaN, no rank makes the step, and residuals are what they
-    were.
+    If a gradient of any rank holds an Inf or a NaN, no rank makes the step, and residuals do not change.
 
     Args:
         params: ``model.named_parameters()``, or groups of them. Without names, tensors are numbered, and a
-            compressor's ``layers`` and ``exclude`` find none.
-        codec: what momenta are encoded with: a codec such as ``OneBit()``, a
-            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
-            options, which is this optimizer's alone and has ``warmup_steps`` of its own.
-        warmup_steps: steps at the start in which gradients travel uncompressed and the variance is learnt;
-            needed with a codec.
+            compressor's ``layers`` and ``exclude`` match nothing.
+        codec: the compression of momenta: a codec such as ``OneBit()``, a :class:`~hvd_compress.Route`, or,
+            for other options, a compressor of :mod:`hvd_compress.distributed` with its own
+            ``warmup_steps``, which is used for nothing else.
+        warmup_steps: the number of steps at the start in which gradients are sent uncompressed and the
+            variance is learnt; required unless ``codec`` is a compressor.
         lr: the learning rate.
-        betas: how much the momentum and the variance keep in each step.
-        eps: added to the divisor.
-        weight_decay: times the learning rate, the share of each parameter that goes in each step.
+        betas: the fractions of the momentum and the variance that are kept in each step.
+        eps: the number that is added to the divisor.
+        weight_decay: the fraction of each parameter that is removed in each step, divided by the learning
+            rate.
 
     Attributes:
-        skipped_steps: steps that no rank made because of an Inf or a NaN.
+        skipped_steps: the number of steps that no rank made because of an Inf or a NaN.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -109,11 +110,11 @@ class OneBitAdam(torch.optim.Optimizer):
 
     @property
     def compressor(self) -> hvdc.Compressor:
-        """What sends the momenta: its counters, residuals and routes."""
+        """The compressor that sends the momenta, with its counters, residuals and routes."""
         return self._compressor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, on every rank; all get the first rank's parameters.
+        """Adds a group on every rank; all ranks get the first rank's parameters.
 
         Raises:
             ExchangeError: ranks differ in options or parameters.
@@ -127,18 +128,18 @@ class OneBitAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchanges gradients or momenta, and makes a step; every rank has to call it.
+        """Exchanges gradients or momenta, and makes a step; every rank must call this.
 
         Args:
-            closure: computes the loss and its gradients.
+            closure: a function that computes the loss and its gradients.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
-            TypeError: called by a ``GradScaler``.
+            TypeError: the caller is a ``GradScaler``.
             ExchangeError: ranks differ, or another rank has failed.
-            PayloadError: a payload was altered on its way.
+            PayloadError: a payload was altered in transit.
         """
         if getattr(self, "found_inf", None) is not None:
             raise TypeError(
@@ -169,7 +170,7 @@ class OneBitAdam(torch.optim.Optimizer):
         return loss
 
     def _end_warm_up(self, part: _Part, averages: list[torch.Tensor]) -> None:
-        """Freezes variances that are known now; without gradients, a warm-up has not begun."""
+        """Freezes variances that are known by now; restarts the warm-up of parameters without gradients."""
         late, unknown = [], []
         for name, state, average in zip(part.named, part.states, averages, strict=True):
             if state["step"] <= 1 and not bool(average.any() or state["exp_avg_sq"].any()):
@@ -195,7 +196,7 @@ class OneBitAdam(torch.optim.Optimizer):
             )
 
     def _names(self) -> list[list[str]]:
-        """Of the parameters of each group."""
+        """The names of the parameters in each group."""
         names, count = [], 0
         for group in self.param_groups:
             numbers = range(count, count + len(group["params"]))
@@ -204,7 +205,7 @@ class OneBitAdam(torch.optim.Optimizer):
         return names
 
     def _parts(self) -> Iterator[_Part]:
-        """Trainable parameters that are treated alike."""
+        """The parts of the trainable parameters that are treated in the same way."""
         for group, names in zip(self.param_groups, self._names(), strict=True):
             every = zip(names, group["params"], strict=True)
             named = {name: parameter for name, parameter in every if parameter.requires_grad}
@@ -222,13 +223,13 @@ class OneBitAdam(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class _Part:
-    """Parameters of one group that are all in the warm-up, or all past it.
+    """Parameters of one group that are either all in the warm-up or all past it.
 
     Attributes:
-        group: their options.
-        named: the parameters.
-        states: theirs, in the same order.
-        warm: whether they are in the warm-up.
+        group: the options of the group.
+        named: the parameters by name.
+        states: the states of the parameters, in the same order.
+        warm: whether the parameters are in the warm-up.
     """
 
     group: dict[str, Any]
@@ -237,7 +238,7 @@ class _Part:
     warm: bool
 
     def messages(self) -> list[torch.Tensor]:
-        """What this rank would have averaged: gradients, or the momenta that they make."""
+        """The tensors of this rank to average: gradients in the warm-up, then momenta with them added."""
         zeros = torch.zeros_like
         gradients = [zeros(p) if p.grad is None else p.grad for p in self.named.values()]
         if self.warm:
@@ -248,12 +249,12 @@ class _Part:
         return list(momenta)
 
     def count(self) -> None:
-        """Counts an exchange, whatever became of it."""
+        """Counts an exchange, whether or not the step is made."""
         for state in self.states:
             state["calls"] += 1
 
     def update(self, averages: list[torch.Tensor]) -> None:
-        """Makes the step with what :meth:`messages` became."""
+        """Makes the step with the averages of all ranks' :meth:`messages`."""
         lr, (beta1, beta2) = float(self.group["lr"]), self.group["betas"]
         for state, average in zip(self.states, averages, strict=True):
             state["step"] += 1
@@ -281,14 +282,14 @@ class _Part:
 
 def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
     if not state:
-        # Exchanges, which the compressor counts too; steps that were made; those that changed the variance.
+        # Exchanges, which the compressor counts too; steps made; steps that changed the variance.
         state.update(calls=0, step=0, variance_step=0)
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
 
 
 def _make_known(variance: torch.Tensor) -> bool:
-    """Gives elements without a variance that of the others; returns whether there are any."""
+    """Sets unknown variances to the mean of the others; returns whether there are any."""
     values = variance.to(torch.promote_types(variance.dtype, torch.float32))
     typical = values.sum() / (values > 0).sum().clamp(min=1)
     unknown = values < _UNKNOWN_ROOT**2 * typical
