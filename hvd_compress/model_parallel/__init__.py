@@ -1,8 +1,8 @@
-"""Model parallelism with encoded activations: linear layers whose weights are spread over ranks.
+"""Model parallelism with encoded activations: linear layers with weights that are split over ranks.
 
-Dettmers (2016), sections 2.2 to 2.4 and 3.4. :class:`ColumnParallelLinear` and
-:class:`RowParallelLinear` exchange activations in the forward pass and error signals in the backward pass
-as payloads of this package's codecs.
+:class:`ColumnParallelLinear` and :class:`RowParallelLinear` exchange activations in the forward pass and
+error signals in the backward pass as payloads of this package's codecs (Dettmers, 2016, sections 2.2 to
+2.4 and 3.4).
 """
 
 from hvd_compress.needs import need

@@ -1,15 +1,15 @@
-"""Exchanges between layers, which autograd can go back through.
+"""Differentiable exchanges between layers.
 
-Each moves a tensor between two of these states:
+Each exchange moves a tensor between two of these states:
 
 - *copied*: all ranks have the whole tensor;
-- *split by features*: each rank has some of the last dimension;
-- *split by samples*: each rank has some of the first dimension, its own mini-batch;
-- *partial sums*: the tensor is the sum of what the ranks have.
+- *split by features*: each rank has a part of the last dimension;
+- *split by samples*: each rank has a part of the first dimension, its own mini-batch;
+- *partial sums*: the tensor is the sum of the ranks' tensors.
 
-Gradients of a split tensor are split, and those of a copied one are partial sums or copied, as said below.
-All ranks call the same functions in the same order, forward and backward. Second derivatives are not
-available.
+The gradients of a split tensor are split; those of a copied tensor are partial sums or copied, as each
+function states. All ranks must call the same functions in the same order, forward and backward. Second
+derivatives are not available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvd_compress.model_parallel.group import ParallelGroup
 
 
 def copy_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """A copied tensor for what each rank computes with its part of a layer.
+    """Passes a copied tensor on to each rank's part of a layer.
 
     Forward: ``x`` itself. Backward: the ranks' gradients are partial sums, which are encoded and added up.
     """
@@ -31,7 +31,7 @@ def copy_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
 
 
 def reduce_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """The sum of the ranks' partial sums, copied.
+    """Adds up the ranks' partial sums into a copied tensor.
 
     Forward: partial sums are encoded and added up. Backward: the gradient itself.
     """
@@ -39,18 +39,19 @@ def reduce_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
 
 
 def gather_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """What is split by features, copied.
+    """Turns a tensor that is split by features into a copied one.
 
-    Forward: parts are encoded and stacked along the last dimension, in rank order. Backward: this rank's
-    part of the gradient.
+    Forward: parts are encoded and concatenated along the last dimension, in rank order. Backward: this
+    rank's part of the gradient.
     """
     return _GatherFrom.apply(x, group)
 
 
 def scatter_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """This rank's features of a copied tensor.
+    """Takes this rank's features of a copied tensor.
 
-    Forward: a part of the last dimension. Backward: parts of the gradient are encoded and stacked.
+    Forward: this rank's part of the last dimension. Backward: parts of the gradient are encoded and
+    concatenated.
 
     Raises:
         ValueError: the last dimension cannot be split equally.
@@ -59,23 +60,25 @@ def scatter_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
 
 
 def gather_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """The samples of all ranks, for what each rank computes with its part of a layer.
+    """Gathers the samples of all ranks for each rank's part of a layer.
 
-    Forward: the ranks' mini-batches, shape=(n, ...), are encoded and stacked along the first dimension, in
-    rank order. Backward: each rank gets the sum of the partial sums for its own samples, encoded.
+    Forward: the ranks' mini-batches, shape=(n, ...), are encoded and concatenated along the first
+    dimension, in rank order. Backward: each rank gets the sum of the encoded partial sums for its own
+    samples.
 
     Between this function and :func:`reduce_scatter_batch`, gradients are those of the *mean* of the ranks'
-    losses, and outside of them each rank's are those of its own loss, as DDP expects them. So the result
-    of the backward pass is multiplied by the number of ranks, and divided by it there.
+    losses; elsewhere, each rank's gradients are those of its own loss, as DDP expects. So the backward pass
+    of this function multiplies by the number of ranks, and that of :func:`reduce_scatter_batch` divides.
     """
     return _GatherBatch.apply(x, group)
 
 
 def reduce_scatter_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """The sum of the ranks' partial sums, split by samples.
+    """Adds up the ranks' partial sums into a tensor that is split by samples.
 
-    Forward: each rank gets the sum for its own samples, encoded. Backward: the ranks' gradients are divided
-    by the number of ranks, encoded, and stacked along the first dimension. See :func:`gather_batch`.
+    Forward: each rank gets the sum of the encoded partial sums for its own samples. Backward: the ranks'
+    gradients are divided by the number of ranks, encoded, and concatenated along the first dimension. See
+    :func:`gather_batch`.
 
     Raises:
         ValueError: the first dimension is not a multiple of the number of ranks.
@@ -169,10 +172,10 @@ class _ReduceScatterBatch(torch.autograd.Function):
 
 
 def _stacked(parts: torch.Tensor) -> torch.Tensor:
-    """Parts, shape=(ranks, ..., n), as one tensor, shape=(..., ranks * n)."""
+    """Concatenates parts, shape=(ranks, ..., n), into one tensor, shape=(..., ranks * n)."""
     return parts.movedim(0, -2).flatten(-2)
 
 
 def _part(whole: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """This rank's features."""
+    """This rank's features of a whole tensor."""
     return whole.chunk(group.size, -1)[group.rank].contiguous()

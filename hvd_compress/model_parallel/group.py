@@ -1,4 +1,4 @@
-"""The ranks that share a model's layers, and the codecs of what they send each other."""
+"""The ranks that share a model's layers, and the codecs of their messages."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from hvd_compress.process_group.transport import ProcessGroupTransport, Transpor
 
 
 class ParallelGroup(EncodedCollectives):
-    """The ranks that share layers, and the codecs of what they send each other.
+    """The ranks that share layers, and the codecs of their messages.
 
-    Every exchange is one collective. Each rank encodes its tensor once and decodes all ranks' payloads. A
-    rank then takes its own tensor as it was before encoding, as the paper's GPUs usually do (Dettmers,
-    2016, section 3.4). There is no error feedback: the next activations are those of other samples, so that
-    what was rounded off of these ones does not belong there.
+    Every exchange is one collective. Each rank encodes its tensor once and decodes all ranks' payloads.
+    For its own tensor, a rank uses the original instead of the decoded one, as the paper's GPUs usually do
+    (Dettmers, 2016, section 3.4). There is no error feedback: the next activations are those of other
+    samples, for which the rounding errors of these ones have no meaning.
 
-    Before every exchange the ranks compare what they are about to send. A tensor with an Inf or a NaN, or
-    with a number that the codec cannot represent, puts an Inf or a NaN into the result on every rank.
+    Before every exchange, the ranks compare the kind of exchange and the shapes and dtypes of their
+    tensors. A tensor with an Inf or a NaN, or with a number that the codec cannot represent, puts an Inf or
+    a NaN into the result on every rank.
 
-    Make groups, and layers of a group, in the same order on all ranks.
+    Make groups, and the layers of a group, in the same order on all ranks.
 
     Args:
-        codec: of activations, such as ``Int8()``; not one with an entropy code, since messages have a
-            fixed size.
-        error_codec: of error signals, the gradients of activations; None is ``codec``.
-        exact_own: whether a rank takes its own tensor unencoded. If not, all ranks have the same bits:
-            parameters that every rank has a copy of stay the same then.
-        process_group: of ``torch.distributed``; None is the default group.
+        codec: the codec of activations, such as ``Int8()``; entropy coding is not supported, because
+            messages have a fixed size.
+        error_codec: the codec of error signals, which are the gradients of activations; None means
+            ``codec``.
+        exact_own: whether a rank uses its own tensor unencoded. If not, all ranks have the same bits, and
+            copies of parameters stay equal on all ranks.
+        process_group: a process group of ``torch.distributed``; None means the default group.
         transport: other collectives, such as
             :class:`hvd_compress.model_parallel.horovod.HorovodTransport`, in place of a process group's.
-        seed: of the noise of stochastic codecs, the same on every rank.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
+        seed: the seed of the stochastic codecs' noise, the same on every rank.
+        threads: the number of kernel threads; None means ``torch.get_num_threads()``.
 
     Attributes:
         rank: this rank's number in the group.
-        size: how many ranks there are.
-        codec: of activations.
-        error_codec: of error signals.
-        exact_own: as given.
-        counters: what this rank has sent. ``steps`` counts exchanges; the comparisons' bytes are not in.
+        size: the number of ranks.
+        codec: the codec of activations.
+        error_codec: the codec of error signals.
+        exact_own: whether a rank uses its own tensor unencoded.
+        counters: the counts of this rank's sent bytes, without those of comparisons; ``steps`` counts
+            exchanges.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: on every rank, the ranks' settings differ; or there are no ranks.
+        ExchangeError: the ranks' settings differ, raised on every rank; or there are no ranks.
     """
 
     def __init__(
@@ -95,5 +98,5 @@ class ParallelGroup(EncodedCollectives):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelGroup:
-        """Itself: a copied layer exchanges with the same ranks."""
+        """Returns the group itself: a copied layer exchanges with the same ranks."""
         return self

@@ -1,4 +1,4 @@
-"""A parallel group's messages by Horovod."""
+"""The transport of a parallel group's messages with Horovod."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _numbers = itertools.count()
 class HorovodTransport:
     """Implements :class:`~hvd_compress.process_group.transport.Transport` among Horovod's ranks.
 
-    All ranks have to make their transports in the same order: a transport's number is in the names of its
+    All ranks must make their transports in the same order: a transport's number is part of the names of its
     collectives.
 
     Args:
-        process_set: the ranks; None is all of them.
+        process_set: the ranks; None means all ranks.
 
     Raises:
-        ExchangeError: Horovod is not initialized; the process set is not registered, or is without this
-            rank.
+        ExchangeError: Horovod is not initialized; the process set is not registered, or does not contain
+            this rank.
     """
 
     def __init__(self, process_set: hvd.ProcessSet | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are spread over the ranks of a parallel group."""
+"""Linear layers with weights that are split over the ranks of a parallel group."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class _ParallelLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: ParallelGroup, **options: Any) -> Self:
-        """This rank's part of an unsharded layer, which is the same on all ranks.
+        """Makes this rank's part of an unsharded layer, which must be the same on all ranks.
 
         Args:
-            linear: the layer.
+            linear: the unsharded layer.
             group: the ranks and the codecs.
-            options: the further arguments, but for ``bias``, ``device`` and ``dtype``, which are the
-                layer's.
+            options: further arguments, except for ``bias``, ``device`` and ``dtype``, which are taken from
+                the unsharded layer.
         """
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         made = cls(
@@ -109,7 +109,7 @@ class _ParallelLinear(nn.Module):
         return made
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of the layer."""
+        """The description of the layer for ``print``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"rank={self.group.rank} of {self.group.size}"
@@ -117,33 +117,33 @@ class _ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """A linear layer whose outputs are split over the ranks (Dettmers, 2016, section 2.2).
+    """A linear layer with outputs that are split over the ranks (Dettmers, 2016, section 2.2).
 
     Rank ``r`` has the ``r``-th part of the rows of ``weight``, shape=(out_features / size, in_features),
-    and of ``bias``. In the forward pass the ranks' outputs are encoded and stacked. In the backward pass
-    each rank's gradient of the inputs is a partial sum; these are encoded and added up. Gradients of the
-    parameters stay where they are. Where the inputs need no gradient, nothing is sent for them.
+    and of ``bias``. In the forward pass, the ranks' outputs are encoded and concatenated. In the backward
+    pass, each rank's gradient of the inputs is a partial sum; these are encoded and added up. Gradients of
+    the parameters stay on their ranks. If the inputs need no gradient, no gradient is sent for them.
 
     With the same random seed on all ranks, the weights are the parts of those that ``torch.nn.Linear``
     would draw.
 
     Args:
-        in_features: as of ``torch.nn.Linear``.
-        out_features: as of ``torch.nn.Linear``; a multiple of the number of ranks.
+        in_features: the same as in ``torch.nn.Linear``.
+        out_features: the same as in ``torch.nn.Linear``; a multiple of the number of ranks.
         group: the ranks and the codecs.
-        bias: whether there is one.
-        gather_output: whether every rank gets all outputs, shape=(..., out_features). If not, it has its
-            own, shape=(..., out_features / size), for a :class:`RowParallelLinear`.
-        batch_parallel: whether each rank has inputs of its own samples, shape=(n, ..., in_features), behind
-            data-parallel layers. They are encoded and stacked, as
-            :func:`~hvd_compress.model_parallel.gather_batch` says: outputs are those of all samples.
-            Otherwise all ranks have the same inputs.
-        device: of the parameters.
-        dtype: of the parameters.
+        bias: whether there is a bias.
+        gather_output: whether every rank gets all outputs, shape=(..., out_features). If not, each rank
+            keeps its own outputs, shape=(..., out_features / size), for a :class:`RowParallelLinear`.
+        batch_parallel: whether each rank has inputs for its own samples, shape=(n, ..., in_features), after
+            data-parallel layers. If so, inputs are encoded and concatenated
+            (:func:`~hvd_compress.model_parallel.gather_batch`), and outputs are those of all samples. If
+            not, all ranks have the same inputs.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: on every rank, the ranks' arguments differ.
+        ExchangeError: the ranks' arguments differ; raised on every rank.
     """
 
     _split = "out_features"
@@ -178,13 +178,13 @@ class ColumnParallelLinear(_ParallelLinear):
         return self._as_linear(self._parts(self.weight).flatten(0, 1), bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs, as ``gather_output`` and ``batch_parallel`` say.
+        """Computes the outputs according to ``gather_output`` and ``batch_parallel``.
 
         Raises:
-            ValueError, TypeError: another number of features, or a dtype that is not encoded.
-            ExchangeError: on every rank, the ranks' inputs have different shapes or dtypes, or another rank
-                raises an error.
-            PayloadError: on every rank, a payload was altered on its way.
+            ValueError, TypeError: another number of features, or a dtype that cannot be encoded.
+            ExchangeError: the ranks' inputs have different shapes or dtypes, or another rank raises an
+                error; raised on every rank.
+            PayloadError: a payload was altered in transit; raised on every rank.
         """
         self._check(x, self.in_features)
         enter = functions.gather_batch if self.batch_parallel else functions.copy_to_parallel
@@ -198,33 +198,34 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """A linear layer whose inputs are split over the ranks (Dettmers, 2016, section 2.2).
+    """A linear layer with inputs that are split over the ranks (Dettmers, 2016, section 2.2).
 
     Rank ``r`` has the ``r``-th part of the columns of ``weight``, shape=(out_features, in_features / size).
-    In the forward pass each rank's output is a partial sum; these are encoded and added up. ``bias`` is a
-    parameter of the first rank alone, which adds it to its partial sum; it is None on the others. So each
-    parameter is on one rank, and ranks cannot drift apart.
+    In the forward pass, each rank's output is a partial sum; these are encoded and added up. ``bias`` is a
+    parameter of the first rank alone, which adds it to its partial sum; on the other ranks, ``bias`` is
+    None. So each parameter is on one rank, and ranks cannot drift apart.
 
     With the same random seed on all ranks, the weights are the parts of those that ``torch.nn.Linear``
     would draw.
 
     Args:
-        in_features: as of ``torch.nn.Linear``; a multiple of the number of ranks.
-        out_features: as of ``torch.nn.Linear``.
+        in_features: the same as in ``torch.nn.Linear``; a multiple of the number of ranks.
+        out_features: the same as in ``torch.nn.Linear``.
         group: the ranks and the codecs.
-        bias: whether there is one.
-        input_is_parallel: whether a rank's inputs are its own part, shape=(..., in_features / size), as
-            those of a :class:`ColumnParallelLinear` without ``gather_output``. Otherwise all ranks have all
-            inputs; then the parts of the inputs' gradient are encoded and stacked in the backward pass.
-        batch_parallel: whether each rank gets the outputs of its own samples only, for a loss or for
-            data-parallel layers, as :func:`~hvd_compress.model_parallel.reduce_scatter_batch` says.
-            Otherwise all ranks get the same outputs.
-        device: of the parameters.
-        dtype: of the parameters.
+        bias: whether there is a bias.
+        input_is_parallel: whether each rank has only its own part of the inputs,
+            shape=(..., in_features / size), such as the outputs of a :class:`ColumnParallelLinear` without
+            ``gather_output``. If not, all ranks have all inputs, and the backward pass encodes and
+            concatenates the parts of the inputs' gradient.
+        batch_parallel: whether each rank gets only the outputs for its own samples, for a loss or for
+            data-parallel layers (:func:`~hvd_compress.model_parallel.reduce_scatter_batch`). If not, all
+            ranks get the same outputs.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: on every rank, the ranks' arguments differ.
+        ExchangeError: the ranks' arguments differ; raised on every rank.
     """
 
     _split = "in_features"
@@ -263,10 +264,10 @@ class RowParallelLinear(_ParallelLinear):
         return self._as_linear(functions._stacked(self._parts(self.weight)), bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs, as ``batch_parallel`` says.
+        """Computes the outputs according to ``batch_parallel``.
 
         Raises:
-            ValueError, TypeError, ExchangeError, PayloadError: as :meth:`ColumnParallelLinear.forward`.
+            ValueError, TypeError, ExchangeError, PayloadError: see :meth:`ColumnParallelLinear.forward`.
         """
         size = self.group.size
         self._check(x, self.in_features // size if self.input_is_parallel else self.in_features)
