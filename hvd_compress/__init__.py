@@ -1,6 +1,6 @@
-"""Gradient compression for data-parallel training: the codecs, as values that every frontend takes.
+"""Gradient compression for data-parallel training: the codecs, which every frontend accepts as values.
 
-The frontends are packages of their own: ``hvd_compress.torch``, ``.tensorflow`` and ``.keras`` for Horovod;
+The frontends are separate packages: ``hvd_compress.torch``, ``.tensorflow`` and ``.keras`` for Horovod;
 ``hvd_compress.ddp``, ``.fsdp`` and ``.distributed`` for PyTorch alone. This package imports no framework.
 """
 

@@ -1,4 +1,4 @@
-"""``hvd-compress``: its commands."""
+"""The command ``hvd-compress`` and its subcommands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hvd_compress.perfmodel import predict
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers wrong arguments in one line, without the usage; commands get the same class."""
+    """A parser that reports wrong arguments in one line, without the usage; subcommands use it, too."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists all options)\n")
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Runs a command; its arguments are those of the process if none are given."""
+    """Runs a command and returns its exit status; None means the arguments of the process."""
     parser = _Parser(prog="hvd-compress", description="Gradient compression.")
     parser.add_argument("--version", action="version", version=f"hvd-compress {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

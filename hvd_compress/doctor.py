@@ -1,7 +1,7 @@
-"""``hvd-compress doctor``: what is installed, and what ``Auto`` would choose between the ranks it runs on.
+"""``hvd-compress doctor``, which reports the installation, and the choice of ``Auto`` for the ranks.
 
-By horovodrun or torchrun, ``horovodrun -np 2 -H ... hvd-compress doctor``, it measures links and codecs.
-Without a launcher it only looks at what is installed.
+When started with horovodrun or torchrun, as in ``horovodrun -np 2 -H ... hvd-compress doctor``, the command
+measures links and codecs. Without a launcher, it reports only the installation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VARIABLES = {
 }
 _LIBRARIES = ("gloo", "mpi", "nccl")
 _TENSOR = 1_000_000
-"""Elements of each tensor that stands for a model's."""
+"""The number of elements in each tensor of the test model."""
 
 
 def add_to(commands: Any) -> None:
@@ -84,7 +84,7 @@ def _measure(launcher: str, args: argparse.Namespace) -> str:
 
 
 def installation() -> Iterator[tuple[str, str]]:
-    """What there is, and in which version or build; says what is missing, and never raises."""
+    """The installed parts with their versions or builds; reports missing parts, and never raises."""
     yield "hvd_compress", metadata.version("hvd_compress")
     yield "Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     for package in _PACKAGES:
@@ -96,7 +96,7 @@ def installation() -> Iterator[tuple[str, str]]:
 
 
 def _place() -> tuple[str, int, int]:
-    """The launcher, this rank, and how many there are."""
+    """The launcher, this rank, and the number of ranks."""
     for launcher, (rank, size) in _VARIABLES.items():
         if rank in os.environ and size in os.environ:
             return launcher, int(os.environ[rank]), int(os.environ[size])

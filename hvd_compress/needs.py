@@ -1,6 +1,6 @@
-"""What each frontend needs, said in one line where it is missing.
+"""The packages that each frontend needs, with a message for each missing one.
 
-A frontend's first statement calls :func:`need`. So an import fails with what to install, and not with the
+A frontend's first statement calls :func:`need`. So a failing import says what to install, and not only the
 name of the module that happens to be imported first.
 """
 
@@ -40,10 +40,10 @@ _NEEDS = {
 
 
 def need(frontend: str) -> None:
-    """Checks that what the frontend imports is installed, without importing it.
+    """Checks that the packages of a frontend are installed, without importing them.
 
     Raises:
-        ModuleNotFoundError: something is missing.
+        ModuleNotFoundError: a package is missing.
     """
     for module, what in _NEEDS[frontend]:
         if module not in sys.modules and find_spec(module) is None:

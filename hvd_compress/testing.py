@@ -1,7 +1,7 @@
-"""The contract of codecs, for the tests of whoever writes one: ``check_codec(MyCodec())``.
+"""The contract of codecs, for the tests of new codecs: ``check_codec(MyCodec())``.
 
-The checks need NumPy alone. They draw their numbers from fixed seeds, so that a codec that passes them once
-passes them again.
+The checks need only NumPy. They use fixed seeds, so that a codec that passes them once will always pass
+them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SHAPES: tuple[Shape, ...] = (
     (2561,),
     (3, 1377),
 )
-"""Empty and 0-dimensional ones, and sizes around tiles, groups, blocks and chunks of sums."""
+"""Shapes for tests: empty and 0-dimensional ones, and sizes close to those of tiles, groups, blocks and
+chunks of sums."""
 
 _EPS = 2.0**-24
 """Half a unit in the last place of 1: the relative error of one float32 operation."""
@@ -48,7 +49,7 @@ _EPS = 2.0**-24
 _OFF = ErrorFeedback(alpha=0.0)
 _ON = (ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
 _ODDS = math.log(4 / 5.7e-7)
-"""Of a test at 5 sigma, both sides."""
+"""The logarithm for a two-sided test at 5 sigma."""
 
 _KERNELS = ReferenceKernels()
 
@@ -61,29 +62,31 @@ def check_codec(
     clipped: Callable[[np.ndarray], np.ndarray] | None = None,
     draws: int = 1000,
 ) -> None:
-    """Checks what every codec of this package promises, by its NumPy reference.
+    """Checks the properties that every codec of this package has, with the codec's NumPy reference.
 
-    1. The class can be registered; the configuration survives JSON.
-    2. Scales and codes fill the layout; sizes need no memory; a payload states what it is.
-    3. Encoding leaves its input alone and depends on nothing else. Only unbiased codecs read the noise.
-    4. The residual is what was not sent.
-    5. An Inf or a NaN is flagged, arrives as a number that is not finite, and leaves the residual.
-    6. Finite numbers up to 6e4 arrive as finite numbers. With ``error = "contractive"``, the error is no
-       larger than the tensor, whatever the tensor. With ``"unbiased"``, the mean of the draws is the
-       tensor, and the mean squared error is within ``variance_factor``, as far as that many draws can tell
+    1. The class can be registered; the configuration can be converted to JSON and back.
+    2. Scales and codes fill the layout; sizes are computed without memory for the tensor; a payload's
+       header is right.
+    3. Encoding does not change its input and depends on nothing else. Only unbiased codecs use the noise.
+    4. The residual is the part that was not sent.
+    5. An Inf or a NaN sets the flag, is received as a number that is not finite, and does not change the
+       residual.
+    6. Finite numbers up to 6e4 are received as finite numbers. With ``error = "contractive"``, the error is
+       no larger than the tensor, for any tensor. With ``"unbiased"``, the mean of the draws is the tensor,
+       and the mean squared error is within ``variance_factor``, as far as the number of draws can show
        (the empirical Bernstein bound of Maurer and Pontil, COLT 2009, at 5 sigma).
     7. Error feedback with the codec's default settings and coefficients is stable.
 
     Args:
-        codec: the configuration.
-        shapes: of the tensors.
-        floor: largest error of an element at zero, for codecs that cannot send zero.
-        clipped: what the codec's own clipping makes of a tensor, shape=(n,), for unbiased codecs; None
-            clips nothing.
-        draws: how often a tensor is encoded for a mean.
+        codec: the codec with the settings to check.
+        shapes: the shapes of the tensors.
+        floor: the largest error of an element that is zero, for codecs that cannot send zero.
+        clipped: a function that applies the codec's own clipping to a tensor, shape=(n,), for unbiased
+            codecs; None means no clipping.
+        draws: the number of times that a tensor is encoded for a mean.
 
     Raises:
-        AssertionError: what was expected, and what the codec did.
+        AssertionError: a property does not hold; the message states the expected and the actual behaviour.
         TypeError, ValueError: the class cannot be registered.
     """
     check_class(codec.name, type(codec))
@@ -102,7 +105,7 @@ def check_codec(
 
 
 def special_values(count: int) -> dict[str, np.ndarray]:
-    """Finite tensors that codecs trip over, each shape=(count,), dtype float32, by name."""
+    """Finite tensors that are difficult for codecs, by name, each shape=(count,), dtype float32."""
     base = _normal(count, seed=count)
     one_hot = np.zeros(count)
     one_hot[count // 2 : count // 2 + 1] = -3.0
@@ -259,9 +262,10 @@ def _check_mean(codec: Codec, clipped: Callable[[np.ndarray], np.ndarray], draws
 
 
 def _bernstein(samples: np.ndarray) -> np.ndarray:
-    """How far the mean of independent samples, shape=(n, k), may be from the expectation, shape=(k,).
+    """The bound of the difference between the mean of independent samples and their expectation.
 
-    The range of the samples is taken from all of them: an element may not have drawn its rare values.
+    The samples have shape=(n, k), the bound shape=(k,). The range of the samples is that of all k elements,
+    because an element may not have drawn its rare values.
     """
     n = len(samples)
     width = float(samples.max() - samples.min())
@@ -296,7 +300,7 @@ def _decode(codec: Codec, shape: Shape, payload: np.ndarray, step: int = 0) -> n
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Whether two arrays are the same to the bit, signs of zeros included; all NaNs are alike."""
+    """Whether two arrays are equal bit by bit, including the signs of zeros; all NaNs are equal."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     bits = f"u{left.dtype.itemsize}"
