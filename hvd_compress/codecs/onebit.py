@@ -45,7 +45,7 @@ class OneBit(base.Codec):
         return self.group in ("row", "column")
 
     def by_rows(self) -> tuple[OneBit, bool]:
-        """The codec for rows, and True for columns: they are the rows of the transposed matrix."""
+        """The codec for rows, and whether groups are columns, which are rows of the transposed matrix."""
         return OneBit("row"), self.group == "column"
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:

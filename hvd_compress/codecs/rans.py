@@ -12,7 +12,7 @@ import numpy as np
 from hvd_compress.codecs.base import PayloadLayout, round_up
 
 PRECISION = 14
-"""The binary digits of a frequency, which is in units of ``2**-PRECISION``."""
+"""The precision of frequencies, which are in units of ``2**-PRECISION``."""
 
 TOTAL = 1 << PRECISION
 LOWER = 1 << 16

@@ -13,13 +13,13 @@ class SharedOptions(TypedDict, total=False):
     """The options of every compressor, all of them optional keywords.
 
     Attributes:
-        feedback: the error feedback coefficients; the default is those of the codec's paper.
+        feedback: the error feedback coefficients; by default, those of the codec's paper.
         exchange: the exchange of payloads between ranks: ``"allgather"``, ``"two_shot"``,
             ``"hierarchical"`` or ``"integer_sum"``; the default is ``"allgather"``. FSDP2 has no
             ``"hierarchical"``.
         threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
-            are sent uncompressed: with Horovod, in Horovod's own fused messages; with other frameworks,
-            in one all-reduce per bucket.
+            are sent uncompressed: with Horovod, in Horovod's own fused messages; without Horovod, in one
+            all-reduce per bucket.
         exclude: the name patterns (``fnmatch``, such as ``"fc3.*"``) of tensors that are sent uncompressed.
         layers: exceptions by name pattern: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
             None for uncompressed. The first match wins.

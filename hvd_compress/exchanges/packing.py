@@ -123,8 +123,8 @@ class Head:
 
     Attributes:
         needed: the bytes of the message with its head; 0 if the sender has failed.
-        received: in an owner's message of averages, ``needed`` of the longest part that the owner has
-            received; otherwise 0.
+        received: ``needed`` of the longest part that the sender has received as an owner, in a message of
+            averages; otherwise 0.
         waiting: whether the sender needs the rest of parts before it can make the message.
     """
 
@@ -193,7 +193,7 @@ class Places:
         Args:
             message: the message, shape=(size,), uint8.
             least: the minimum length of the result in bytes; zeros fill the space at the end.
-            received: the value of :attr:`Head.received`.
+            received: the value of ``received`` in the head.
 
         Returns:
             The packed message, shape=(bytes,), uint8.

@@ -54,7 +54,7 @@ class Exchange:
         residuals: whether ranks keep residuals of their whole gradients.
         check: a function that raises ``ValueError`` if the exchange cannot carry a tensor; its arguments
             are the name, the shape, the codec, the bytes of an element, and the ranks.
-        owners: a function that returns the owners of gradients; None if ranks do not divide gradients.
+        owners: a function that returns the owners of gradients, or None if ranks do not divide gradients.
         on_device: whether the exchange has kernels for GPUs.
         remainders: the scopes of the additional collectives, in order, in a step in which payloads of
             varying length do not fit (:mod:`hvd_compress.exchanges.packing`).

@@ -37,7 +37,7 @@ class Route:
 
     Attributes:
         codec: the codec that encodes the tensor.
-        feedback: the error feedback coefficients; the default is those of the codec's paper.
+        feedback: the error feedback coefficients; by default, those of the codec's paper.
         exchange: one of :data:`EXCHANGE_NAMES`; the default, an empty string, means the exchange of the
             compressor that receives the route.
 

@@ -63,7 +63,7 @@ class BatchPayloadError(PayloadError):
 
     Attributes:
         entry: the number of the entry.
-        rank: the number of the row, which is the rank that sent it.
+        rank: the number of the row with the payload.
     """
 
     def __init__(self, message: str, entry: int, rank: int) -> None:

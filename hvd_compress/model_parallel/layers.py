@@ -173,7 +173,7 @@ class ColumnParallelLinear(_ParallelLinear):
         )
 
     def to_linear(self) -> nn.Linear:
-        """The unsharded layer, the same on all ranks, which all have to call this; nothing is rounded."""
+        """Makes the unsharded layer, exactly and on every rank; all ranks must call this."""
         bias = None if self.bias is None else self._parts(self.bias).flatten()
         return self._as_linear(self._parts(self.weight).flatten(0, 1), bias)
 
@@ -256,7 +256,7 @@ class RowParallelLinear(_ParallelLinear):
         )
 
     def to_linear(self) -> nn.Linear:
-        """The unsharded layer, the same on all ranks, which all have to call this; nothing is rounded."""
+        """Makes the unsharded layer, exactly and on every rank; all ranks must call this."""
         bias = None
         if self._has_bias:
             own = self.weight.new_zeros(self.out_features) if self.bias is None else self.bias

@@ -33,8 +33,8 @@ _DOUBT = 1.5
 as equally good; half of that, if the plan's predicted gain exceeds the noise."""
 
 _HIDDEN = 2.0
-"""The multiple of the uncompressed exchange's predicted time at or below the noise for which no compression
-counts as equally good as any plan."""
+"""A multiple of the uncompressed exchange's predicted time: if the noise is as large, no compression counts
+as equally good as any plan."""
 
 _CONTENDERS = 4
 """The number of plans with a codec that are tried, besides the best plan of each exchange: predictions are
