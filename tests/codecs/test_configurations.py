@@ -67,7 +67,7 @@ WRONG: tuple[tuple[Callable[..., Any], dict[str, Any], type[Exception]], ...] = 
     (ErrorFeedback, {"alpha": float("nan")}, ValueError),
     (ErrorFeedback, {"alpha": "1"}, TypeError),
     (ErrorFeedback, {"alpha": None}, TypeError),
-    (ErrorFeedback, {"beta": 0.0}, ValueError),
+    (ErrorFeedback, {"beta": -0.1}, ValueError),
     (ErrorFeedback, {"beta": 1.5}, ValueError),
     (ErrorFeedback, {"beta": True}, TypeError),
 )
