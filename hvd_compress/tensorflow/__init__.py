@@ -1,6 +1,6 @@
 """Compressors for ``horovod.tensorflow``, in ``tf.function`` and eagerly.
 
-Pass one as ``compression=`` to ``hvd.DistributedGradientTape``; Horovod itself stays as it is.
+Pass one as ``compression=`` to ``hvd.DistributedGradientTape``; Horovod itself is not changed.
 """
 
 from hvd_compress.needs import need

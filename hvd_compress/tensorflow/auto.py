@@ -1,4 +1,4 @@
-"""The compressor that measures, and decides by itself, before TensorFlow traces anything."""
+"""The compressor that measures and decides by itself, before TensorFlow traces anything."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ _TIMEOUT = 120.0
 """Seconds for the other ranks to plan."""
 
 _Kind = tuple[tuple[int, ...], str]
-"""A gradient's shape and dtype: alike ones travel alike."""
+"""A gradient's shape and dtype. Gradients that have both in common travel in the same way."""
 
 
 @guard
 class Auto(Compressor):
     """Measures network and codecs, and sends each gradient in the way that is predicted to be fastest.
 
-    Short messages and encodings are timed once, before anything is traced, and every plan's cost is
-    predicted from them and the gradients' shapes (:mod:`hvd_compress.planner`). All ranks decide the
-    same. Where no codec is predicted to pay, all gradients go uncompressed.
+    A few short messages and encodings are timed once, before anything is traced. The cost of every plan is
+    predicted from these times and the gradients' shapes (:mod:`hvd_compress.planner`). All ranks decide the
+    same. Where no codec is predicted to pay, all gradients travel uncompressed.
 
-    All ranks make it at the same time, if they pass variables: it measures then. The optimizer of
-    :mod:`hvd_compress.keras` passes its gradients itself, in its first update. A checkpoint keeps the plan.
+    If the ranks pass variables, all of them make this compressor at the same time, since it measures then.
+    The optimizer of :mod:`hvd_compress.keras` passes its gradients itself, in its first update. A
+    checkpoint keeps the plan.
 
-    Gradients of a GPU are encoded on the host.
+    Gradients on a GPU are encoded on the host.
 
     Args:
         variables: the tape's sources, as ``model.trainable_variables``; None leaves it to :meth:`plan`.
-        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
-            :class:`~hvd_compress.Route` objects or names of codecs.
-        exchanges: how payloads may travel; those that cannot be used here are left out.
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``threads`` and
             ``name``, as for :class:`Compressor`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: ``hvd.init()`` was not called; or what :meth:`plan` raises.
+        ExchangeError: ``hvd.init()`` was not called; or any reason for which :meth:`plan` raises it.
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step", "device")
@@ -114,23 +115,23 @@ class Auto(Compressor):
         return self._plan is not None
 
     def explain(self) -> str:
-        """Why gradients travel as they do.
+        """The reasons why gradients travel as they do.
 
-        What was measured, and the predicted cost of every plan; the same on every rank, but not to be
-        parsed.
+        They are the measurements and the predicted cost of every plan. The text is the same on every rank,
+        but is not meant to be parsed.
         """
         return self._why
 
     def plan(self, variables: Sequence[Any]) -> None:
-        """Measures, and decides how gradients travel. Does nothing where that is decided already.
+        """Measures, and decides how gradients travel. Does nothing where that has been decided.
 
-        Waits for all ranks, which have to call it at the same time.
+        Waits for all ranks, which have to call this method at the same time.
 
         Args:
             variables: the tape's sources, or the gradients: all that have a shape and a dtype.
 
         Raises:
-            ExchangeError: on every rank, if one has other gradients or settings, or does not plan.
+            ExchangeError: a rank has other gradients or settings, or does not plan; raised on every rank.
         """
         if self._plan is not None:
             return
@@ -185,7 +186,7 @@ class Auto(Compressor):
         return Slot(position, dtype, shape, route, label=label)
 
     def _tensor(self, position: int, variable: Any) -> PlannedTensor:
-        """A gradient with the ways that it may take."""
+        """A gradient with the routes that are open to it."""
         label, dtype = self._label(position), tf.as_dtype(variable.dtype)
         shape = tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():

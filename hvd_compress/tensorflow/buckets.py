@@ -2,8 +2,8 @@
 
 Horovod hands over one gradient after the other while it traces, each in a branch of its own, and does
 not say which is the last. So the first gradient of a bucket traces the bucket's operations in its branch.
-They find the others' numbers in the compressor's ledger, when the graph runs: how many there are was
-noted there when tracing had come to its end.
+They find the other gradients in the compressor's ledger when the graph runs; the number of gradients was
+noted there when tracing ended.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from hvd_compress.tensorflow.exchanges.base import Exchange
 
 LIMIT = 2**19
-"""Bytes of the payloads of a bucket with several gradients. Longer messages may be gathered in another way
-(:mod:`hvd_compress.exchanges.sum_as_gather`), which has to be known while tracing."""
+"""The most bytes of payloads in a bucket with several gradients. Longer messages may be gathered in another
+way (:mod:`hvd_compress.exchanges.sum_as_gather`), which has to be known while tracing."""
 
 FIRST = 2**16
-"""The same for the first bucket of a step: it has the first layers' gradients, which are computed last, and
-what encodes and decodes them is not hidden behind anything."""
+"""The same limit for the first bucket of a step: it holds the first layers' gradients, which are computed
+last, so that no computation hides the time to encode and decode them."""
 
 
 @dataclass(eq=False)
 class EncodedMessage:
-    """What a bucket sends first.
+    """The first message of a bucket.
 
     Attributes:
         data: shape=(bytes,), uint8.
-        sizes: bytes for each owner, shape=(owners,), int32.
+        sizes: the number of bytes for each owner, shape=(owners,), int32.
         encoded: whether the message is encoded, shape=(), bool; if not, it holds the gradients as float32.
     """
 
@@ -44,16 +44,16 @@ class EncodedMessage:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients of one graph that travel together, composed alike on every rank.
+    """Gradients of one graph that travel together, the same ones on every rank.
 
     Attributes:
-        number: among the buckets of the graph.
-        exchange: how its messages travel.
-        graph: that holds Horovod's branches.
-        slots: whose gradients, in the order of tracing.
-        scales: for each, the factor on the sum of the ranks' gradients; known when Horovod's operation is.
-        arrived: what came back, shape=(bytes,), uint8.
-        encoded: whether that is encoded, shape=(), bool.
+        number: the bucket's position among the buckets of the graph.
+        exchange: the exchange by which its messages travel.
+        graph: the graph that holds Horovod's branches.
+        slots: the slots of the gradients, in the order of tracing.
+        scales: for each gradient, the factor on the sum over ranks; known when Horovod's operation is.
+        arrived: the message received from the exchange, shape=(bytes,), uint8.
+        encoded: whether that message is encoded, shape=(), bool.
     """
 
     number: int
@@ -70,23 +70,23 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """What its collectives are called by."""
+        """The name of its collectives."""
         return f"bucket.{self.slots[0].index}"
 
     @property
     def length(self) -> int | None:
-        """Bytes of its payloads; None where tracing does not know them, or may add another gradient."""
+        """Bytes of its payloads; None where tracing does not know them or may still add a gradient."""
         size = self._size()
         return size if size is not None and size >= self._limit else None
 
     def add(self, slot: Slot) -> int:
-        """Adds a gradient, and returns its number."""
+        """Adds a gradient and returns its number."""
         self.slots.append(slot)
         self.scales.append(0.0)
         return len(self.slots) - 1
 
     def takes(self, slot: Slot, gradient: tf.Tensor) -> bool:
-        """Whether a gradient of its exchange may join those that are in it."""
+        """Whether a gradient with the same exchange may join the bucket."""
         size, more = self._size(), _payload_bytes(slot)
         if size is None or more is None:
             return False
@@ -101,9 +101,9 @@ class Bucket:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def _precedes(self, gradient: tf.Tensor) -> bool:
-        """Whether a gradient was there before the bucket, so that it cannot depend on its results.
+        """Whether a gradient existed before the bucket, so that it cannot depend on the bucket's results.
 
-        The gradients of a second tape may, and a bucket would wait for itself.
+        The gradients of a second tape may depend on them, and the bucket would wait for itself.
         """
         if gradient.graph is self.graph:
             return bool(gradient.op._id <= self._newest)

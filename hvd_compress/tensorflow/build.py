@@ -1,6 +1,6 @@
-"""Compiles the operations against the installed TensorFlow, once, into a cache.
+"""Compiles the operations against the installed TensorFlow, once, and caches them.
 
-TensorFlow's C++ interface has no stable ABI, so that the library cannot come with the package. Run
+TensorFlow's C++ interface has no stable ABI, so the package cannot contain the library. Run
 ``python -m hvd_compress.tensorflow.build`` to compile ahead of the first import.
 """
 
@@ -28,11 +28,12 @@ class BuildError(RuntimeError):
 def library() -> Path:
     """The path of the operations' library for this TensorFlow, compiled if the cache has none.
 
-    Loading a library runs its code, so that the cache has to be this user's, or root's, and closed to all
-    others. A library that is not as it was compiled, as after a loss of power, is compiled again.
+    Loading a library runs its code, so the cache has to belong to this user or root, and nobody else may
+    write to it. A library that differs from what was compiled, for example after a power failure, is
+    compiled again.
 
     Raises:
-        BuildError: no compiler, or it failed; or the cache cannot be used.
+        BuildError: there is no compiler, it failed, or the cache cannot be used.
     """
     cache = _cache()
     try:
@@ -55,7 +56,7 @@ def library() -> Path:
 
 
 def _is_complete(cache: Path, folder: Path) -> bool:
-    """Whether a folder of the cache has a library that is as it was compiled."""
+    """Whether a folder of the cache has a library that is exactly what was compiled."""
     made, digest = folder / LIBRARY, folder / _DIGEST
     for path in (cache, folder, made):
         if path.exists():

@@ -21,14 +21,14 @@ class Collectives:
 
     Args:
         process_set: the ranks, registered.
-        prefix: what the collectives' names begin with.
+        prefix: the prefix of the collectives' names.
         on_gpu: whether messages come from a GPU.
 
     Attributes:
         process_set: the ranks.
         included: whether this process is one of them.
-        rank: this process among them, -1 if it is none.
-        size: how many there are.
+        rank: the number of this process among them, -1 if it is not one of them.
+        size: the number of ranks.
     """
 
     def __init__(self, process_set: Any, prefix: str, on_gpu: bool = False) -> None:
@@ -40,9 +40,9 @@ class Collectives:
         self._on_gpu = on_gpu
 
     def among(self, ranks: Sequence[int]) -> Collectives:
-        """The same among some of the job's ranks.
+        """The same collectives among some of the job's ranks.
 
-        Blocks until all of the job's ranks have come here, unless Horovod knows the process set already.
+        Blocks until all of the job's ranks have called it, unless Horovod already knows the process set.
 
         Raises:
             ExchangeError: Horovod does not take process sets now.
@@ -63,7 +63,7 @@ class Collectives:
         return Collectives(chosen, self._prefix, self._on_gpu)
 
     def gather_now(self, line: bytes, name: str, within: float) -> bytes | None:
-        """All ranks' lines, outside of any graph; None if a rank does not send one in so many seconds."""
+        """All ranks' lines, outside of any graph; None if one does not arrive within ``within`` seconds."""
         gathered: list[bytes | Exception] = []
 
         def gather() -> None:
@@ -83,7 +83,7 @@ class Collectives:
         return gathered[0]
 
     def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """The sum of all ranks' values, of one shape and dtype on all ranks."""
+        """The sum of all ranks' values, which have the same shape and dtype on all ranks."""
         return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
 
     def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
@@ -95,14 +95,14 @@ class Collectives:
         return hvd.allgather(message, **self._called(name))
 
     def all_gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
-        """As :meth:`all_gather`, of messages whose length is the same on all ranks.
+        """The same as :meth:`all_gather`, for messages whose length is the same on all ranks.
 
-        It may be a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
+        It may run as a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
 
         Args:
             message: shape=(length,), uint8.
-            length: None if it is not known when the graph is made.
-            name: the collective's.
+            length: bytes; None if they are not known when the graph is made.
+            name: the name of the collective.
         """
         if self._on_gpu or length is None or not sum_as_gather.as_sum(self.size, length):
             return self.all_gather(message, name)
@@ -114,12 +114,12 @@ class Collectives:
     def all_to_all(
         self, message: tf.Tensor, sizes: tf.Tensor | Sequence[int], name: str
     ) -> tf.Tensor:
-        """What all ranks have for this one, one after the other in the order of ranks.
+        """The messages of all ranks for this one, one after the other in the order of ranks.
 
         Args:
-            message: what this rank has for each, one after the other, shape=(sum(sizes),).
-            sizes: bytes for each rank, shape=(size,), int32.
-            name: the collective's.
+            message: this rank's messages for all ranks, one after the other, shape=(sum(sizes),).
+            sizes: the number of bytes for each rank, shape=(size,), int32.
+            name: the name of the collective.
         """
         splits = tf.convert_to_tensor(sizes, tf.int32)
         received, _ = hvd.alltoall(message, splits, **self._called(name))
@@ -127,7 +127,7 @@ class Collectives:
 
     @staticmethod
     def numbers(message: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """A message as numbers of 32 bits, shape=(bytes / 4,)."""
+        """A message as 32-bit numbers, shape=(bytes / 4,)."""
         return tf.bitcast(tf.reshape(message, [-1, 4]), dtype)
 
     @staticmethod
@@ -140,7 +140,7 @@ class Collectives:
 
 
 def called(name: str, process_set: Any) -> dict[str, Any]:
-    """What a collective of Horovod's is told about its name, and who takes part.
+    """The arguments that give a collective of Horovod its name and its ranks.
 
     Args:
         name: the same on every rank.

@@ -1,4 +1,4 @@
-"""The commits of compressors in TensorFlow, each of which goes on where the one before it left off."""
+"""The commits of compressors in TensorFlow, each of which continues where the one before stopped."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvd_compress.tensorflow.values import tell
 
 
 class TensorFlowCommits(Commits):
-    """The commits of one compressor after the other.
+    """The commits of successive compressors.
 
-    Graphs hold a rank's number and who owns which part, so that each reset needs a new compressor.
+    Graphs hold a rank's number and the owner of each part, so each reset needs a new compressor.
     """
 
     _compressor: Compressor
@@ -33,13 +33,13 @@ class TensorFlowCommits(Commits):
         self._begins: list[tuple[str, np.ndarray]] = []
 
     def continue_with(self, compressor: Compressor) -> None:
-        """Lets a new compressor go on from the last commit; called by all ranks.
+        """Lets a new compressor continue from the last commit; called by all ranks.
 
         Args:
-            compressor: this rank's.
+            compressor: this rank's compressor.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the compressor cannot continue.
         """
         _check(compressor)
         self._compressor = compressor
@@ -47,15 +47,15 @@ class TensorFlowCommits(Commits):
 
     @property
     def place(self) -> tuple[int, int]:
-        """As of :class:`Commits`."""
+        """See :class:`Commits`."""
         owner = self._compressor.owner
         return owner.rank, owner.size
 
     def take(self) -> Commit:
-        """As of :class:`Commits`; the state is what is unsent of each gradient, traced again or not.
+        """See :class:`Commits`; the state is the unsent part of each gradient, even if not traced again.
 
         Raises:
-            ValueError: variables that cannot be told apart.
+            ValueError: some variables cannot be told apart.
         """
         compressor, rank = self._compressor, self.place[0]
         slots = compressor.slots
@@ -100,12 +100,12 @@ class TensorFlowCommits(Commits):
 
 @dataclass
 class _Left:
-    """What is left of one gradient.
+    """The rest of one gradient.
 
     Attributes:
-        unsent: what this rank would still add to the sum of all ranks' gradients, shape=(n,), float32,
-            row-major.
-        exchanges: how often the gradient has been exchanged.
+        unsent: the numbers that this rank still has to add to the sum of all ranks' gradients, shape=(n,),
+            float32, row-major.
+        exchanges: the number of exchanges of the gradient so far.
     """
 
     unsent: np.ndarray
@@ -114,17 +114,17 @@ class _Left:
 
 @dataclass
 class _Kept:
-    """What gradients begin with, by the names of their variables.
+    """The residuals and counts that gradients begin with, by the names of their variables.
 
     Attributes:
-        left: for each name, what no gradient has taken yet: variables of one name in the order of their
-            call.
+        left: for each name, the entries that no gradient has taken yet; those of variables with the same
+            name are in the order of their call.
     """
 
     left: dict[str, list[_Left]]
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        """As of :class:`hvd_compress.tensorflow.state.Heritage`."""
+        """See :class:`hvd_compress.tensorflow.state.Heritage`."""
         mine = self.left.get(slot.variable_name)
         if mine is None and self.left:
             warnings.warn(
@@ -139,7 +139,7 @@ class _Kept:
         slot.exchanges.assign(left.exchanges)
 
     def rest(self) -> Iterator[tuple[str, _Left]]:
-        """Yields the names of variables whose gradients have not come again, and what is left of them."""
+        """Yields the names of variables whose gradients were not traced again, and what is left of them."""
         for name, several in self.left.items():
             for left in several:
                 yield name, left
@@ -165,7 +165,7 @@ def _check(compressor: Compressor) -> None:
 
 
 def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.ndarray:
-    """What a rank would still add to the sum of all ranks' gradients, shape=(n,), float32, row-major."""
+    """The numbers a rank has yet to add to the sum of gradients, shape=(n,), float32, row-major."""
     residual, owned = slot.residual.numpy(), slot.owned.numpy()
     if slot.route.uncompressed:
         return np.zeros(0, np.float32)

@@ -53,7 +53,7 @@ from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inh
 from hvd_compress.tensorflow.step import Step
 
 _UNKNOWN_SIZE = 2**31 - 1
-"""Stands for a size that tracing does not know: large, so that the gradient is encoded."""
+"""Stands for a size that tracing does not know; it is large, so that the gradient is encoded."""
 
 _EXCHANGES: dict[str, type[Exchange]] = {
     "allgather": Allgather,
@@ -66,8 +66,9 @@ _EXCHANGES: dict[str, type[Exchange]] = {
 class TensorFlowUse(Use):
     """A :class:`~hvd_compress.ranks.unused.Use` in TensorFlow.
 
-    TensorFlow does not tell of training. So a compressor is missed where no compressor of the process has
-    exchanged anything: a script may make one to print it, beside the one that it trains with.
+    TensorFlow does not report training. So a compressor counts as missed only if no compressor of the
+    process has exchanged anything: a script may make one only to print it, besides the one that it trains
+    with.
     """
 
     _made: ClassVar[list[Use]] = []
@@ -85,7 +86,7 @@ class TensorFlowUse(Use):
 
 @dataclass(eq=False)
 class _Uncompressed:
-    """A gradient that goes as it is."""
+    """A gradient that travels uncompressed."""
 
     beginning: Beginning
     dtype: tf.DType
@@ -96,12 +97,12 @@ class _Encoded:
     """A gradient in a bucket.
 
     Attributes:
-        beginning: of its step.
-        bucket: that it is in.
-        member: its number there.
-        cut: how it is encoded.
-        gradient: as it travels.
-        token: what stands for it.
+        beginning: the beginning of its step.
+        bucket: the bucket that holds the gradient.
+        member: the gradient's number in the bucket.
+        cut: the parts and streams by which the gradient is encoded.
+        gradient: the gradient in the order in which it is encoded.
+        token: the small tensor that Horovod reduces in the gradient's place.
     """
 
     beginning: Beginning
@@ -114,29 +115,30 @@ class _Encoded:
 
 @guard_methods("compress", "decompress", write="compression={}")
 class Compressor(tf.Module, HorovodCompressor):
-    """Sends gradients encoded; pass one to ``hvd.DistributedGradientTape(compression=...)``.
+    """Encodes gradients before they are sent; pass one to ``hvd.DistributedGradientTape(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals, one for each variable whose gradients it
-    gets. Two compressors are never equal.
+    receives. Two compressors are never equal.
 
     Args:
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
-        owner_step: None: what owners do between two shots is one operation, which has no place for a step.
-        process_set: as the tape's or optimizer's; None is all ranks.
-        device: where gradients are encoded and residuals kept, ``"GPU:0"`` or ``"CPU:0"`` for example; None
-            is TensorFlow's first GPU, if it has one and the exchange has kernels for it.
-        name: what this compressor's collectives are called by; None numbers compressors in the order in
-            which they are made, which must then be the same on every rank.
+        codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route` or a codec's name.
+        owner_step: None: an owner averages and encodes in one operation, which has no place for a step.
+        process_set: the same as for the tape or optimizer; None is all ranks.
+        device: the device on which gradients are encoded and residuals kept, for example ``"GPU:0"`` or
+            ``"CPU:0"``; None is TensorFlow's first GPU, if there is one and the exchange has kernels for
+            it.
+        name: the prefix of the names of this compressor's collectives; None numbers compressors in the
+            order in which they are made, which must then be the same on every rank.
         options: :class:`~hvd_compress.exchanges.options.SharedOptions`. All ranks make a compressor with
             ``exchange="hierarchical"`` at the same time. For ``exclude`` and ``layers``, gradients are
-            called ``gradient.0``, ``gradient.1`` and so on, in the order in which they come first, that of
-            the tape's sources; None and sparse ones do not count. With
+            named ``gradient.0``, ``gradient.1`` and so on, in the order of their first exchanges, which is
+            that of the tape's sources; None and sparse gradients do not count. With
             :func:`hvd_compress.keras.DistributedOptimizer`, their names are the variables' paths.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        KernelError: gradients are to be encoded on a GPU, and the CUDA library was not built.
-        ExchangeError: ``hvd.init()`` was not called; or the ranks cannot take a hierarchical exchange.
+        KernelError: gradients are to be encoded on a GPU, but the CUDA library was not built.
+        ExchangeError: ``hvd.init()`` was not called; or the ranks cannot use a hierarchical exchange.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """Horovod's entry: starts the exchange of one gradient.
 
         Returns:
-            What Horovod shall allreduce, and the context for :meth:`decompress`.
+            The tensor that Horovod has to reduce, and the context for :meth:`decompress`.
         """
         self.use.exchanged = True
         graph = graph_of(tensor)
@@ -254,10 +256,11 @@ class Compressor(tf.Module, HorovodCompressor):
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Horovod's exit: the reduced gradient, in the shape and dtype of the one given to compress.
+        """Horovod's exit: the reduced gradient, in the shape and dtype of that passed to :meth:`compress`.
 
         Raises:
-            ExchangeError: an operation that compressed gradients cannot follow, or another process set.
+            ExchangeError: Horovod's operation is not possible on compressed gradients, or has another
+                process set.
         """
         if isinstance(ctx, _Uncompressed):
             self._expect(ctx.beginning)
@@ -275,7 +278,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     @property
     def counters(self) -> Counters:
-        """What this rank has sent since construction or the last reset."""
+        """Counts of this rank's traffic since construction or the last reset."""
         now = self._counted()
         return Counters(**{k: v - getattr(self._offset, k) for k, v in vars(now).items()})
 
@@ -284,16 +287,16 @@ class Compressor(tf.Module, HorovodCompressor):
         self._offset = self._counted()
 
     def drop_step(self) -> None:
-        """Takes the last exchange back, where its results are not used; every rank has to call it.
+        """Takes back the last exchange, for steps whose results are not used; every rank has to call it.
 
-        Residuals become what they were before that exchange, bit for bit, those of the parts that this
-        rank owns as well. Without this, error feedback would bring what was thrown away into later steps.
-        Positions in the noise move on, and a step of the warm-up counts.
+        Residuals become what they were before that exchange, bit for bit, including those of the parts that
+        this rank owns. Without this call, error feedback would bring the discarded gradients into later
+        steps. Positions in the noise still advance, and the step counts for the warm-up.
 
         The last exchange is that of the last call of a tape or optimizer, or of the last run of a
-        ``tf.function`` with several. May be called eagerly, and behind the exchange in a ``tf.function`` or
-        a branch of ``tf.cond``. Nothing changes where there was no exchange yet, or the last one was
-        dropped already: by an earlier call, or on all ranks for an Inf or a NaN.
+        ``tf.function`` with several. The call may be eager, or follow the exchange in a ``tf.function`` or
+        in a branch of ``tf.cond``. Nothing changes where there has been no exchange, or where the last one
+        was dropped already: by an earlier call, or on all ranks because of an Inf or a NaN.
 
         Raises:
             tf.errors.FailedPreconditionError: residuals were restored from a checkpoint, or by
@@ -303,15 +306,15 @@ class Compressor(tf.Module, HorovodCompressor):
             self._ops.hvdc_drop_step(self._ledger)
 
     def routes(self) -> dict[str, Route]:
-        """How each gradient that has been traced travels, by name."""
+        """The route of each gradient that has been traced, by name."""
         return {slot.label: slot.route for slot in self.slots}
 
     def expect(self, variable: Any, label: str) -> None:
-        """Says which variable the next gradient is of, for callers other than Horovod's own.
+        """Names the variable of the next gradient, for callers other than Horovod's own.
 
         Args:
-            variable: TensorFlow's or Keras's.
-            label: what patterns match, and messages call its gradient.
+            variable: a variable of TensorFlow or Keras.
+            label: the gradient's name in patterns and messages.
         """
         self._expected = Source.of(variable)
         if self._variables.find(self._expected.variable, 0) is None:
@@ -322,40 +325,40 @@ class Compressor(tf.Module, HorovodCompressor):
         self._router.check_patterns(labels)
 
     def label_gradients(self, labels: Sequence[str]) -> None:
-        """Says what patterns match, and messages call, the gradients that are traced first.
+        """Sets the names, in patterns and messages, of the gradients that are traced first.
 
         Args:
-            labels: in the order of the gradients.
+            labels: the names, in the order of the gradients.
         """
         # Not a list or a dictionary, which TensorFlow would take for a part of checkpoints.
         self._labels = MappingProxyType(dict(enumerate(labels)))
 
     def residual_norm(self) -> float:
-        """The l2 norm of all residuals of this rank together."""
+        """The l2 norm of all residuals of this rank taken together."""
         norms = [tf.norm(kept) for slot in self.slots for kept in slot.kept]
         return float(tf.norm(norms)) if norms else 0.0
 
     def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
-        """Continues where a job with another number of ranks, or with another exchange, left off.
+        """Continues where a job with another number of ranks, or with another exchange, stopped.
 
-        What was not sent keeps its part in the ranks' average, on other ranks
+        Unsent gradients keep their weight in the ranks' average, though on other ranks
         (:mod:`hvd_compress.ranks.resize`).
 
         Args:
             checkpoints: the paths of every rank's checkpoint of that job, in any order.
-            name: the compressor's in them: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
+            name: the compressor's name in them: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
 
         Raises:
-            ValueError: not one checkpoint of each rank, another seed, or checkpoints of different steps or
-                exchanges; nothing is changed then.
+            ValueError: there is not one checkpoint of each rank, the seed differs, or the checkpoints are
+                of different steps or exchanges; nothing has changed then.
         """
         self.inherit(inheritance(checkpoints, name, self.owner))
 
     def inherit(self, heritage: Heritage) -> None:
-        """Has gradients go on with what is given, those that are traced from now on included.
+        """Lets gradients, including those traced from now on, continue from earlier state.
 
         Args:
-            heritage: what each of them gets.
+            heritage: the state for each gradient.
         """
         self._inheritance = heritage
         for slot in self.slots:
@@ -363,23 +366,23 @@ class Compressor(tf.Module, HorovodCompressor):
         self._replace()
 
     def owners_of(self, slot: Slot) -> int:
-        """How many ranks share out a gradient; 0 where none do."""
+        """The number of ranks that share out a gradient; 0 where none do."""
         exchange = self._exchanges.get(slot.route.exchange)
         return exchange.owners if exchange else 0
 
     def shared(self, slot: Slot) -> Shared | None:
-        """How ranks share out a gradient; None where they do not."""
+        """The order and the parts in which ranks share out a gradient; None where they do not."""
         exchange = self._exchanges.get(slot.route.exchange)
         return exchange.shared(slot) if exchange else None
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether, in all exchanges that it may use, each rank keeps residuals of its own gradients."""
+        """Whether each rank keeps residuals of its own gradients in all exchanges that may be used."""
         return all(exchange.has_residuals for exchange in self._exchanges.values())
 
     @property
     def process_set(self) -> Any:
-        """Among whose ranks gradients are averaged."""
+        """The process set whose ranks average their gradients."""
         return self._collectives.process_set
 
     def _counted(self) -> Counters:
@@ -407,7 +410,7 @@ class Compressor(tf.Module, HorovodCompressor):
         )
 
     def _replace(self) -> None:
-        """Called where other residuals come in the place of those that the last exchange left."""
+        """Called where other residuals replace those that the last exchange left."""
         self._ops.hvdc_replace(self._ledger)
         self._step.forget_agreement()
 
@@ -432,10 +435,10 @@ class Compressor(tf.Module, HorovodCompressor):
         """The slot of a gradient.
 
         Args:
-            source: whose gradient it is.
-            turn: as of :class:`Variables`.
-            like: the gradient, or what has its shape and dtype.
-            key: of a new slot; None is its position.
+            source: the variable of the gradient.
+            turn: see :meth:`Variables.find`.
+            like: the gradient, or an object with its shape and dtype.
+            key: the key of a new slot; None is its position.
         """
         known = self._variables.find(source.variable, turn)
         if known is not None:
@@ -458,10 +461,10 @@ class Compressor(tf.Module, HorovodCompressor):
         return slot
 
     def _slot_like(self, source: Source, turn: int, traced: Slot) -> Slot:
-        """The slot of a gradient that is exchanged by a trace of another one.
+        """The slot of a gradient that is exchanged by the trace of another gradient.
 
         Raises:
-            ExchangeError: it is exchanged in another way.
+            ExchangeError: the two gradients need different routes or parts.
         """
         slot = self._slot(source, turn, traced.spec, traced.key)
         if slot.route != traced.route or (
@@ -519,7 +522,7 @@ class Compressor(tf.Module, HorovodCompressor):
         return traced.beginnings[graph]
 
     def _expect(self, beginning: Beginning) -> None:
-        """Notes for the ledger what has been traced so far; Horovod does not say what is the last."""
+        """Tells the ledger what has been traced so far; Horovod does not say which gradient is the last."""
         scales = [bucket.scales for bucket in beginning.buckets]
         with tf.init_scope(), tf.device(HOST):
             self._ops.hvdc_expect(
@@ -531,7 +534,7 @@ class Compressor(tf.Module, HorovodCompressor):
             )
 
     def _takes_part(self) -> bool:
-        """Whether the branch in which compress is called runs on this rank."""
+        """Whether the branch in which :meth:`compress` is called runs on this rank."""
         alone = self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")
         return self._collectives.included and not alone
 
@@ -586,7 +589,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
 
 def _kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool]:
-    """What decides whether there are kernels for GPUs, for messages, and whether there are."""
+    """The setting that decides on kernels for GPUs, for messages, and whether there are such kernels."""
     for codec in codecs:
         if spec_of(codec, ()) is None:
             return repr(codec), False

@@ -20,11 +20,11 @@ AnyCompressor = TypeVar("AnyCompressor", bound=Compressor)
 
 
 class _VariableState(ObjectState):
-    """The state of variables, and of objects.
+    """The state of variables and other objects.
 
     Args:
-        variables: on every rank in the same order.
-        kwargs: the objects.
+        variables: the variables, in the same order on every rank.
+        kwargs: the other objects.
     """
 
     def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
@@ -57,11 +57,11 @@ class _VariableState(ObjectState):
 class TensorFlowState(ResidualState, _VariableState):
     """The state of elastic training with a compressor, for ``hvd.elastic.run``.
 
-    Takes the place of ``hvd.elastic.TensorFlowState``, with which a new rank and those that stayed wait for
-    each other without end, and of ``hvd.elastic.TensorFlowKerasState``, which fails under Keras 3.
+    Replaces ``hvd.elastic.TensorFlowState``, with which a new rank and those that stayed wait for each
+    other forever, and ``hvd.elastic.TensorFlowKerasState``, which fails under Keras 3.
 
-    Graphs hold a rank's number, so that the function which elastic Horovod runs makes a new compressor, and
-    traces its steps anew, each time it is called::
+    Graphs hold a rank's number, so the function that elastic Horovod runs makes a new compressor, and
+    traces its steps again, each time it is called::
 
         @hvd.elastic.run
         def train(state):
@@ -70,16 +70,16 @@ class TensorFlowState(ResidualState, _VariableState):
             @tf.function
             def step(inputs, labels): ...
 
-    :meth:`begin` gives the new compressor what the rank has not sent. What each rank begins with is as of
-    :class:`hvd_compress.torch.elastic.TorchState`.
+    :meth:`begin` gives the new compressor what the rank has not sent. Each rank begins with the same state
+    as in :class:`hvd_compress.torch.elastic.TorchState`.
 
     Args:
-        variables: of the model and the optimizer, TensorFlow's or Keras's, built, and in the same order on
-            every rank.
+        variables: the variables of the model and the optimizer, TensorFlow's or Keras's, built, and in the
+            same order on every rank.
         share_residuals: whether each commit adds up what all ranks have not sent, in an all_reduce of the
             model's size in float32.
-        kwargs: objects that all ranks share, as for ``hvd.elastic.TensorFlowState``: attributes of the
-            state.
+        kwargs: objects that all ranks share, as for ``hvd.elastic.TensorFlowState``; they become attributes
+            of the state.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class TensorFlowState(ResidualState, _VariableState):
         super().__init__(variables, **kwargs)
 
     def begin(self, compressor: AnyCompressor) -> AnyCompressor:
-        """Gives a new compressor what this rank has not sent; all ranks come here, before their first step.
+        """Gives a new compressor what this rank has not sent; all ranks call it before their first step.
 
-        Of several compressors, all are given, each time in the same order.
+        With several compressors, call it for each of them, in the same order each time.
 
         Args:
-            compressor: of all ranks of the job; nothing has been traced with it.
+            compressor: a compressor for all ranks of the job, with which nothing has been traced.
 
         Returns:
             The compressor.
 
         Raises:
-            TypeError: it is no compressor.
-            ValueError: it has a process set; or its exchange is ``"hierarchical"``, in which hosts and not
-                ranks have residuals; or it has been used.
+            TypeError: the argument is not a compressor.
+            ValueError: the compressor has a process set; or its exchange is ``"hierarchical"``, in which
+                hosts and not ranks have residuals; or it has been used.
         """
         expect_instance("TensorFlowState.begin", compressor, Compressor, "state.begin({})")
         if self._begun == len(self._commits):
@@ -114,10 +114,10 @@ class TensorFlowState(ResidualState, _VariableState):
         return compressor
 
     def commit(self) -> None:
-        """Keeps the state in memory, and looks whether hosts have come or gone; on all ranks together.
+        """Keeps the state in memory, and checks whether hosts were added or removed; a call of all ranks.
 
         Raises:
-            HostsUpdatedInterrupt: they have; for ``hvd.elastic.run``.
+            HostsUpdatedInterrupt: hosts were added or removed; ``hvd.elastic.run`` handles it.
             ValueError: :meth:`begin` was not called since the last reset.
         """
         if not self._begun or self._begun < len(self._commits):

@@ -1,4 +1,4 @@
-"""Where a gradient is traced: how far its graph has been traced, and whether it can be compiled."""
+"""The graph in which a gradient is traced: what has been traced in it, and whether XLA is to compile it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TRACED = "_hvd_compress_traced"
 
 @dataclass(eq=False)
 class Beginning:
-    """How a step begins in one graph, and what its gradients share.
+    """The beginning of a step in one graph, and what its gradients share.
 
     Attributes:
-        begun: what all messages of a step depend on.
+        begun: the tensor on which all messages of a step depend.
         everybody: whether all ranks take part in the step, shape=(), bool.
-        graph: a number of the graph's own.
-        gradients: how many come back in a step.
-        buckets: of those that are encoded.
+        graph: a number that identifies the graph.
+        gradients: the number of gradients that come back in a step.
+        buckets: the buckets of the gradients that are encoded.
     """
 
     begun: tf.Tensor
@@ -38,7 +38,7 @@ class Beginning:
     buckets: list[Bucket] = field(default_factory=list)
 
     def bucket_for(self, exchange: Exchange, slot: Slot, gradient: tf.Tensor, graph: Any) -> Bucket:
-        """The bucket that a gradient joins, or a new one; of each exchange the newest one is open."""
+        """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""
         newest = [bucket for bucket in self.buckets if bucket.exchange is exchange][-1:]
         if newest and newest[0].takes(slot, gradient):
             return newest[0]
@@ -48,11 +48,11 @@ class Beginning:
 
 @dataclass(eq=False)
 class Traced:
-    """What one compressor knows about the graphs under an outermost one.
+    """One compressor's notes on the graphs within an outermost one.
 
     Attributes:
-        beginnings: by the graph that holds Horovod's branches.
-        shared: where variables are looked up in each call, those graphs' slots.
+        beginnings: the beginnings of steps, by the graph that holds Horovod's branches.
+        shared: the slots of each graph in which variables are looked up in each call.
     """
 
     beginnings: dict[Any, Beginning] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Traced:
     _counts: Counter[int] = field(default_factory=Counter)
 
     def count(self, thing: Any) -> int:
-        """How often this was asked for the same tensor or variable before."""
+        """The number of earlier calls of this method with the same tensor or variable."""
         self._counts[id(thing)] += 1
         return self._counts[id(thing)] - 1
 
 
 def graph_of(gradient: tf.Tensor) -> Any:
-    """The graph that holds Horovod's branch, in one of which a gradient is being compressed.
+    """The graph around the branch of Horovod in which a gradient is being compressed.
 
     Raises:
-        ExchangeError: there is none, or XLA is to compile it.
+        ExchangeError: there is no such graph, or XLA is to compile it.
     """
     here = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(here, "outer_graph"):
@@ -88,12 +88,12 @@ def graph_of(gradient: tf.Tensor) -> Any:
 
 
 def is_outermost(graph: Any) -> bool:
-    """Whether a function's graph is in no other's."""
+    """Whether a function's graph is not inside another function's graph."""
     return getattr(graph.outer_graph, "outer_graph", None) is None
 
 
 def traced_under(graph: Any, compressor: Any) -> Traced:
-    """A compressor's notes on the outermost graph around this one. They live as long as that graph."""
+    """A compressor's notes on the outermost graph around this one, which live as long as that graph."""
     while not is_outermost(graph):
         graph = graph.outer_graph
     notes = getattr(graph, _TRACED, None)

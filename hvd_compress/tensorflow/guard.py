@@ -1,8 +1,8 @@
 """Notices that Horovod's own Keras optimizer is about to ignore a compressor.
 
 Under Keras 3, ``horovod.tensorflow.keras.DistributedOptimizer`` overrides methods that Keras never calls:
-ranks train apart, and no method of the compressor is called that could say so. But Horovod puts the
-compressor into the key of a cache while the optimizer is made, so its hash is asked for.
+ranks train apart, and no method of the compressor is called that could report it. But Horovod puts the
+compressor into the key of a cache while the optimizer is made, and so calls its ``__hash__``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hvd_compress.ranks.errors import ExchangeError
 
 
 def check_who_hashes() -> None:
-    """To be called from ``__hash__``.
+    """Raises if Horovod's own optimizer for Keras 3 asks for the hash; called from ``__hash__``.
 
     Raises:
-        ExchangeError: the hash is for an optimizer of Keras 3 by Horovod.
+        ExchangeError: the caller is Horovod's ``DistributedOptimizer`` with an optimizer of Keras 3.
     """
     frame: Any = sys._getframe(2)
     if frame.f_globals.get("__name__") != "horovod.tensorflow.util":

@@ -1,4 +1,4 @@
-"""``hvd.join()``, any number of times."""
+"""A ``hvd.join()`` that can be called any number of times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 def join() -> int:
     """Says that this rank has no more data, and waits until all ranks have said so.
 
-    The same as ``hvd.join()``, which with Horovod 0.28.1 and TensorFlow 2.21 waits in its first call only:
+    The same as ``hvd.join()``, which with Horovod 0.28.1 and TensorFlow 2.21 waits only in its first call:
     Horovod does not register its operation as stateful, and TensorFlow keeps the result of the first call.
 
     Returns:

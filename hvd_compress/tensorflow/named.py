@@ -1,4 +1,4 @@
-"""The codecs' own compressors: :class:`Compressor` with the codec's fields passed through by name."""
+"""One compressor class for each codec: :class:`Compressor` with the codec's fields as named arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_compress.tensorflow.compressor import Compressor
 
 
 class Options(SharedOptions, total=False):
-    """What :class:`Compressor` takes by name."""
+    """The keyword arguments of :class:`Compressor` other than the codec."""
 
     process_set: Any | None
     name: str | None
@@ -110,7 +110,7 @@ class QSGD(Compressor):
 
 @guard
 class FP16(Compressor):
-    """Half precision, added in half precision by an allreduce.
+    """Half precision, summed in half precision by an allreduce.
 
     The same as ``Compressor(hvd_compress.FP16(), ...)``.
     """
@@ -121,7 +121,7 @@ class FP16(Compressor):
 
 @guard
 class BF16(Compressor):
-    """bfloat16, gathered and added in float32.
+    """bfloat16, gathered and summed in float32.
 
     The same as ``Compressor(hvd_compress.BF16(), ...)``.
     """
@@ -132,7 +132,7 @@ class BF16(Compressor):
 
 @guard
 class NoCompression(Compressor):
-    """Gradients as they are, with the counters of the others.
+    """Uncompressed gradients, with the counters of the other compressors.
 
     The same as ``Compressor(hvd_compress.NoCompression(), ...)``.
     """

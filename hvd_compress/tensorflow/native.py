@@ -1,4 +1,4 @@
-"""The operations, loaded."""
+"""The loaded TensorFlow operations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ORDERLESS = (
     *("HvdcUncompressed", "HvdcReturned", "HvdcSubmit", "HvdcResult"),
     *("HvdcEncode", "HvdcAverage", "HvdcLevels", "HvdcDecode"),
 )
-"""Operations of a step's gradients. TensorFlow would run operations that share a resource one after the
-other, in the order in which they were traced: from the first layer's gradient, which is the last to be
-ready, to the last. These share the ledger, which has a lock of its own, and are told from reads by
-nothing else: a gradient's own operations follow each other by their data, those of a bucket by what its
-ledger holds, steps by ``HvdcBegin``."""
+"""The operations of a step's gradients. TensorFlow would run operations that share a resource one after
+the other, in the order in which they were traced: from the first layer's gradient, which is available last,
+to the last layer's. These operations share the ledger, which has its own lock, and are registered as
+read-only so that TensorFlow does not order them. A gradient's own operations are ordered by their data,
+those of a bucket by the contents of its ledger, and steps by ``HvdcBegin``."""
 
 
 @lru_cache(maxsize=1)
@@ -30,7 +30,7 @@ def operations() -> Any:
     """The module of operations: ``hvdc_ledger``, ``hvdc_encode``, ``hvdc_decode`` and so on.
 
     Raises:
-        BuildError: they could not be compiled.
+        BuildError: the operations could not be compiled.
         KernelError: the package was not built.
     """
     from hvd_compress.tensorflow import build  # Not above: it also runs as a program, once.
@@ -42,10 +42,10 @@ def operations() -> Any:
 
 
 def open_cuda() -> None:
-    """Has the operations find the CUDA library; before one of them runs on a GPU.
+    """Gives the operations the path of the CUDA library; called before one of them runs on a GPU.
 
     Raises:
-        KernelError: it was not built, or belongs to another version.
+        KernelError: the CUDA library was not built, or belongs to another version.
     """
     from hvd_compress.tensorflow import build
 
@@ -65,7 +65,7 @@ def open_cuda() -> None:
 def spec_bytes(codec: Codec) -> bytes:
     """A codec's ``hvdc_spec`` without a shape, as the operations' attribute.
 
-    A codec without native kernels has one by which the operations call its NumPy reference.
+    For a codec without native kernels, the spec is one with which the operations call its NumPy reference.
     """
     from hvd_compress.tensorflow.reference import reference_spec  # Seldom needed.
 

@@ -1,9 +1,9 @@
-"""On which device a compressor's gradients are encoded and decoded.
+"""The device on which a compressor's gradients are encoded and decoded.
 
-TensorFlow places an operation where it has a kernel, and prefers GPUs; a resource is where it was made. Our
-operations take several resources, of which the ledger is the host's and the residual is where the
-gradient is. So none of this is left to TensorFlow: residuals and the operations that use them are put on
-one device, and what the host has to know is kept on the host.
+TensorFlow places an operation where it has a kernel, and prefers GPUs; a resource stays where it was made.
+Our operations take several resources: the ledger is on the host, and the residual is on the gradient's
+device. So none of this is left to TensorFlow: residuals and the operations that use them are put on
+one device, and the data that the host has to know is kept on the host.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import tensorflow as tf
 
 HOST = "CPU:0"
-"""Where a step is begun and counted, and what has no kernels for GPUs is encoded."""
+"""The device on which steps are begun and counted, and on which operations without GPU kernels run."""
 
 
 def choose(wanted: str | None, what: str, on_gpu: bool) -> str:
     """The device of a compressor's gradients.
 
     Args:
-        wanted: the user's; None is the first GPU that TensorFlow has, if any, or the host.
+        wanted: the user's choice; None is TensorFlow's first GPU, or the host if there is none.
         what: the exchange or the codec that decides ``on_gpu``, for the message.
-        on_gpu: whether there are kernels for GPUs; without, None is the host.
+        on_gpu: whether there are kernels for GPUs; if not, None means the host.
 
     Returns:
         ``"GPU:0"``, for example.

@@ -1,4 +1,4 @@
-"""What Horovod was asked to do with gradients, read while tracing from the operation that does it."""
+"""The reduction that Horovod was asked for, read while tracing from the operation that performs it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Asked:
 
     Attributes:
         operation: ``hvd.Average`` or ``hvd.Sum``.
-        prescale: factor on each rank's gradient.
-        postscale: factor on the result.
+        prescale: the factor on each rank's gradient.
+        postscale: the factor on the result.
     """
 
     operation: Any
@@ -26,21 +26,21 @@ class Asked:
     postscale: float
 
     def scale(self, ranks: int) -> float:
-        """The factor on the sum of so many ranks' gradients that this stands for."""
+        """The factor by which to multiply the sum of the gradients of ``ranks`` ranks."""
         factors = self.prescale * self.postscale
         return factors / ranks if self.operation == hvd.Average else factors
 
 
 def asked_for(reduction: Any, slot: Slot, process_set: Any) -> Asked:
-    """What a gradient's reduction is.
+    """The reduction that Horovod performs on a gradient.
 
     Args:
         reduction: the operation that Horovod traced.
-        slot: whose gradient.
-        process_set: the compressor's.
+        slot: the slot of the gradient.
+        process_set: the compressor's process set.
 
     Raises:
-        ExchangeError: an operation that compressed gradients cannot follow, or another process set.
+        ExchangeError: the operation is not possible on compressed gradients, or has another process set.
     """
     if reduction.type not in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
         raise ExchangeError(

@@ -1,7 +1,8 @@
-"""Codecs without native kernels in TensorFlow's operations, which call their NumPy reference here.
+"""Codecs without native kernels, whose NumPy reference TensorFlow's operations call here.
 
-The operations know a codec by three functions of the C interface. For a codec of another package these are
-Python's: they look the codec up by what its ``hvdc_spec`` says, and run on the host, a tensor at a time.
+The operations reach a codec through three functions of the C interface. For a codec from another package,
+those three are Python functions: they find the codec by its ``hvdc_spec``, and run on the host, one tensor
+at a time.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _known: dict[tuple[int, int], Codec] = {}
 
 
 def reference_spec(codec: Codec) -> Spec:
-    """The ``hvdc_spec`` of a codec without native kernels, by which operations call its reference.
+    """The ``hvdc_spec`` of a codec without native kernels, with which operations call its reference.
 
-    The first time, it warns.
+    Warns the first time it is called for a codec.
 
     Args:
-        codec: which sees each gradient as a matrix of its first dimension and all others.
+        codec: a codec, which sees each gradient as a matrix of its first dimension and all others.
     """
     key = codec.codec_id, codec.config_hash()
     if key not in _known:
@@ -62,7 +63,7 @@ def _codec_and_shape(spec: Spec) -> tuple[Codec, tuple[int, int]]:
 
 
 def _array(pointer: int | None, count: int, dtype: Any) -> np.ndarray:
-    """The numbers at an address, not copied."""
+    """The numbers at an address, without a copy."""
     numbers = np.dtype(dtype)
     if not count:
         return np.zeros(0, numbers)
@@ -176,4 +177,4 @@ class _Functions(ctypes.Structure):
 _FUNCTIONS = _Functions(
     _PayloadBytes(_payload_bytes), _EncodeBatch(_encode_batch), _DecodeSum(_decode_sum)
 )
-"""Kept, since the operations call them for as long as the process lives."""
+"""Kept, since the operations call them as long as the process lives."""

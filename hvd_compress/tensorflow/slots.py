@@ -1,4 +1,4 @@
-"""What a compressor keeps for one variable's gradient."""
+"""The state that a compressor keeps for one variable's gradient."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ class Slot(tf.Module):
     """The state of one gradient, in variables, which checkpoints save.
 
     Attributes:
-        index: its position among the compressor's, in the order of their first exchanges.
-        key: its id in the noise, and in the order of owners' parts: its position, or that of the gradient
+        index: its position among the compressor's gradients, in the order of their first exchanges.
+        key: its id in the noise and in the order of owners' parts: its position, or that of the gradient
             with which it shares a trace.
-        label: what patterns match, and messages call it by.
-        variable_name: of the variable whose gradient it is.
-        call: the number of the call of Horovod with which it came first.
-        kind: dtype and shape as first traced; unknown dimensions as None.
-        dtype: as first traced.
-        shape: as first traced; None where a dimension was unknown.
-        route: how it travels.
-        residual: what has been computed but not yet sent, shape=(n,), float32; empty before the first step.
+        label: its name in patterns and messages.
+        variable_name: the name of its variable.
+        call: the number of the call of Horovod in which it was first exchanged.
+        kind: its dtype and shape when first traced, with None for unknown dimensions.
+        dtype: its dtype when first traced.
+        shape: its shape when first traced; None where a dimension was unknown.
+        route: the route by which it travels.
+        residual: the part that has been computed but not sent, shape=(n,), float32; empty before the first
+            step.
         owned: the same for the average of the part that this rank owns, shape=(n_owned,), float32; empty
             where the exchange has no owners.
-        exchanges: how many times it has been exchanged, shape=(), int64.
+        exchanges: the number of exchanges so far, shape=(), int64.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class Slot(tf.Module):
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The gradient's, as first traced."""
+        """The gradient's spec when first traced."""
         return tf.TensorSpec(self._compatible, self.dtype)
 
     def check(self, gradient: tf.Tensor) -> None:
-        """Raises ``ExchangeError`` where a gradient traced again cannot be this one."""
+        """Raises ``ExchangeError`` if a gradient that is traced again does not fit this slot."""
         same = gradient.dtype == self.dtype and gradient.shape.is_compatible_with(self._compatible)
         if not same:
             raise ExchangeError(
@@ -87,12 +88,12 @@ class Slot(tf.Module):
 
 
 def _numbers(name: str) -> ResourceVariable:
-    """A variable of float32 numbers, none at first."""
+    """A variable for float32 numbers, empty at first."""
     # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
     # refuses those of a second trace.
     return ResourceVariable(tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name=name)
 
 
 def _kind(dtype: tf.DType, shape: tf.TensorShape) -> str:
-    """For comparison and for messages."""
+    """A dtype and a shape as text, for comparison and for messages."""
     return f"{dtype.name} {shape.as_list() if shape.rank is not None else 'unknown'}"

@@ -1,10 +1,10 @@
-"""Which variable a gradient is of.
+"""Finds the variable to which a gradient belongs.
 
-Horovod hands a compressor a tensor alone. But its function that reduces the gradients of one call,
+Horovod passes only a tensor to a compressor. But its function that reduces the gradients of one call,
 ``allreduce_grads(grads, vars)``, is on the stack, and has the variables. A tape that is made while a
-``tf.function`` is traced calls it there, with that trace's variables. A tape or optimizer that is made
-eagerly has a ``tf.function`` of it, which TensorFlow traces once for all variables of the same shapes: such
-a trace is *shared*, and which variables it serves is known when it is called.
+``tf.function`` is traced calls that function there, with that trace's variables. A tape or optimizer that
+is made eagerly wraps it in a ``tf.function``, which TensorFlow traces once for all variables of the same
+shapes: such a trace is *shared*, and only each call tells which variables it serves.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _REDUCES = "allreduce_grads"
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a gradient is of.
+    """The variable to which a gradient belongs.
 
     Attributes:
-        variable: TensorFlow's.
-        name: the variable's, for checkpoints.
-        place: among the variables of the call.
-        call: all of them; empty where the trace is for these variables alone.
+        variable: TensorFlow's variable.
+        name: the variable's name, for checkpoints.
+        place: its position among the variables of the call.
+        call: all variables of the call; empty where the trace is for these variables alone.
     """
 
     variable: Any
@@ -42,10 +42,10 @@ class Source:
 
     @classmethod
     def of(cls, variable: Any, **rest: Any) -> Source:
-        """Of a variable of TensorFlow or of Keras.
+        """Makes a source from a variable of TensorFlow or Keras.
 
         Raises:
-            ExchangeError: it is none.
+            ExchangeError: the object is not a variable.
         """
         inner = tensorflow_variable(variable)
         if inner is None:
@@ -57,7 +57,7 @@ class Source:
 
 
 def tensorflow_variable(variable: Any) -> Any:
-    """TensorFlow's variable, which Keras's has in it; None where there is none."""
+    """TensorFlow's variable, which may be inside one of Keras; None for any other object."""
     inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     return inner if isinstance(inner, tf.Variable) else None
 
@@ -66,11 +66,12 @@ def source_of(gradient: tf.Tensor, count: int) -> Source:
     """The source of a gradient that Horovod is reducing.
 
     Args:
-        gradient: as Horovod passed it to ``compress``.
-        count: how often it passed the same tensor before: several variables may have one gradient.
+        gradient: the tensor that Horovod passed to ``compress``.
+        count: the number of times that Horovod passed the same tensor before: several variables may have
+            one gradient.
 
     Raises:
-        ExchangeError: no tape or optimizer called Horovod, or the source is no variable.
+        ExchangeError: no tape or optimizer called Horovod, or the source is not a variable.
     """
     for frame in _frames():
         if frame.f_code.co_name.endswith(_REDUCES) and frame.f_locals.get("vars") is not None:
@@ -93,17 +94,17 @@ class Variables:
         self._slots: dict[tuple[int, int], tuple[weakref.ref[Any], Slot]] = {}
 
     def find(self, variable: Any, turn: int) -> Slot | None:
-        """The slot of a variable's gradient; None where it has none yet.
+        """The slot of a variable's gradient; None where there is none yet.
 
         Args:
-            variable: TensorFlow's.
-            turn: how many gradients of the variable the same function exchanges before this one.
+            variable: TensorFlow's variable.
+            turn: the number of gradients of the variable that the same function exchanges before this one.
         """
         known, slot = self._slots.get((id(variable), turn), (None, None))
         return slot if known is not None and known() is variable else None
 
     def add(self, variable: Any, turn: int, slot: Slot) -> None:
-        """Notes a slot."""
+        """Registers a slot."""
         self._slots[id(variable), turn] = weakref.ref(variable), slot
 
 
@@ -111,8 +112,8 @@ class SharedTrace:
     """The slots of a trace that serves several lists of variables, looked up in each call.
 
     Args:
-        graph: of the trace.
-        find: from a variable, its turn and the slot that was traced to the slot that takes its place.
+        graph: the graph of the trace.
+        find: maps a variable, its turn and the slot that was traced to the slot that replaces it.
     """
 
     def __init__(self, graph: Any, find: Callable[[Source, int, Slot], Slot]) -> None:
@@ -121,7 +122,7 @@ class SharedTrace:
         self._now: list[Slot] = []
 
     def handles(self, source: Source, turn: int, slot: Slot) -> list[tf.Tensor]:
-        """The handles of a slot's variables, as of each call; in the order of ``Slot.state``."""
+        """The handles of a slot's variables, looked up in each call; in the order of ``Slot.state``."""
         number = len(self._traced)
         self._traced.append((source.place, turn, slot))
         return [

@@ -1,4 +1,4 @@
-"""What a checkpoint says beside the variables: whose it is, and what another number of ranks inherits."""
+"""A checkpoint's data besides variables: its rank, and what a job with another number of ranks inherits."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _SLOTS = "slots"
 
 
 class StateOwner(tf.train.experimental.PythonState):
-    """Whose residuals a checkpoint holds; refuses those of another rank before anything is restored.
+    """The rank whose residuals a checkpoint holds; refuses those of another before anything is restored.
 
     Args:
         rank: this rank in the compressor's process set.
-        size: ranks in it.
-        seed: of the noise.
-        exchange: how gradients travel: residuals may be kept in another way.
-        owners: how many ranks share a gradient out: ranks 0 to ``owners - 1``, the next as many, and so on.
+        size: the number of ranks in the process set.
+        seed: the seed of the noise.
+        exchange: the exchange, on which the residuals that are kept depend.
+        owners: the number of ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next
+            ``owners`` ranks do, and so on.
         restored: called when the checkpoint is this rank's.
-        orders: for each gradient, how elements are ordered and cut, as of
-            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; which variable it is ``of``, and the
-            number of the ``call`` with which it came first, as of :class:`Slot`.
+        orders: returns, for each gradient, how elements are ordered and cut, see
+            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's name as ``of``; and
+            the number of its first ``call``, see :class:`Slot`.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class StateOwner(tf.train.experimental.PythonState):
         self._names: list[str] = []
 
     def serialize(self) -> str:
-        """What is written to a checkpoint."""
+        """The text for a checkpoint."""
         return json.dumps({**self._expected, "orders": self._orders()})
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Compares what a checkpoint says.
+        """Compares a checkpoint's text with this rank and its settings.
 
         Raises:
-            ValueError: another rank, number of ranks, seed, exchange or order of variables; or variables
-                that cannot be told apart.
+            ValueError: the rank, number of ranks, seed, exchange or order of variables differs; or some
+                variables cannot be told apart.
         """
         got = json.loads(string_value)
         for name, want in self._expected.items():
@@ -82,19 +83,19 @@ class StateOwner(tf.train.experimental.PythonState):
         self._restored()
 
     def check_order(self, slot: Slot) -> None:
-        """Raises ``ValueError`` where a new gradient takes the place of another one in the checkpoint."""
+        """Raises ``ValueError`` if a new gradient has the place of another one in the checkpoint."""
         _check_order(self._names, slot.index, slot.variable_name)
 
 
 class PlanOwner(StateOwner):
-    """The same of a compressor that plans, with its plan; gradients may travel in different ways.
+    """The same for a compressor that plans, with its plan; gradients may travel in different ways.
 
     Args:
-        rank, size, seed: as of :class:`StateOwner`.
-        owners: for each gradient, how many ranks share it out.
-        orders: as of :class:`StateOwner`.
-        plan: what is to be saved of the plan.
-        restored: called with what was saved, when the checkpoint is this rank's.
+        rank, size, seed: the same as in :class:`StateOwner`.
+        owners: returns the number of ranks that share out each gradient.
+        orders: the same as in :class:`StateOwner`.
+        plan: returns the part of the plan that is to be saved.
+        restored: called with the saved plan, when the checkpoint is this rank's.
     """
 
     def __init__(
@@ -112,30 +113,30 @@ class PlanOwner(StateOwner):
         self._owners, self._plan, self._take = owners, plan, restored
 
     def serialize(self) -> str:
-        """As of :class:`StateOwner`."""
+        """See :class:`StateOwner`; the text includes the plan."""
         more = {"owners": self._owners(), "orders": self._orders(), "plan": self._plan()}
         return json.dumps({**self._expected, **more})
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """As of :class:`StateOwner`; also refuses a plan that does not fit the traced graphs."""
+        """See :class:`StateOwner`; also refuses a plan that does not fit the traced graphs."""
         super().deserialize(string_value)
         self._take(json.loads(string_value)["plan"])
 
 
 @dataclass
 class _Left:
-    """What a rank left of a gradient.
+    """A rank's saved state of one gradient.
 
     Attributes:
-        residual: of its own gradients.
-        owners: how many ranks shared the gradient out.
-        owned: of the average of the part that it owned.
-        exchanges: how often the gradient had been exchanged.
-        row: elements that stay together where ranks share the gradient out.
-        transposed: rows and columns of the gradient, where residuals are in the order of columns, or None.
-        key: as of :class:`Slot`.
+        residual: the residual of its own gradients.
+        owners: the number of ranks that shared out the gradient.
+        owned: the residual of the average of the part that it owned.
+        exchanges: the number of exchanges of the gradient so far.
+        row: the number of elements that stay together where ranks share out the gradient.
+        transposed: rows and columns of the gradient, where residuals are in column order; otherwise None.
+        key: see :class:`Slot`.
         of: the variable's name.
-        call: as of :class:`Slot`.
+        call: see :class:`Slot`.
     """
 
     residual: np.ndarray
@@ -150,27 +151,27 @@ class _Left:
 
 
 class Heritage(Protocol):
-    """What gradients will start with."""
+    """The state with which gradients will start."""
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Hands over a gradient's part, if there is one, once.
 
         Args:
-            slot: whose state is set.
-            owners: how many ranks share the gradient out now.
-            shared: how they do; None where they do not.
+            slot: the slot to set.
+            owners: the number of ranks that share out the gradient now.
+            shared: the order and the parts in which they do; None where they do not.
             has_residuals: whether ranks keep residuals of their own gradients now.
         """
 
 
 @dataclass
 class Inheritance:
-    """What gradients will start with that another job has left.
+    """The state that another job left and with which gradients will start.
 
     Attributes:
-        left: of each gradient, by its position, what each rank left.
-        heir: this rank, and how many there are now.
-        names: of the variables, in the order of positions.
+        left: each rank's saved state of each gradient, by the gradient's position.
+        heir: this rank, and the current number of ranks.
+        names: the names of the variables, in the order of positions.
     """
 
     left: dict[int, list[_Left]] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class Inheritance:
     names: Sequence[str] = ()
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        """As of :class:`Heritage`."""
+        """See :class:`Heritage`."""
         _check_order(self.names, slot.index, slot.variable_name)
         if slot.index not in self.left or self.heir is None:
             return
@@ -190,18 +191,18 @@ class Inheritance:
 
 
 def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inheritance:
-    """One rank's part of what all ranks of a job of another size or exchange had not sent.
+    """One rank's part of what all ranks of a job with another size or exchange had not sent.
 
-    By the rule of :mod:`hvd_compress.ranks.resize`.
+    Follows the rule of :mod:`hvd_compress.ranks.resize`.
 
     Args:
-        checkpoints: their paths, one of each rank, in any order.
-        name: the compressor's in the checkpoint: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
-        heir: this rank, and how many there are now.
+        checkpoints: the paths of the checkpoints, one of each rank, in any order.
+        name: the compressor's name in the checkpoint: ``"a"`` for ``tf.train.Checkpoint(a=compressor)``.
+        heir: this rank, and the current number of ranks.
 
     Raises:
-        ValueError: not one checkpoint of each rank, another seed or version, or checkpoints of different
-            steps or exchanges.
+        ValueError: there is not one checkpoint of each rank, the seed or version differs, or the
+            checkpoints are of different steps or exchanges.
     """
     states = sorted((_read(path, name) for path in checkpoints), key=lambda state: state["rank"])
     ranks = [state["rank"] for state in states]
@@ -232,13 +233,13 @@ def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[st
     """The names of the variables of gradients, in the order of positions.
 
     Args:
-        variables: for each gradient the name of its variable, and the number of the call with which it came
-            first, as of :class:`Slot`.
-        caller: what needs the names, for the message.
+        variables: for each gradient, the name of its variable and the number of the call in which it was
+            first exchanged, see :class:`Slot`.
+        caller: the function that needs the names, for the message.
 
     Raises:
-        ValueError: variables of different calls have one name, so that only the order in which they will
-            come could tell them apart.
+        ValueError: variables of different calls have the same name, so that only the order of their later
+            calls could tell them apart.
     """
     calls: dict[str, int] = {}
     for name, call in variables:
@@ -252,7 +253,7 @@ def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[st
 
 
 def _check_order(names: Sequence[str], index: int, name: str) -> None:
-    """Raises where a variable comes at another place than in a checkpoint; its name may be new."""
+    """Raises ``ValueError`` if a variable has another place than in a checkpoint; its name may be new."""
     if names.count(name) == 1 and names.index(name) != index:
         raise ValueError(
             f"restore: expected gradients for the first time in the order of the job that wrote the "

@@ -1,4 +1,4 @@
-"""How a step begins: all ranks are there, agree on what they send, and none has failed."""
+"""The beginning of a step: all ranks are present, agree on what they send, and none has failed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LATE = "error that an earlier step could not know"
 class Step:
     """The collectives before a step's messages, which all depend on them.
 
-    The participation check, a sum of tokens, tells whether somebody has joined, and with two numbers more
-    whether any rank's settings are yet to be compared, or any rank has failed. Only then do the ranks
-    gather what they have to say, and only if all are there: a gather would bring down a rank that
-    has joined.
+    The participation check, a sum of tokens, tells whether any rank has joined. Two more numbers tell
+    whether any rank's settings have still to be compared, and whether any rank has failed. Only in these
+    cases do the ranks gather their settings and failures, and only if all ranks are present: a gather would
+    crash a rank that has joined.
 
     Args:
         operations: the module of operations.
-        ledger: the compressor's.
-        collectives: the ranks.
-        configuration: what has to be the same on every rank.
+        ledger: the compressor's ledger.
+        collectives: the collectives among the ranks.
+        configuration: returns the settings that have to be the same on every rank.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Step:
         self._rank_of_job = hvd.rank()
 
     def begin(self, graph: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Traces a step's beginning.
+        """Traces the beginning of a step.
 
         Args:
-            graph: the number of the graph that it is traced in.
+            graph: the number of the graph in which it is traced.
 
         Returns:
             The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
@@ -75,7 +75,7 @@ class Step:
     def same_variables(self, variables: Sequence[Any]) -> list[tf.Operation]:
         """Traces a check that a function within another one is called with the variables of its trace.
 
-        TensorFlow calls one trace for all variables of the same shapes.
+        TensorFlow uses one trace for all variables of the same shapes.
         """
         if not variables:
             return []
@@ -87,13 +87,13 @@ class Step:
         return [self._ops.hvdc_same_variables(handles, names=names)]
 
     def forget_agreement(self) -> None:
-        """Has the ranks compare their settings in the next step."""
+        """Makes the ranks compare their settings in the next step."""
         self._ops.hvdc_agree(self._ledger, agreed=False)
 
     def _same_place(self) -> tf.Operation:
-        """Fails where Horovod has been initialized again since, and this rank has another place.
+        """Fails if Horovod has been initialized again and this rank has another place now.
 
-        Graphs hold the old one: ranks' numbers, and who owns which part.
+        Graphs hold the old place: the rank's number and the owner of each part.
         """
         ranks = self._collectives
         return tf.debugging.assert_equal(

@@ -1,4 +1,4 @@
-"""What ranks tell each other under Horovod and TensorFlow beside their gradients."""
+"""The values that ranks send each other under Horovod and TensorFlow besides gradients."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hvd_compress.tensorflow.placement import HOST
 
 
 def tell(value: Any, name: str, process_set: Any = hvd.global_process_set) -> list[Any]:
-    """Every rank's value, by rank; outside of any graph.
+    """Returns every rank's value, in the order of ranks; outside of any graph.
 
     Args:
-        value: this rank's, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
-        name: the same on every rank.
+        value: this rank's value, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
+        name: the name of the collectives, the same on every rank.
         process_set: the ranks.
 
     Raises:
-        ExchangeError: on every rank, a value is too long, or was altered.
+        ExchangeError: a value is too long or was altered; raised on every rank.
     """
 
     def gather(own: np.ndarray, what: str) -> np.ndarray:

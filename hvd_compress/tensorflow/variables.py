@@ -1,4 +1,4 @@
-"""One rank's values for the variables of all of them."""
+"""One rank's values for the variables of all ranks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def broadcast_variables(
     process_set: Any | None = None,
     name: str = "hvd_compress.broadcast",
 ) -> None:
-    """Gives all ranks one rank's values, outside of any graph; every rank has to come here.
+    """Gives all ranks one rank's values, outside of any graph; every rank has to call it.
 
-    Horovod's own names its collectives by how many the process has had before, which a rank that came later
-    counts otherwise.
+    Horovod's own function names its collectives by their number in the process so far, which differs on a
+    rank that was added later.
 
     Args:
-        variables: TensorFlow's or Keras's, the same ones on every rank.
-        root_rank: whose.
-        process_set: among which ranks; None is all.
-        name: what the collectives' names begin with.
+        variables: variables of TensorFlow or Keras, the same ones on every rank.
+        root_rank: the rank whose values are sent.
+        process_set: the ranks that take part; None is all ranks.
+        name: the prefix of the collectives' names.
     """
     ranks = hvd.global_process_set if process_set is None else process_set
     for position, variable in enumerate(variables):
@@ -36,5 +36,5 @@ def broadcast_variables(
 
 
 def known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a type that Horovod can send, which bfloat16 is not."""
+    """The tensor in a dtype that Horovod can send; bfloat16 becomes float32."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

@@ -1,1 +1,1 @@
-"""The exchanges: how a bucket's messages get from rank to rank, in a graph."""
+"""The exchanges: the ways in which a bucket's messages travel between ranks, in a graph."""

@@ -12,7 +12,7 @@ from hvd_compress.tensorflow.slots import Slot
 
 
 class Allgather(Exchange):
-    """Each rank sends its payloads to all others, and adds up what it gets."""
+    """Each rank sends its payloads to all others, and adds up those that it receives."""
 
     on_gpu = True
 

@@ -1,4 +1,4 @@
-"""What every exchange does for a bucket of gradients."""
+"""The interface of an exchange, which handles one bucket of gradients at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hvd_compress.tensorflow.slots import Slot
 
 
 class Exchange(ABC):
-    """Traces a bucket's way to the other ranks and back.
+    """Traces the way of a bucket to the other ranks and back.
 
     Args:
-        collectives: the ranks.
-        coder: what this rank encodes and decodes with.
+        collectives: the collectives among the ranks.
+        coder: this rank's encoder and decoder.
 
     Attributes:
         has_residuals: whether ranks keep residuals of their own gradients.
-        on_gpu: whether its operations have kernels for GPUs.
+        on_gpu: whether the exchange's operations have kernels for GPUs.
     """
 
     has_residuals: ClassVar[bool] = True
@@ -36,23 +36,23 @@ class Exchange(ABC):
 
     @property
     def owners(self) -> int:
-        """How many ranks share a gradient out, and keep residuals for the averages of their parts."""
+        """The number of ranks that share out a gradient and keep residuals of their parts' averages."""
         return 0
 
     def shared(self, slot: Slot) -> Shared | None:
-        """How ranks share a gradient out; None where they do not."""
+        """The order and the parts in which ranks share out a gradient; None where they do not."""
         if not self.owners or slot.shape is None:
             return None
         return shared(slot.route.codec, slot.shape)
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """Adds what was sent by and to owners on this host to the counters.
+        """Adds the traffic of an exchange that has a stage within hosts to the counters.
 
         Args:
-            counters: to be added to.
+            counters: the counters to change.
             gathered: bytes of this rank's payloads for gathers.
-            distributed: bytes that it sent to owners.
-            kept: those of them that it sent to itself.
+            distributed: bytes that this rank sent to owners.
+            kept: the part of those bytes that this rank sent to itself.
         """
         return
 
@@ -62,15 +62,16 @@ class Exchange(ABC):
 
     @abstractmethod
     def cut(self, slot: Slot) -> Cut:
-        """How a gradient is encoded."""
+        """The parts and streams by which a gradient is encoded."""
 
     @abstractmethod
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
-        """Encodes the gradients, once all are there.
+        """Encodes the gradients, once all of them are available.
 
         Args:
-            bucket: of the gradients.
-            token: of the first one.
+            bucket: the bucket of the gradients.
+            token: the token of the first gradient.
+            everybody: whether all ranks take part in the step, shape=(), bool.
             everybody: whether all ranks take part in the step, shape=(), bool.
         """
 
@@ -79,15 +80,15 @@ class Exchange(ABC):
         """Sends an encoded message, in a step in which all ranks take part.
 
         Returns:
-            What comes back, shape=(bytes,), uint8.
+            The received message, shape=(bytes,), uint8.
         """
 
     @abstractmethod
     def decode(self, bucket: Bucket) -> tf.Operation:
-        """Makes the results of what came back; an operation that has to be run."""
+        """Decodes the received message into the results; returns an operation that has to run."""
 
     def _check_shape(self, slot: Slot) -> None:
-        """Raises ``ValueError`` where messages cannot be laid out while tracing, as some exchanges do."""
+        """Raises ``ValueError`` if tracing does not know the shape, which some exchanges need."""
         if slot.shape is None:
             raise ValueError(
                 f"{slot.label}: expected a gradient whose shape tracing knows for exchange="

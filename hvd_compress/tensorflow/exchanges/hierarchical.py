@@ -22,19 +22,19 @@ _TIMEOUT = 120.0
 
 
 class Hierarchical(Exchange):
-    """What leaves a host does not depend on the number of its ranks, which share the work.
+    """Averages gradients within hosts first: traffic between hosts does not grow with the ranks in a host.
 
-    A graph holds the numbers of its process sets, so that they are there before anything is traced: all
-    ranks make this at the same time.
+    The ranks of a host share the work. A graph holds the numbers of its process sets, so they have to exist
+    before anything is traced: all ranks make this exchange at the same time.
 
     Args:
-        collectives: all ranks of the job.
-        coder: what this rank encodes and decodes with.
+        collectives: the collectives among all ranks of the job.
+        coder: this rank's encoder and decoder.
 
     Raises:
-        ValueError: some ranks of the job only.
-        ExchangeError: on every rank that makes one, hosts of unequal size, ranks not numbered host by
-            host, a rank that makes none, or a Horovod that takes no process sets.
+        ValueError: the collectives are among some ranks of the job only.
+        ExchangeError: hosts differ in size, ranks are not numbered host by host, a rank does not make the
+            exchange, or Horovod does not accept process sets; raised on every rank that makes one.
     """
 
     has_residuals = False
@@ -65,7 +65,7 @@ class Hierarchical(Exchange):
         return self._hosts.local
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """As of :class:`Exchange`; the numbers stay in the host."""
+        """See :class:`Exchange`; messages of uncompressed numbers stay within the host."""
         before = counters.wire_bytes
         if self._within is not None:
             counters.add_alltoall(distributed, kept)
@@ -90,7 +90,7 @@ class Hierarchical(Exchange):
         return self.coder.encode(bucket, token, everybody, "numbers", ranks=1)
 
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
-        """As of :class:`Exchange`: for each local rank, the payloads of all hosts come back."""
+        """See :class:`Exchange`; returns the payloads of all hosts for each local rank."""
         data, label = message.data, bucket.label
         if self._within is not None:
             data = self._within.all_to_all(data, message.sizes, f"{label}.within_host")
@@ -107,7 +107,7 @@ class Hierarchical(Exchange):
         return self.coder.decode(bucket, "averages", copies=hosts, weight=local)
 
     def _length(self, bucket: Bucket) -> int | None:
-        """Bytes of this rank's averages, where they are known."""
+        """The number of bytes of this rank's averages, where it is known."""
         slot = bucket.slots[0]
         sizes = self._shards(slot).payload_bytes(self._shared(slot).codec)
         return None if bucket.length is None else sizes[self._local_rank]

@@ -15,9 +15,9 @@ from hvd_compress.tensorflow.slots import Slot
 
 
 class IntegerSum(Exchange):
-    """Horovod adds the ranks' levels as integers (TernGrad, section 3.1): its rings, its fusion.
+    """Horovod's allreduce, with its rings and its fusion, adds levels as integers (TernGrad, section 3.1).
 
-    TensorFlow's executor makes the levels when the ranks' norms are there.
+    TensorFlow's executor computes the levels when the ranks' norms are known.
     """
 
     def check(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""The two-shot exchange: parts to their owners, averages from them."""
+"""The two-shot exchange: ranks send parts to their owners, and owners send averages to all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_compress.tensorflow.slots import Slot
 
 
 class TwoShot(Exchange):
-    """What a rank sends does not depend on the number of ranks (1-bit SGD, section 3.1).
+    """Sends a number of bytes that does not grow with the number of ranks (1-bit SGD, section 3.1).
 
     TensorFlow's executor starts the second shot when the first one is over: they are a chain of operations.
     """
@@ -51,7 +51,7 @@ class TwoShot(Exchange):
         return self.coder.decode(bucket, "averages", copies=1, weight=self.collectives.size)
 
     def _length(self, bucket: Bucket) -> int | None:
-        """Bytes of each owner's averages, where they are known and alike."""
+        """The number of bytes of each owner's averages, where it is known and the same for all."""
         slot = bucket.slots[0]
         sizes = set(self._shards(slot).payload_bytes(self._shared(slot).codec))
         return sizes.pop() if bucket.length is not None and len(sizes) == 1 else None
