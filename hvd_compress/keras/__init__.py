@@ -1,7 +1,7 @@
 """Horovod for Keras 3, on its TensorFlow backend, with compressed gradients or without.
 
 Horovod's own ``horovod.tensorflow.keras.DistributedOptimizer`` overrides methods that Keras 3 never calls,
-so that the ranks train apart. :func:`DistributedOptimizer` is one that Keras 3 calls.
+so that the ranks train apart. :func:`DistributedOptimizer` overrides methods that Keras 3 does call.
 """
 
 from hvd_compress.needs import need

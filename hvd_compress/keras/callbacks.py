@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3 that start the ranks alike, and see that they stay so."""
+"""Callbacks for Keras 3 that give all ranks the same start, and check that they stay the same."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hvd_compress.tensorflow.variables import broadcast_variables
 class BroadcastVariables(keras.callbacks.Callback):
     """Gives all ranks one rank's weights and optimizer state, before the first batch.
 
-    If the model is built only by its first batch, behind that. The states of random generators, which
-    should differ between ranks, and of metrics stay as they are.
+    If the model is built only by its first batch, this happens after that batch. The states of random
+    generators, which should differ between ranks, and of metrics are not changed.
 
     Args:
-        root_rank: whose.
-        process_set: among which ranks; None is all.
+        root_rank: the rank whose values are sent.
+        process_set: the ranks that take part; None is all ranks.
     """
 
     def __init__(self, root_rank: int = 0, process_set: Any | None = None) -> None:
@@ -34,14 +34,14 @@ class BroadcastVariables(keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, if there are variables already."""
+        """Broadcasts the variables, if the model is built."""
         self._done = False
         # A subclass of Model may say that it is built when its layers are not, or are not made yet.
         if self.model.weights and all(layer.built for layer in self.model._flatten_layers()):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts what the first batch has made."""
+        """Broadcasts the variables that the first batch has made."""
         if not self._done:
             self._broadcast()
 
@@ -59,18 +59,19 @@ class BroadcastVariables(keras.callbacks.Callback):
 class CompareWeights(keras.callbacks.Callback):
     """Stops the training on every rank if the ranks' weights, or their learning rates, differ.
 
-    Compares behind the first updates, and at the end of each epoch, where it also compares whether the
+    Compares after the first updates, and at the end of each epoch, where it also compares whether the
     training is to stop. Works with any optimizer and finds any cause: gradients that are not exchanged,
     weights that were not broadcast, callbacks that decide by one rank's metrics. Trainable weights are
-    compared bit for bit, by digests of 8 bytes each; moving averages, as of batch normalization, are each
-    rank's own. It belongs behind all other callbacks in the list.
+    compared bit for bit, by digests of 8 bytes each; moving averages, such as those of batch normalization,
+    belong to each rank and are not compared. Put this callback after all others in the list.
 
     Args:
-        steps: behind how many of the first updates to compare.
-        process_set: which ranks are compared; None is all.
+        steps: the number of first updates after which to compare.
+        process_set: the ranks to compare; None is all ranks.
 
     Raises:
-        ExchangeError: from ``fit``, on every rank, naming what differs and the ranks.
+        ExchangeError: values differ between ranks; raised from ``fit`` on every rank, with the values and
+            the ranks in the message.
     """
 
     def __init__(self, steps: int = 3, process_set: Any | None = None) -> None:
@@ -81,7 +82,7 @@ class CompareWeights(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts anew."""
+        """Starts the count of batches at zero."""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -92,7 +93,7 @@ class CompareWeights(keras.callbacks.Callback):
             self._compare(f"batch {self._batches}")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compares once more; raises ``ExchangeError`` on every rank."""
+        """Compares at the end of an epoch; raises ``ExchangeError`` on every rank."""
         self._compare(f"epoch {epoch + 1}")
 
     def _compare(self, when: str) -> None:
@@ -143,13 +144,13 @@ def _batches_an_update(optimizer: Any) -> int:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: itself, or those of a LossScale- or MultiOptimizer."""
+    """The optimizers that update variables: this one, or those in a LossScale- or MultiOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return getattr(inner, "_inner_optimizers", None) or [inner]
 
 
 def _learning_rates(optimizer: Any) -> np.ndarray:
-    """Those of all its parts."""
+    """The learning rates of all optimizers that update variables."""
     return np.array([float(part.learning_rate) for part in _parts(optimizer)])
 
 
@@ -159,7 +160,7 @@ def _digest(values: np.ndarray) -> int:
 
 
 def _groups(digests: Sequence[int]) -> str:
-    """Which ranks have the same, in words."""
+    """The ranks that have each value, as text."""
     ranks: dict[int, list[int]] = {}
     for rank, digest in enumerate(digests):
         ranks.setdefault(digest, []).append(rank)

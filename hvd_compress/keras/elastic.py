@@ -17,8 +17,8 @@ _NAME = "hvd_compress.keras.elastic"
 class KerasState(TensorFlowState):
     """The state of a Keras 3 model that elastic Horovod trains with a compressor.
 
-    Takes the place of ``hvd.elastic.KerasState``, which fails under Keras 3. The function that elastic
-    Horovod runs makes a new compressor each time it is called, and gives it to :meth:`begin`::
+    Replaces ``hvd.elastic.KerasState``, which fails under Keras 3. The function that elastic Horovod runs
+    makes a new compressor each time it is called, and gives it to :meth:`begin`::
 
         model.compile(optimizer=keras.optimizers.SGD(0.1), loss=..., jit_compile=False)
         state = KerasState(model, epoch=0)
@@ -29,16 +29,16 @@ class KerasState(TensorFlowState):
             model.fit(..., initial_epoch=state.epoch, callbacks=[CommitState(state)])
 
     Args:
-        model: built, and compiled with an optimizer of Keras's own, which :meth:`begin` has exchange
-            gradients.
-        share_residuals: as of :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
-        kwargs: the same.
+        model: a built model, compiled with an optimizer of Keras's own, to which :meth:`begin` adds the
+            exchange of gradients.
+        share_residuals: the same as in :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
+        kwargs: the same as there.
 
     Attributes:
-        model: as given.
+        model: the model.
 
     Raises:
-        ValueError: the model is not built, or not compiled, or its optimizer is distributed already.
+        ValueError: the model is not built, or not compiled, or its optimizer is already distributed.
     """
 
     def __init__(self, model: keras.Model, *, share_residuals: bool = False, **kwargs: Any) -> None:
@@ -60,17 +60,17 @@ class KerasState(TensorFlowState):
         super().__init__(variables, share_residuals=share_residuals, **kwargs)
 
     def begin(self, compressor: AnyCompressor, **options: Any) -> AnyCompressor:
-        """Has the model's optimizer exchange by a new compressor; all ranks come here before ``fit()``.
+        """Makes the model's optimizer use a new compressor; all ranks call it before ``fit()``.
 
         Args:
-            compressor: as of :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
-            options: of :func:`~hvd_compress.keras.DistributedOptimizer`, the first time.
+            compressor: the same as in :class:`~hvd_compress.tensorflow.elastic.TensorFlowState`.
+            options: options of :func:`~hvd_compress.keras.DistributedOptimizer`, used in the first call.
 
         Returns:
-            The compressor, which goes on with what this rank has not sent.
+            The compressor, which continues with what this rank has not sent.
 
         Raises:
-            TypeError, ValueError: as by both.
+            TypeError, ValueError: the same as from both of them.
         """
         super().begin(compressor)
         optimizer = self.model.optimizer
@@ -83,14 +83,15 @@ class KerasState(TensorFlowState):
 
 
 class CommitState(keras.callbacks.Callback):
-    """Commits an elastic state at the end of each epoch, and within them if asked to.
+    """Commits an elastic state at the end of each epoch, and within epochs if asked to.
 
-    ``state.epoch``, which the state needs, is the number of epochs that have been completed. Where ranks go
-    back to a commit, ``fit()`` begins that epoch again, with weights as of the commit.
+    ``state.epoch``, which the state needs, is the number of complete epochs. Where ranks go back to a
+    commit, ``fit()`` begins that epoch again, with the weights of the commit.
 
     Args:
-        state: with an ``epoch``.
-        batches: commit behind so many batches of an epoch, too; None is at its end alone.
+        state: a state with an ``epoch``.
+        batches: the number of batches of an epoch after which to commit as well; None commits only at the
+            end of an epoch.
 
     Raises:
         ValueError: the state has no ``epoch``.
@@ -108,11 +109,11 @@ class CommitState(keras.callbacks.Callback):
         self._state, self._batches = state, batches
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits if it is time to."""
+        """Commits after every ``batches`` batches."""
         if self._batches and (batch + 1) % self._batches == 0:
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits that the epoch is complete."""
+        """Commits, and notes that the epoch is complete."""
         self._state.epoch = epoch + 1
         self._state.commit()

@@ -1,4 +1,4 @@
-"""One update's gradients, from this rank's to the average of all ranks'."""
+"""The exchange of one update's gradients, which become the average of all ranks' gradients."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _instances = 0
 
 
 class Exchange:
-    """What an optimizer asks of Horovod.
+    """Reduces the gradients of an optimizer with Horovod.
 
     Args:
-        compression: a compressor of Horovod's or of this package's; None is without.
+        compression: a compressor of Horovod or of this package; None sends gradients uncompressed.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        gradient_predivide_factor: an average's gradients are divided by it before they are added, and
-            multiplied by it afterwards.
+        gradient_predivide_factor: the gradients of an average are divided by this factor before they are
+            added, and multiplied by it afterwards.
         sparse_as_dense: whether ``IndexedSlices`` are made dense, and compressed.
-        process_set: who takes part; None is all ranks.
-        name: what the collectives are called by; None numbers exchanges in the order in which they are
+        process_set: the ranks that take part; None is all ranks.
+        name: the prefix of the collectives' names; None numbers exchanges in the order in which they are
             made, which must then be the same on every rank.
 
     Raises:
@@ -104,24 +104,25 @@ class Exchange:
         self._graphs: dict[Any, tuple[Any, Sequence[Any]]] = {}
         self.saved: dict[Any, Any] = {}
         self.all_paths: list[str] = []
-        """Those of all variables of the optimizer."""
+        """The paths of all variables of the optimizer."""
         self.variables: list[Any] = []
-        """Those whose gradients come to :meth:`average` next."""
+        """The variables whose gradients are passed to :meth:`average` next."""
         self.updates = 0
-        """How often :meth:`average` was called, while tracing or eagerly."""
+        """The number of calls of :meth:`average`, while tracing or eagerly."""
 
     def with_compression(self, compression: Any, name: str) -> Exchange:
-        """The same with another compressor, and traced anew."""
+        """The same exchange with another compressor, to be traced again."""
         return Exchange(compression, name=name, **self._settings)
 
     def average(self, gradients: Sequence[Any]) -> list[Any]:
         """The ranks' gradients reduced by ``op``, dense ones as tensors, sparse ones as ``IndexedSlices``.
 
         Args:
-            gradients: one update's, in the same order on every rank; tensors or ``IndexedSlices``.
+            gradients: the gradients of one update, in the same order on every rank; tensors or
+                ``IndexedSlices``.
 
         Raises:
-            ExchangeError: under XLA, or under a ``tf.distribute`` strategy.
+            ExchangeError: it is called under XLA or under a ``tf.distribute`` strategy.
         """
         self.updates += 1
         self._check_place()
@@ -217,7 +218,7 @@ class Exchange:
 
 
 def _spec_of(gradient: Any) -> tf.TypeSpec:
-    """What a gradient is traced as: with as many rows as come, where it is sparse."""
+    """The spec with which a gradient is traced; a sparse gradient may have any number of rows."""
     if isinstance(gradient, tf.IndexedSlices):
         dense_shape = gradient.dense_shape
         return tf.IndexedSlicesSpec(

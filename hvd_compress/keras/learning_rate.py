@@ -1,4 +1,4 @@
-"""Learning rates that change with the epoch, alike on every rank."""
+"""Learning rates that change with the epoch, in the same way on every rank."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class LearningRateSchedule(keras.callbacks.Callback):
     The arguments are those of Horovod's ``LearningRateScheduleCallback``, which Keras 3 cannot run.
 
     Args:
-        initial_lr: what is multiplied.
-        multiplier: a function of the epoch, which counts from 0; or a number that is raised to the power of
-            the epochs since ``start_epoch``.
+        initial_lr: the rate to multiply.
+        multiplier: a function of the epoch, which counts from 0; or a number, which is raised to the power
+            of the number of epochs since ``start_epoch``.
         start_epoch: the first epoch in which the rate is set.
-        end_epoch: the first one in which it is no longer set; None is never.
-        staircase: whether the rate changes between epochs only; otherwise it is set before every batch, and
-            the epochs that ``multiplier`` gets have a fraction.
-        momentum_correction: whether the velocity of ``SGD`` with momentum, which has the old learning rate
-            in it, is multiplied by the ratio of the rates (Goyal et al. 2017, section 3).
-        steps_per_epoch: batches of an epoch; None is what Keras tells.
+        end_epoch: the first epoch in which the rate is no longer set; None sets it in all later epochs.
+        staircase: whether the rate changes only between epochs; otherwise it is set before every batch, and
+            the epochs passed to ``multiplier`` have a fraction.
+        momentum_correction: whether the velocity of ``SGD`` with momentum, which contains the old learning
+            rate, is multiplied by the ratio of the rates (Goyal et al. 2017, section 3).
+        steps_per_epoch: the number of batches in an epoch; None asks Keras for it.
 
     Raises:
-        TypeError: from ``fit``, an optimizer that was made with a schedule of Keras's.
-        ValueError: from ``fit``, Keras does not know the number of batches, which is needed.
+        TypeError: the optimizer was made with a schedule of Keras's; raised from ``fit``.
+        ValueError: Keras does not know the number of batches, which is needed; raised from ``fit``.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LearningRateSchedule(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how many batches an epoch has."""
+        """Checks that the number of batches in an epoch is known."""
         self._steps()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -103,16 +103,16 @@ class LearningRateSchedule(keras.callbacks.Callback):
 class LearningRateWarmup(LearningRateSchedule):
     """Raises the learning rate from ``initial_lr / ranks`` to ``initial_lr`` in the first epochs.
 
-    As Goyal et al. 2017, section 2.2. The arguments are those of Horovod's
+    Follows Goyal et al. 2017, section 2.2. The arguments are those of Horovod's
     ``LearningRateWarmupCallback``, which Keras 3 cannot run.
 
     Args:
-        initial_lr: the rate at the end, which is that of one rank times the number of ranks where the batch
-            is as much larger.
-        warmup_epochs: how long that takes.
-        momentum_correction, steps_per_epoch: as for :class:`LearningRateSchedule`.
-        verbose: whether rank 0 says when it is over.
-        process_set: the ranks; None is all.
+        initial_lr: the rate after the warm-up: where the batch grows with the number of ranks, one rank's
+            rate times that number.
+        warmup_epochs: the number of epochs in the warm-up.
+        momentum_correction, steps_per_epoch: the same as in :class:`LearningRateSchedule`.
+        verbose: whether rank 0 prints a line when the warm-up is over.
+        process_set: the ranks; None is all ranks.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class LearningRateWarmup(LearningRateSchedule):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Says that the warm-up is over."""
+        """Prints that the warm-up is over, if asked to."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and self._end == epoch + 1 and hvd.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)

@@ -16,14 +16,14 @@ class MetricAverage(keras.callbacks.Callback):
 
     Each rank computes metrics on its own samples. Callbacks that decide by them, such as
     ``ReduceLROnPlateau``, ``EarlyStopping`` and ``ModelCheckpoint``, decide differently on each rank unless
-    this one stands before them.
+    this callback precedes them.
 
     Args:
-        process_set: the ranks; None is all.
+        process_set: the ranks; None is all ranks.
 
     Raises:
-        ExchangeError: from ``fit``, on every rank, if the ranks have other metrics, as where only one of
-            them validates.
+        ExchangeError: the ranks have different metrics, for example because only one of them validates;
+            raised from ``fit`` on every rank.
     """
 
     def __init__(self, process_set: Any | None = None) -> None:

@@ -1,8 +1,8 @@
 """Makes a Keras 3 optimizer exchange its gradients.
 
-The optimizer stays the object it is and gets a class derived from its own, so that variables, callbacks and
-``isinstance`` see no difference. Keras calls ``_clip_gradients`` once in an update: behind the
-accumulation of gradients and the division by the loss scale, ahead of clipping. The exchange is there.
+The optimizer stays the same object and gets a class derived from its own, so that variables, callbacks and
+``isinstance`` see no difference. Keras calls ``_clip_gradients`` once in an update: after the
+accumulation of gradients and the division by the loss scale, and before clipping. The exchange is there.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ def DistributedOptimizer(
     process_set: Any | None = None,
     name: str | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Has a Keras 3 optimizer average its gradients over Horovod's ranks, once in each update.
+    """Makes a Keras 3 optimizer average its gradients over Horovod's ranks, once in each update.
 
     Changes the optimizer in place, whether it has been built or not, and returns it. With
     ``gradient_accumulation_steps`` the accumulated gradients are exchanged; with a ``LossScaleOptimizer``,
-    which has to be the one given here, all ranks skip the steps in which one of them overflows.
+    which has to be passed here itself, all ranks skip the steps in which one of them overflows.
 
     Args:
-        optimizer: any of ``keras.optimizers`` but ``MultiOptimizer``, whose parts are to be given instead,
-            each with a compressor of its own.
+        optimizer: any optimizer of ``keras.optimizers`` except ``MultiOptimizer``, whose parts have to be
+            passed instead, each with its own compressor.
         compression: a codec such as ``hvd_compress.Int8()``; a compressor of
-            :mod:`hvd_compress.tensorflow` for other options, of which an optimizer needs its own; or
-            ``hvd.Compression.fp16``. None sends gradients as they are.
+            :mod:`hvd_compress.tensorflow` for other options, which no other optimizer may share; or
+            ``hvd.Compression.fp16``. None sends gradients uncompressed.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        gradient_predivide_factor: an average's gradients are divided by it before they are added, and
-            multiplied by it afterwards.
-        sparse_as_dense: whether sparse gradients, as of embeddings, are made dense and compressed;
-            otherwise their rows are gathered as they are.
-        process_set: the ranks among which gradients are averaged, as the compressor's; None is all.
-        name: what the collectives are called by; None numbers optimizers in the order in which they are
+        gradient_predivide_factor: the gradients of an average are divided by this factor before they are
+            added, and multiplied by it afterwards.
+        sparse_as_dense: whether sparse gradients, such as those of embeddings, are made dense and
+            compressed; otherwise their rows are gathered uncompressed.
+        process_set: the ranks among which gradients are averaged, the same as the compressor's; None is all
+            ranks.
+        name: the prefix of the collectives' names; None numbers optimizers in the order in which they are
             made, which must then be the same on every rank.
 
     Raises:
@@ -74,26 +75,26 @@ def DistributedOptimizer(
 
 
 def distribute_again(optimizer: keras.optimizers.Optimizer, compression: Any, name: str) -> None:
-    """Has a distributed optimizer exchange by another compressor, with the other settings as they were.
+    """Gives a distributed optimizer another compressor; its other settings do not change.
 
-    What was traced with it has to be traced again.
+    Functions that were traced with the optimizer have to be traced again.
 
     Args:
-        optimizer: one of :func:`DistributedOptimizer`.
-        compression: as for it.
-        name: the same.
+        optimizer: an optimizer made by :func:`DistributedOptimizer`.
+        compression: the same as in :func:`DistributedOptimizer`.
+        name: the same as in :func:`DistributedOptimizer`.
     """
     _distribute(optimizer, optimizer._exchange.with_compression(compression, name))
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether :func:`DistributedOptimizer` was called for it."""
+    """Whether :func:`DistributedOptimizer` was called for an optimizer."""
     return isinstance(optimizer, _Saved)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Within it, saved distributed optimizers are read as the stock ones they were made of."""
+    """Within this context, saved distributed optimizers are loaded as the stock ones they were before."""
     token = _loading.set(True)
     try:
         yield
@@ -103,9 +104,10 @@ def loading() -> Iterator[None]:
 
 @_saved_as
 class _Saved(keras.optimizers.Optimizer):
-    """How a distributed optimizer is saved: as the stock one, under a name that is not stock's.
+    """The saved form of a distributed optimizer: the stock one, under a name that is not stock's.
 
-    So it can neither be loaded and train apart in silence, nor does a file hold what belongs to a rank.
+    So it cannot be loaded and then train apart without an error, and a file holds nothing that belongs to a
+    rank.
     """
 
     _exchange: Exchange
@@ -179,7 +181,7 @@ class _Distributed(_Saved):
 
 
 class _DistributedLossScale(_Saved):
-    """A ``LossScaleOptimizer``, whose inner optimizer exchanges."""
+    """A ``LossScaleOptimizer`` whose inner optimizer exchanges gradients."""
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         return self._exchange.everywhere(super().check_finite(grads))

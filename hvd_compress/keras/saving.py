@@ -1,4 +1,4 @@
-"""Loads models whose optimizer goes on exchanging gradients."""
+"""Loads models whose optimizer continues to exchange gradients."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def load_model(
 ) -> keras.Model:
     """Loads a compiled model and makes its optimizer a :func:`DistributedOptimizer`.
 
-    Whether it was one when the model was saved or not; its variables are those of the file. Residuals
-    belong to a rank and are not in the file: see ``tf.train.Checkpoint``.
+    This works whether or not the optimizer was distributed when the model was saved; its variables are
+    those of the file. Residuals belong to a rank and are not in the file: see ``tf.train.Checkpoint``.
 
     Args:
-        filepath, custom_objects, safe_mode: as of ``keras.models.load_model``.
-        compression, options: as of :func:`DistributedOptimizer`.
+        filepath, custom_objects, safe_mode: the same as in ``keras.models.load_model``.
+        compression, options: the same as in :func:`DistributedOptimizer`.
 
     Raises:
-        ValueError: a model that was saved without having been compiled.
+        ValueError: the model was not compiled when it was saved.
     """
     with loading():
         model = keras.models.load_model(
