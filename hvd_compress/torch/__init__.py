@@ -1,6 +1,6 @@
 """Compressors for ``horovod.torch``.
 
-Pass one as ``compression=`` to ``hvd.DistributedOptimizer``; Horovod itself stays as it is.
+Pass one as ``compression=`` to ``hvd.DistributedOptimizer``; Horovod itself is not changed.
 """
 
 from hvd_compress.needs import need

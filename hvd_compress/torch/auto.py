@@ -1,4 +1,4 @@
-"""The compressor that measures, and decides by itself."""
+"""The compressor that measures and decides by itself."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hvd_compress.torch.collectives import equal_hosts
 from hvd_compress.torch.compressor import Compressor
 
 _TIMEOUT = 60.0
-"""Seconds for ranks that have ended the same step."""
+"""Seconds to wait for ranks that have ended the same step."""
 
 
 @guard_methods("compress", "decompress", write="compression={}")
 class Auto(Planning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
-    In the first steps, short messages and encodings are timed, every plan's cost is predicted, and the
-    best ones are tried for a few steps each, Horovod's plain allreduce always among them
-    (:mod:`hvd_compress.planner`). What was fastest stays, until the network changes.
-    All ranks decide the same. Where nothing pays, all gradients go uncompressed.
+    In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
+    and the best plans are tried for a few steps each, Horovod's plain allreduce always among them
+    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes.
+    All ranks decide the same. Where no codec pays, all gradients travel uncompressed.
 
-    A change of plan loses no gradient: what an earlier codec has not sent is added to the next one.
+    A change of plan loses no gradient: what an earlier codec has not sent is added to the next gradient.
 
     Args:
-        named_parameters: as for :class:`Compressor`.
-        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
-            :class:`~hvd_compress.Route` objects or names of codecs.
-        exchanges: how payloads may travel; those that cannot be used here are left out.
+        named_parameters: the same as in :class:`Compressor`.
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``grad_scaler``,
             ``threads`` and ``name``, as for :class:`Compressor`. Nothing is measured in the
-            ``warmup_steps``, in which gradients go uncompressed.
+            ``warmup_steps``, in which gradients travel uncompressed.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -69,8 +69,8 @@ class Auto(Planning, Compressor):
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Horovod's exit; after the last gradient of a step the planner measures and decides.
 
-        A step in which some rank has called ``hvd.join()`` is none of the planner's: that rank could not
-        count it.
+        The planner ignores a step in which some rank has called ``hvd.join()``: that rank could not count
+        it.
         """
         gradient = super().decompress(tensor, ctx)
         self._under_way -= 1

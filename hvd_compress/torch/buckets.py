@@ -1,4 +1,4 @@
-"""Gradients in the buckets that they travel in, as hooks bring them."""
+"""The buckets in which gradients travel, filled as hooks deliver gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Bucket:
     """Gradients that travel together.
 
     Attributes:
-        name: the same on every rank.
-        number: its place among the step's buckets, the same on every rank.
-        wanted: how many gradients it gets.
-        gradients: those that have come, by slot.
+        name: the name of the bucket, the same on every rank.
+        number: its position among the step's buckets, the same on every rank.
+        wanted: the number of gradients that complete the bucket.
+        gradients: the gradients that have arrived, by slot.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Bucket:
     def sorted(
         self, which: Callable[[Slot], bool] = lambda slot: True
     ) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
-        """Slots and gradients in the order of the parameters, of those that are asked for."""
+        """Slots and gradients of the slots that ``which`` selects, in the order of the parameters."""
         slots = tuple(sorted(filter(which, self.gradients), key=lambda slot: slot.index))
         return slots, [self.gradients[slot] for slot in slots]
 
@@ -38,9 +38,9 @@ class Bucket:
 class Buckets:
     """The buckets of a step.
 
-    They are made up of the parameters that had a gradient in the last step. Horovod's optimizer exchanges
-    the same gradients on every rank, so that this is the same everywhere. A gradient that did not come
-    before is a latecomer, and has a bucket of its own.
+    They are composed of the parameters that had a gradient in the last step. Horovod's optimizer exchanges
+    the same gradients on every rank, so the buckets are the same everywhere. A gradient that was not in the
+    last step is a latecomer, and has its own bucket.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Buckets:
         self._count = 0
 
     def plan(self, slots: Iterable[Slot]) -> None:
-        """Makes up the buckets anew, of gradients that will be encoded."""
+        """Composes new buckets of gradients that will be encoded."""
         self._buckets = {}
         self._count = 0
         kinds: dict[tuple[str, torch.device, torch.dtype], list[Slot]] = {}
@@ -66,7 +66,7 @@ class Buckets:
                 self._count += 1
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> Bucket | None:
-        """Takes a gradient; returns its bucket if that was the last one for it."""
+        """Adds a gradient; returns its bucket if that is complete now."""
         self._arrived.add(slot)
         planned = self._buckets.get(slot)
         if planned is None:
@@ -78,11 +78,11 @@ class Buckets:
         return self._taken(bucket)
 
     def rest(self) -> list[Bucket]:
-        """The buckets that wait for gradients which do not come in this step."""
+        """The buckets that wait for gradients which do not arrive in this step."""
         return [self._taken(self._waiting[name]) for name in sorted(self._waiting)]
 
     def end(self) -> set[Slot] | None:
-        """Ends a step; returns the parameters whose gradients came if they are not those planned for."""
+        """Ends a step; returns the parameters whose gradients arrived if they are not the planned ones."""
         arrived, self._arrived = self._arrived, set()
         return None if arrived == self._buckets.keys() else arrived
 

@@ -22,8 +22,8 @@ from hvd_compress.ranks.errors import ExchangeError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _PAUSE_SHARE = 1 / 16
-"""How long a pause between two looks at a collective is, of the time waited so far: a look takes processor
-time from the threads that it waits for."""
+"""The pause between two checks of a collective, as a share of the time waited so far: a check takes
+processor time from the threads that it waits for."""
 
 _BARRIER_TIMEOUT = 10.0
 """Seconds that a rank with an error waits for the others."""
@@ -31,14 +31,14 @@ _BARRIER_TIMEOUT = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A collective under way.
+    """A collective in progress.
 
     Attributes:
-        number: Horovod's.
-        name: of the collective, for messages.
-        rows: of the result; None where it is as Horovod has it.
+        number: Horovod's handle.
+        name: the name of the collective, for messages.
+        rows: the number of rows of the result; None leaves the result in Horovod's shape.
         length: bytes or elements of a row.
-        own: where the collective is a sum in an all_gather's place, this rank's message, shape=(n,), int32.
+        own: where a sum replaces an all_gather, this rank's message, shape=(n,), int32.
         rank: this rank, of two, in such a sum.
     """
 
@@ -50,7 +50,7 @@ class Handle:
     rank: int = 0
 
     def result(self) -> torch.Tensor:
-        """What Horovod has for it; Horovod's own wait, if the collective is not over."""
+        """The result of the collective; blocks in Horovod's own wait if the collective is not over."""
         result = hvd.synchronize(self.number)
         if isinstance(result, tuple):
             result = result[0]
@@ -69,7 +69,7 @@ class Handle:
 
 
 def equal_hosts() -> bool:
-    """Whether every host has as many ranks as the others; the same answer on all of them."""
+    """Whether all hosts have the same number of ranks; the same answer on all of them."""
     return bool(_basics.is_homogeneous())
 
 
@@ -79,8 +79,8 @@ class Collectives:
     Implements :class:`hvd_compress.engine.drivers.AsyncCollectives` for collectives among all of its ranks.
 
     Args:
-        process_set: as the optimizer's; None is all ranks.
-        prefix: what all names begin with.
+        process_set: the same as the optimizer's; None is all ranks.
+        prefix: the prefix of all names.
 
     Raises:
         ExchangeError: Horovod is not initialized, or the process set is not registered.
@@ -100,7 +100,7 @@ class Collectives:
 
     @property
     def place(self) -> tuple[int, int]:
-        """This rank's number among the ranks, or -1 if it is none, and how many there are, as of now."""
+        """This rank's current number among the ranks, or -1 if it is not one of them, and their number."""
         chosen = self._process_set
         return (chosen.rank() if chosen.included() else -1), chosen.size()
 
@@ -110,9 +110,9 @@ class Collectives:
         return self.size == hvd.size()
 
     def among(self, ranks: Sequence[int]) -> Collectives:
-        """The same among some of the job's ranks, this one included.
+        """The same collectives among some of the job's ranks, including this one.
 
-        Blocks until all of the job's ranks have come here, unless Horovod knows the process set already.
+        Blocks until all of the job's ranks have called it, unless Horovod already knows the process set.
 
         Raises:
             ExchangeError: Horovod does not take process sets now.
@@ -135,9 +135,9 @@ class Collectives:
         return Collectives(chosen, self._prefix)
 
     def start(self, collective: Collective, name: str) -> Handle:
-        """Starts what an exchange asks for.
+        """Starts a collective that an exchange asks for.
 
-        An all_gather on processors may be a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
+        An all_gather on processors may run as a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
         """
         message = collective.message
         if collective.kind == "all_reduce":
@@ -161,7 +161,7 @@ class Collectives:
     def all_reduce(
         self, values: torch.Tensor, name: str, op: Literal["sum", "max"] = "sum"
     ) -> Handle:
-        """Starts an all_reduce; a rank that has joined adds zeros. A NaN may be lost in a maximum."""
+        """Starts an all_reduce; a rank that has joined adds zeros. A maximum may lose a NaN."""
         full, operation = f"{self._prefix}.{name}", hvd.Sum if op == "sum" else hvd.Max
         return Handle(self._enqueue(hvd.allreduce_async, values, name=full, op=operation), name)
 
@@ -182,7 +182,7 @@ class Collectives:
 
     @staticmethod
     def done(handle: Handle, within: float = 0.0) -> bool:
-        """Whether :meth:`wait` would return at once, now or ``within`` seconds."""
+        """Whether :meth:`wait` would return at once, now or within ``within`` seconds."""
         if hvd.poll(handle.number):
             return True
         started = time.monotonic()
@@ -195,23 +195,23 @@ class Collectives:
 
     @classmethod
     def wait(cls, handle: Handle) -> torch.Tensor:
-        """A collective's result; with rows, one a rank in rank order, where :meth:`start` has started it.
+        """A collective's result; rows, if :meth:`start` gave it any, are one for each rank in rank order.
 
-        Sleeps from look to look until it is there. Horovod's own wait spins, on a core that its background
-        thread and the other ranks need.
+        Sleeps between checks until the result is there. Horovod's own wait spins, on a core that its
+        background thread and the other ranks need.
 
         Raises:
-            PayloadError: the ranks' messages are not of the size of this rank's.
+            PayloadError: the messages of the ranks and this rank's differ in size.
             HorovodInternalError: Horovod has ended.
         """
         cls.done(handle, within=math.inf)
         return handle.result()
 
     def barrier(self) -> None:
-        """Returns when every rank has come here, or one of them has gone.
+        """Returns when every rank has called it, or one of them has ended.
 
-        The first rank to leave with an error tears down the others' connections, and they would report
-        only that; an error that all ranks find is raised behind a barrier.
+        The first rank to leave with an error closes the others' connections, and they would report only
+        that; an error that all ranks find is raised after a barrier.
         """
         with contextlib.suppress(HorovodInternalError):
             handle = self.all_gather(torch.zeros(1, dtype=torch.uint8, device="cpu"), "barrier")
@@ -225,14 +225,14 @@ class Scopes:
     Implements :class:`hvd_compress.engine.drivers.AsyncCollectives`.
 
     Args:
-        collectives: all ranks.
+        collectives: the collectives among all ranks.
     """
 
     def __init__(self, collectives: Collectives) -> None:
         self._by_scope = {"all": collectives}
 
     def register(self, hosts: Hosts) -> None:
-        """Registers the process sets of hosts. Every rank has to come here; waits for all of them.
+        """Registers the process sets of hosts. Every rank has to call it; waits for all of them.
 
         Raises:
             ExchangeError: Horovod does not take process sets now.

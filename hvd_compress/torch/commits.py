@@ -21,13 +21,13 @@ class TorchCommits(Commits):
     """The commits of one compressor.
 
     Args:
-        compressor: this rank's, among all ranks of the job.
+        compressor: this rank's compressor, among all ranks of the job.
 
     Attributes:
-        compressor: as given.
+        compressor: that compressor.
 
     Raises:
-        ValueError: it has a process set, or an owner step.
+        ValueError: the compressor has a process set, or an owner step.
     """
 
     def __init__(self, compressor: Compressor) -> None:
@@ -46,10 +46,10 @@ class TorchCommits(Commits):
         self._begun = self.take()
 
     def take(self) -> Commit:
-        """As of :class:`Commits`; the state is what ``snapshot`` gives.
+        """See :class:`Commits`; the state is that of ``snapshot``.
 
         Raises:
-            ExchangeError: gradients are on their way.
+            ExchangeError: gradients are being sent.
         """
         compressor = self.compressor
         compressor._expect_idle("commit")
@@ -61,14 +61,14 @@ class TorchCommits(Commits):
 
     @property
     def place(self) -> tuple[int, int]:
-        """As of :class:`Commits`."""
+        """See :class:`Commits`."""
         return self.compressor._rank, self.compressor._size
 
     def unsent(self) -> dict[str, torch.Tensor]:
-        """What this rank would still add to the sum of all ranks' gradients.
+        """The numbers that this rank still has to add to the sum of all ranks' gradients.
 
         Returns:
-            By name of the parameter, each of shape=(n,), float32.
+            A tensor for each parameter, by name, shape=(n,), float32.
         """
         parts = torch.from_numpy(self._unsent(self.take())).split(
             [slot.count for slot in self._slots]
@@ -76,7 +76,7 @@ class TorchCommits(Commits):
         return {slot.name: part for slot, part in zip(self._slots, parts, strict=True)}
 
     def restore(self) -> None:
-        """Goes back to the last commit, or to the beginning, and forgets the step under way."""
+        """Goes back to the last commit, or to the beginning, and forgets the step in progress."""
         self.forget()
         self._go_back(self._last or self._begun)
 

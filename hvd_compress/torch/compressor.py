@@ -32,12 +32,12 @@ from hvd_compress.torch.step import Step
 
 @dataclass(eq=False)
 class Sent:
-    """Context of a gradient between compress and decompress.
+    """The context of a gradient between compress and decompress.
 
     Attributes:
-        slot: whose gradient.
-        gradient: the tensor that compress was given; decompress gives it back.
-        encoded: whether it is encoded; else Horovod reduces it itself.
+        slot: the slot of the gradient.
+        gradient: the tensor that was passed to compress; decompress returns it.
+        encoded: whether the gradient is encoded; otherwise Horovod reduces it itself.
     """
 
     slot: Slot
@@ -47,16 +47,16 @@ class Sent:
 
 @guard_methods("compress", "decompress", write="compression={}")
 class Compressor(CompressorBase, HorovodCompressor):
-    """Sends gradients encoded; pass one to ``hvd.DistributedOptimizer(compression=...)``.
+    """Encodes gradients before they are sent; pass one to ``hvd.DistributedOptimizer(compression=...)``.
 
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
 
     Args:
         named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
-        process_set: as the optimizer's; None is all ranks.
-        name: what the names of this compressor's collectives begin with. The first parameter's name
-            follows, and a number where this process has made such a compressor before: all ranks make
+        codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route` or a codec's name.
+        process_set: the same as the optimizer's; None is all ranks.
+        name: the prefix of the names of this compressor's collectives. The first parameter's name follows
+            it, and a number where this process has made such a compressor before: all ranks make
             their compressors in the same order.
         options: :class:`~hvd_compress.engine.options.Options`.
 
@@ -97,20 +97,21 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._choose_routes(list(self._slots))
 
     def rebind(self) -> None:
-        """Takes this rank's place anew, after Horovod was initialized again.
+        """Takes this rank's new place, after Horovod was initialized again.
 
-        Elastic Horovod does that when ranks come or go, and :class:`hvd_compress.torch.elastic.TorchState`
-        calls this by itself. With another state, it is a reset callback of all ranks:
+        Elastic Horovod does that when ranks are added or removed, and
+        :class:`hvd_compress.torch.elastic.TorchState` calls this method by itself. With another state,
+        register it as a reset callback on all ranks:
         ``state.register_reset_callbacks([compressor.rebind])``.
 
-        A step under way is forgotten. Residuals stay, and keep their part in the ranks' average; what this
-        rank has not sent of parts that it owned goes with its next gradients. A new rank has to load the
-        others' positions in the noise: the next step compares them.
+        A step in progress is forgotten. Residuals stay, and keep their weight in the ranks' average; what
+        this rank has not sent of parts that it owned is sent with its next gradients. A new rank has to
+        load the others' positions in the noise: the next step compares them.
 
         Raises:
-            ValueError: the compressor has an owner step, and nothing is changed then; or gradients cannot
-                travel among the ranks that there are now.
-            ExchangeError: Horovod is not initialized, or the process set is not registered any more.
+            ValueError: the compressor has an owner step, and nothing has changed then; or gradients cannot
+                travel among the current ranks.
+            ExchangeError: Horovod is not initialized, or the process set is no longer registered.
         """
         if self._owner_step is not None:
             raise ValueError(
@@ -131,7 +132,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         """Horovod's entry: takes one gradient.
 
         Returns:
-            What Horovod shall allreduce, and the context for :meth:`decompress`.
+            The tensor that Horovod has to reduce, and the context for :meth:`decompress`.
         """
         # Hooks run without grad mode, and to switch it takes longer than to note a gradient.
         if torch.is_grad_enabled():
@@ -166,13 +167,13 @@ class Compressor(CompressorBase, HorovodCompressor):
         return sent, Sent(slot, tensor, encoded)
 
     def decompress(self, tensor: torch.Tensor, ctx: Sent | None) -> torch.Tensor:
-        """Horovod's exit: the reduced gradient, in the memory and dtype of the one given to compress.
+        """Horovod's exit: the reduced gradient, in the memory and dtype of that passed to :meth:`compress`.
 
-        Horovod does not give sparse gradients to compress: without ``ctx``, they are returned as they are.
+        Horovod does not pass sparse gradients to compress: without ``ctx``, they are returned unchanged.
 
         Raises:
-            ExchangeError: an operation that compressed gradients cannot follow, or ranks that differ.
-            PayloadError: a payload was altered on its way.
+            ExchangeError: Horovod's operation is not possible on compressed gradients, or ranks differ.
+            PayloadError: a payload was altered in transit.
         """
         if ctx is None:
             return tensor
@@ -293,7 +294,7 @@ class Compressor(CompressorBase, HorovodCompressor):
     def _uncompressed(
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
     ) -> torch.Tensor:
-        """What Horovod adds up itself, with what earlier codecs have left."""
+        """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
         self._kernels.order(gradient)
         scale = self._encoder.loss_scale
         if not idle:
@@ -304,7 +305,7 @@ class Compressor(CompressorBase, HorovodCompressor):
 
 
 def _group_of(ranks: Collectives) -> Group:
-    """This rank's place, as Horovod has it now."""
+    """This rank's place, as Horovod knows it now."""
     return Group(*ranks.place, Hosts(hvd.size(), hvd.local_size()))
 
 

@@ -12,31 +12,31 @@ from hvd_compress.torch.compressor import Compressor
 
 
 class TorchState(ResidualState, elastic.TorchState):
-    """``hvd.elastic.TorchState`` of an optimizer that compresses.
+    """The ``hvd.elastic.TorchState`` of an optimizer that compresses gradients.
 
     Commits hold residuals and positions in the noise in memory, and :meth:`restore` brings them back. After
     a reset, compressors take their places among the new ranks (:meth:`Compressor.rebind`), and :meth:`sync`
-    settles what each rank begins with:
+    decides what each rank begins with:
 
-    * A rank that stays keeps its residual, with its part in the ranks' average: ``K' / K`` times as large
+    * A rank that stays keeps its residual, with its weight in the ranks' average: multiplied by ``K' / K``
       with ``K'`` ranks after ``K`` (:mod:`hvd_compress.ranks.resize`).
     * A new rank begins with zeros, and with the positions of the others.
-    * What lost ranks had not sent, as of the last commit, is shared out evenly among all ranks if it is
-      known. It is known where ranks were told to leave, and with ``share_residuals``. Else it is missing: a
-      warning of the logger ``hvd_compress.elastic`` names the lost ranks, and the norm of what is
-      missing.
+    * What lost ranks had not sent at the last commit is shared out evenly among all ranks if it is
+      known. It is known where ranks were told to leave, and with ``share_residuals``. Otherwise it is
+      missing: a warning of the logger ``hvd_compress.elastic`` names the lost ranks, and the norm of the
+      missing gradients.
 
     Args:
-        model: as for ``hvd.elastic.TorchState``.
-        optimizer: the same; its compression, if it is one of this package's compressors, is part of the
-            state.
+        model: the same as in ``hvd.elastic.TorchState``.
+        optimizer: the same as there; its compression, if it is one of this package's compressors, is part
+            of the state.
         share_residuals: whether each commit adds up what all ranks have not sent, in an all_reduce of the
             model's size in float32.
-        kwargs: as for ``hvd.elastic.TorchState``; optimizers are looked at as ``optimizer`` is, and
-            compressors may be given by themselves.
+        kwargs: the same as in ``hvd.elastic.TorchState``; optimizers among them are treated like
+            ``optimizer``, and compressors may be passed by themselves.
 
     Raises:
-        ValueError: no compressor; or one with a process set, or with an owner step, whose state would be
+        ValueError: there is no compressor; or one has a process set, or an owner step, whose state would be
             lost with its owner.
     """
 
@@ -80,7 +80,7 @@ class TorchState(ResidualState, elastic.TorchState):
             commits.compressor.rebind()
 
     def sync(self) -> None:
-        """Has all ranks begin with the same model, and settles who begins with which residuals."""
+        """Makes all ranks begin with the same model, and decides which residuals each starts with."""
         super().sync()
         for commits in self._commits:
             commits.settle()

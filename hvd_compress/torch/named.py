@@ -1,4 +1,4 @@
-"""The codecs' own compressors: :class:`Compressor` with the codec's fields passed through by name."""
+"""One compressor class for each codec: :class:`Compressor` with the codec's fields as named arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_compress.torch.compressor import Compressor
 
 
 class Options(SharedOptions, total=False):
-    """What :class:`Compressor` takes by name."""
+    """The keyword arguments of :class:`Compressor` other than the codec."""
 
     process_set: Any | None
     name: str
@@ -115,7 +115,7 @@ class QSGD(Compressor):
 
 @guard
 class FP16(Compressor):
-    """Half precision, added in half precision by an allreduce.
+    """Half precision, summed in half precision by an allreduce.
 
     The same as ``Compressor(model, hvd_compress.FP16(), ...)``.
     """
@@ -126,7 +126,7 @@ class FP16(Compressor):
 
 @guard
 class BF16(Compressor):
-    """bfloat16, gathered and added in float32.
+    """bfloat16, gathered and summed in float32.
 
     The same as ``Compressor(model, hvd_compress.BF16(), ...)``.
     """
@@ -137,7 +137,7 @@ class BF16(Compressor):
 
 @guard
 class NoCompression(Compressor):
-    """Gradients as they are, with the counters of the others.
+    """Uncompressed gradients, with the counters of the other compressors.
 
     The same as ``Compressor(model, hvd_compress.NoCompression(), ...)``.
     """

@@ -1,4 +1,4 @@
-"""Which ranks take part in a step, and whether they send the same things."""
+"""Finds out which ranks take part in a step, and whether they send the same things."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hvd_compress.torch.collectives import Collectives, Handle
 class Participation:
     """The participation check of every step, and the comparison of settings in the first one.
 
-    The check also tells whether some rank has yet to compare its settings with the others', as one that has
-    taken the place of another: then all of them do.
+    The check also tells whether some rank has still to compare its settings with the others', for example
+    because it has replaced another: then all of them compare.
 
-    An all_gather among ranks of which one has joined would bring Horovod down, so that messages are held
-    back until the participation check has come back: a sum of a few bytes, started by the step's first
-    gradient.
+    An all_gather among ranks of which one has joined would crash Horovod, so messages are held
+    back until the result of the participation check is there: a sum of a few bytes, started by the step's
+    first gradient.
 
     Args:
-        collectives: the ranks.
-        configuration: called in a step in which ranks compare what it returns.
-        prepare: called once they agree, by every rank; may wait for the others.
+        collectives: the collectives among the ranks.
+        configuration: returns the settings to compare; called in a step in which ranks compare them.
+        prepare: called by every rank once they agree; may wait for the others.
 
     Attributes:
-        agreed: whether the ranks' settings are known to be the same, as far as this one knows.
+        agreed: whether this rank knows that the ranks' settings are the same.
         tokens: the sum of the tokens of the ranks that take part; None before it is known.
     """
 
@@ -48,11 +48,11 @@ class Participation:
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks take part, as far as it is known."""
+        """Whether all ranks take part, as far as this rank knows."""
         return self.tokens is None or token.everybody(self.tokens, self._collectives.size)
 
     def forget(self) -> None:
-        """Has the ranks compare their settings again in the next step."""
+        """Makes the ranks compare their settings again in the next step."""
         self.agreed, self._comparing = False, None
 
     def begin(self) -> None:
@@ -66,13 +66,13 @@ class Participation:
         self._checking = self._collectives.all_reduce(values, "participation")
 
     def known(self, timeout: float) -> bool:
-        """Whether it is known who takes part, and that those agree.
+        """Whether it is known which ranks take part, and that they agree.
 
         Args:
             timeout: seconds to wait for slower ranks.
 
         Raises:
-            ExchangeError: on every rank, their settings differ.
+            ExchangeError: the ranks' settings differ; raised on every rank.
         """
         if not self.checked(timeout):
             return False
@@ -80,7 +80,7 @@ class Participation:
         return self.agreed or not self.complete or self._agree(timeout)
 
     def checked(self, timeout: float) -> bool:
-        """Whether it is known who takes part; each rank's first gradient asks, before its settings go out.
+        """Whether it is known which ranks take part; asked before any rank sends its settings.
 
         Args:
             timeout: seconds to wait for slower ranks.

@@ -1,6 +1,6 @@
-"""The way from a gradient to its parameter's record.
+"""Finds the slot of a gradient's parameter.
 
-Horovod hands a compressor a gradient without a name, and in an order of its own on each rank.
+Horovod passes a gradient to a compressor without a name, and each rank has its own order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Slots:
     """The slots of a model's parameters.
 
     Args:
-        named_parameters: as for :func:`slots_of`.
+        named_parameters: the same as in :func:`slots_of`.
     """
 
     def __init__(self, named_parameters: NamedParameters) -> None:
@@ -35,7 +35,8 @@ class Slots:
         """The slot of the parameter whose gradient this is.
 
         Raises:
-            ValueError: none of them, or a parameter itself (Adasum sends those), or several in doubt.
+            ValueError: no parameter has this gradient; or it is a parameter itself (Adasum sends those); or
+                several parameters may have it.
         """
         index = getattr(self._accumulated, "index", None)
         if index is not None and _is_gradient_of(gradient, self._slots[index]):

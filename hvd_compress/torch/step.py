@@ -1,4 +1,4 @@
-"""The exchange of one optimizer step's gradients: started from hooks, waited for outside of them."""
+"""The exchange of one optimizer step's gradients, which hooks start and no hook waits for."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from hvd_compress.torch.participation import Participation
 _log = logging.getLogger(__name__)
 
 _TIMEOUT = 60.0
-"""Seconds for the participation check, which every rank has started already, if all is well."""
+"""Seconds to wait for the participation check, which every rank normally has started already."""
 
 _REPORTED = 60.0
-"""Seconds, after which a line in the log tells of ranks that are waited for. Nothing ends the wait but
-Horovod, whose stall check names these ranks, too."""
+"""Seconds after which a line in the log reports ranks that are waited for. Only Horovod, whose stall check
+also names these ranks, ends the wait."""
 
 _TIMEOUT_OF_SOME = 10.0
-"""The same where Horovod has reduced something for some of the ranks alone: others have joined, and take
-part by themselves, or they are not the optimizer's and never come."""
+"""The same where Horovod has reduced something for only some of the ranks: the others have joined, and take
+part by themselves, or they are not the optimizer's and never will."""
 
 _TIMEOUT_IN_BACKWARD = 5.0
-"""Seconds for slower ranks at the end of a backward pass; what is not there then is waited for later."""
+"""Seconds to wait for slower ranks at the end of a backward pass; the rest is waited for later."""
 
 
 class Step:
     """Sends buckets when all ranks are known to take part in a step, and collects them.
 
-    Nothing waits in a hook, because hooks fire in another order on each rank. What the hooks leave to be
-    started is started at the end of the backward pass, the first place that all ranks reach.
+    Nothing waits in a hook, because hooks fire in another order on each rank. Messages that the hooks could
+    not start are started at the end of the backward pass, the first place that all ranks reach.
 
     Args:
-        collectives: the ranks.
+        collectives: the collectives among the ranks.
         batches: encodes buckets.
-        configuration: as for :class:`Participation`.
-        hosts: called once the ranks agree; the hosts among and within which some exchange sends, or None.
+        configuration: the same as in :class:`Participation`.
+        hosts: called once the ranks agree; returns the hosts that some exchange distinguishes, or None.
         settle: called with whether the step is dropped, once that is known.
-        warming_up: whether a gradient that is handed over is one of the cold start, and not encoded.
+        warming_up: tells whether a gradient belongs to the cold start, and is not encoded.
 
     Attributes:
         transport: starts the exchanges' collectives and waits for them.
@@ -86,7 +86,7 @@ class Step:
 
     @property
     def busy(self) -> bool:
-        """Whether gradients are on their way."""
+        """Whether gradients are being sent."""
         return self._encoded
 
     @property
@@ -95,11 +95,11 @@ class Step:
         return self._participation.complete
 
     def forget_agreement(self) -> None:
-        """Has the ranks compare their settings again in the next step."""
+        """Makes the ranks compare their settings again in the next step."""
         self._participation.forget()
 
     def plan(self, slots: Iterable[Slot]) -> None:
-        """Makes up buckets anew, of gradients that will be encoded."""
+        """Composes new buckets of gradients that will be encoded."""
         self._buckets.plan(slots)
 
     def begin(self) -> None:
@@ -116,10 +116,10 @@ class Step:
         """Takes a gradient that is to be encoded; sends its bucket if that is complete.
 
         Args:
-            slot: of its parameter.
-            gradient: results are written over it.
-            counters: get what is encoded.
-            idle: whether this rank does not train the parameter now. If none does, its residual stays.
+            slot: the slot of the gradient's parameter.
+            gradient: the gradient, which the result overwrites.
+            counters: the counters, to which encoded elements are added.
+            idle: whether this rank does not train the parameter now. If no rank does, its residual stays.
         """
         self._encoded = True
         if idle:
@@ -135,16 +135,16 @@ class Step:
 
     @torch.no_grad()
     def settle(self, name: str, reduced: torch.Tensor | None) -> None:
-        """Waits until all ranks are known to agree and to take part, and has started what was held back.
+        """Waits until all ranks are known to agree and to take part, and starts the messages held back.
 
-        Called when Horovod has reduced something, for which all of the optimizer's ranks had to come here.
+        Called when Horovod has reduced something, for which all of the optimizer's ranks had to call it.
 
         Args:
             name: the tensor that was reduced, for the message.
-            reduced: its token, as Horovod reduced it; None of a tensor without.
+            reduced: the token of the tensor, as Horovod reduced it; None for a tensor without a token.
 
         Raises:
-            ExchangeError: ranks differ, or some of the compressor's ranks never come.
+            ExchangeError: ranks differ, or some of the compressor's ranks never take part.
         """
         size = self._collectives.size
         everybody = reduced is None or token.reduced_for_everybody(reduced.tolist(), size)
@@ -163,14 +163,14 @@ class Step:
             )
 
     def scale(self, reduced: torch.Tensor, name: str) -> float:
-        """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
+        """The factor on the sum of the ranks' gradients that Horovod's operation implies.
 
         Args:
             reduced: the token, as Horovod reduced it.
-            name: the tensor whose token it is, for the message.
+            name: the tensor of the token, for the message.
 
         Raises:
-            ExchangeError: on every rank, an operation that cannot be done on compressed gradients.
+            ExchangeError: the operation is not possible on compressed gradients; raised on every rank.
         """
         tokens = self._participation.tokens
         assert tokens is not None
@@ -188,14 +188,14 @@ class Step:
     def collect(self, scale: float, counters: Counters) -> None:
         """Waits for everything that was sent in this step, and writes the results over the gradients.
 
-        One non-finite gradient makes the whole step worthless, so that no residual may count it as sent.
+        One non-finite gradient makes the whole step worthless, so no residual may count it as sent.
 
         Args:
-            scale: factor on the sums of the ranks' gradients.
-            counters: what was sent and computed is added to them.
+            scale: the factor on the sums of the ranks' gradients.
+            counters: the counters, to which traffic and computation of the step are added.
 
         Raises:
-            Exception: what went wrong on this rank, or what is missing from another one.
+            Exception: the error of this rank, or the message missing from another one.
         """
         for bucket in self._buckets.rest():
             self._send(bucket, counters)
@@ -254,7 +254,7 @@ class Step:
         return True
 
     def _send_uncompressed(self, batch: Batch, pending: Pending) -> None:
-        """Where some ranks do not take part: a plain sum among the others."""
+        """Sends a plain sum among the ranks that take part, where some do not."""
         batch.withdraw()
         content = Uncompressed(batch.gradients, torch.float32)
         exchanging = content.exchange(self._batches.comm)

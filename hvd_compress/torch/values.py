@@ -1,4 +1,4 @@
-"""What ranks tell each other under Horovod and PyTorch beside their gradients."""
+"""The values that ranks send each other under Horovod and PyTorch besides gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hvd_compress.ranks.values import check_lengths, deserialize, serialize, spl
 
 
 def tell(value: Any, name: str) -> list[Any]:
-    """Every rank's value, by rank.
+    """Returns every rank's value, in the order of ranks.
 
     Args:
-        value: this rank's, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
-        name: the same on every rank.
+        value: this rank's value, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
+        name: the name of the collectives, the same on every rank.
 
     Raises:
-        ExchangeError: on every rank, a value is too long, or was altered.
+        ExchangeError: a value is too long or was altered; raised on every rank.
     """
     content = serialize(value)
     own = torch.tensor([len(content)], dtype=torch.int64, device="cpu")
