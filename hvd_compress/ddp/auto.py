@@ -1,4 +1,4 @@
-"""The compressor that measures, and decides by itself."""
+"""The compressor that measures and decides by itself."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.step import Step
 
 DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
-"""``"hierarchical"`` has to be asked for: the environment says where ranks are, not whether that is equal
-on all hosts."""
+"""``"hierarchical"`` has to be requested: the environment says on which host a rank is, but not whether all
+hosts have the same number of ranks."""
 
 
 @guard
 class Auto(Planning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
-    In the first steps, short messages and encodings are timed, every plan's cost is predicted, and the
-    best ones are tried for a few steps each, no compression always among them
+    In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
+    and the best plans are tried for a few steps each, no compression always among them
     (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes.
     All ranks decide the same.
 
-    A change of plan loses no gradient: what an earlier codec has not sent is added to the next one.
+    A change of plan loses no gradient: what an earlier codec has not sent is added to the next gradient.
 
     Args:
-        model: as for :class:`Compressor`.
-        codecs: what gradients may be encoded with, besides travelling uncompressed: codecs,
-            :class:`~hvd_compress.Route` objects or names of codecs.
-        exchanges: how payloads may travel; those that cannot be used here are left out.
+        model: the same as in :class:`Compressor`.
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from; those that cannot be used here are left out.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_group``, ``grad_scaler``
             and ``threads``, as for :class:`Compressor`. Nothing is measured in the ``warmup_steps``, in
-            which gradients go uncompressed.
+            which gradients travel uncompressed.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
-        ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
+        ExchangeError: ``torch.distributed.init_process_group()`` was not called before the first use.
     """
 
     def __init__(

@@ -27,22 +27,23 @@ if TYPE_CHECKING:
 
 @guard
 class Compressor(ProcessGroupCompressor):
-    """Sends gradients encoded: the state of :func:`hvd_compress.ddp.hook`.
+    """Encodes gradients before they are sent: the state of :func:`hvd_compress.ddp.hook`.
 
     Make one for each model: it holds the residuals, by parameter, so that DDP may rebuild its buckets.
-    Made before there is a process group, it joins the ranks when it is first used.
+    A compressor made before there is a process group joins the ranks when it is first used.
 
     Args:
-        model: the ``DistributedDataParallel`` model. Or, before there is one, the module in it or its
-            ``named_parameters()``. Names are those of the module, without ``module.`` in front.
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
-        process_group: as DDP's; None is that of the ``model`` given, or else the default group.
+        model: the ``DistributedDataParallel`` model; or, before there is one, the module that will be in it
+            or its ``named_parameters()``. Names are those of the module, without the prefix ``module.``.
+        codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route` or a codec's name.
+        process_group: the same as DDP's; None is the ``model``'s if it has one, otherwise the default
+            group.
         options: :class:`~hvd_compress.engine.options.Options`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y". Where there is no process group
-            yet, the first use raises what depends on it.
-        ExchangeError: by the first use, ``torch.distributed.init_process_group()`` was not called.
+            yet, errors that depend on it are raised by the first use.
+        ExchangeError: ``torch.distributed.init_process_group()`` was not called before the first use.
     """
 
     _remedy = "call hvd_compress.ddp.register(model, compressor) on every rank"
@@ -80,7 +81,7 @@ class Compressor(ProcessGroupCompressor):
         self._note_gradients()
 
     def _note_gradients(self) -> None:
-        """Knows of the parameters' gradients from now on."""
+        """Starts to follow the parameters' gradients."""
         self._discarded = Discarded(slot.parameter for slot in self._slots)
         self._used: set[int] = set()
         # Strides of each parameter, and whether it is dense in memory with them.
@@ -99,8 +100,8 @@ class Compressor(ProcessGroupCompressor):
             A future of the ranks' averages, in the bucket's own memory.
 
         Raises:
-            ExchangeError: ranks differ (in the first step, every rank raises it), or a bucket that this
-                compressor cannot do.
+            ExchangeError: ranks differ (in the first step, every rank raises it), or the compressor cannot
+                exchange the bucket.
         """
         self._bind()
         if self._step is None:
@@ -174,8 +175,8 @@ class Compressor(ProcessGroupCompressor):
     def _like(self, slot: Slot, row: torch.Tensor) -> torch.Tensor:
         """The gradient in a bucket, as a view of the parameter's shape.
 
-        DDP gives a parameter that is dense in memory, such as one in channels_last, its own order of memory
-        in the bucket; codecs see tensors in row-major order.
+        DDP uses the memory order of a parameter that is dense in memory, such as one in channels_last, in
+        the bucket as well; codecs see tensors in row-major order.
         """
         if slot.parameter.is_complex():
             return row

@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 class GatheredState:
     """A compressor's states on all ranks, for checkpoints that the first rank writes alone.
 
-    Each is as large as the model in float32. Every rank has to call both methods, the first rank's ``if``
-    around ``torch.save`` alone: a rank that calls one by itself waits for the others. Without a process
-    group, there are no residuals to save.
+    The state of each rank is as large as the model in float32. Every rank has to call both methods; only
+    ``torch.save`` belongs into an ``if`` for the first rank: a rank that calls a method alone waits for the
+    others. Without a process group, there are no residuals to save.
 
     Args:
-        compressor: this rank's.
+        compressor: this rank's compressor.
 
     Raises:
-        TypeError: it is no compressor.
+        TypeError: the argument is not a compressor.
     """
 
     def __init__(self, compressor: Compressor) -> None:
@@ -41,7 +41,7 @@ class GatheredState:
         self._compressor = compressor
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks on the first one, nothing on the others; every rank has to come here."""
+        """The states of all ranks on the first one, nothing on the others; every rank has to call it."""
         if not dist.is_initialized():
             return {"ranks": []}
         state = self._compressor.state_dict()
@@ -51,15 +51,15 @@ class GatheredState:
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where all ranks left off, be they as many as now or not; every rank has to come here.
+        """Continues where all ranks stopped, with the same or another number; every rank has to call it.
 
         Args:
-            state: what the first rank had from :meth:`state_dict`, on every rank. From a run of one
-                process, it holds no residuals: these start at zero, and a log line says so.
+            state: the value of :meth:`state_dict` on the first rank, the same on every rank. If it is from
+                a run of one process, it holds no residuals: these start at zero, and a log line says so.
 
         Raises:
-            ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``, or it is the state
-                that another rank had.
+            ValueError: the same as from the compressor's ``load_state_dict`` and ``load_resized``; or the
+                state is that of a rank other than the first.
         """
         expect_state("GatheredState.load_state_dict", state)
         states = state.get("ranks")

@@ -1,4 +1,4 @@
-"""The function that DDP calls. Without postponed annotations: DDP looks at them as they are."""
+"""The function that DDP calls. It has no postponed annotations, since DDP inspects the real ones."""
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,13 @@ def hook(
 
     Args:
         state: the compressor.
-        bucket: gradients that DDP has ready.
+        bucket: the gradients that DDP has collected.
 
     Returns:
         A future of the ranks' averages, in the bucket's own memory.
 
     Raises:
-        TypeError: the state is no compressor.
+        TypeError: the state is not a compressor.
     """
     expect_instance("hook", state, Compressor, "model.register_comm_hook({}, hook)")
     return state.reduce(bucket)

@@ -18,7 +18,7 @@ from hvd_compress.exchanges.routing import Route
 _log = logging.getLogger(__name__)
 
 _INNER = ("_forward_module", "_orig_mod")
-"""Where Lightning Fabric and ``torch.compile`` keep the module that they wrap."""
+"""The attributes in which Lightning Fabric and ``torch.compile`` keep the module that they wrap."""
 
 
 def register(
@@ -30,18 +30,18 @@ def register(
     line says so, and the compressor's counters stay at zero.
 
     Args:
-        model: the ``DistributedDataParallel`` model; what Lightning Fabric's ``setup``, Accelerate's
-            ``prepare`` or ``torch.compile`` made of one; or, in one process, any module.
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route`, a codec's name,
+        model: the ``DistributedDataParallel`` model; the result of Lightning Fabric's ``setup``,
+            Accelerate's ``prepare`` or ``torch.compile`` for one; or, in one process, any module.
+        codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route`, a codec's name,
             ``"auto"`` for :class:`Auto`, or a compressor.
-        options: of :class:`Compressor` or :class:`Auto`; none with a compressor.
+        options: the options of :class:`Compressor` or :class:`Auto`; none with a compressor.
 
     Returns:
         The compressor.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y"; several ranks train a model that
-            is not wrapped.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; or several ranks train a model
+            that is not wrapped.
     """
     wrapped = _ddp_in(model)
     if wrapped is None and dist.is_initialized() and dist.get_world_size() > 1:
