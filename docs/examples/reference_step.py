@@ -20,17 +20,15 @@ from hvd_compress import OneBit
 COUNT, GROUP = 1000, 64
 GROUPS = -(-COUNT // GROUP)
 
-HEADER = struct.Struct(
-    "<HBBIQIIQ"
-)  # Magic, version, codec, settings, count, flags, step, checksum.
+# Magic, version, codec, settings, count, flags, step, checksum.
+HEADER = struct.Struct("<HBBIQIIQ")
 MAGIC, VERSION, ONEBIT, NONFINITE = 0x4348, 1, 1, 1
 SETTINGS = json.dumps({"codec": "onebit", "group": GROUP}, sort_keys=True, separators=(",", ":"))
 SETTINGS_HASH = int.from_bytes(hashlib.sha256(SETTINGS.encode()).digest()[:4], "little")
 CODES = HEADER.size + 8 * GROUPS  # Where the codes begin: two float32 values a group come before.
 SIZE = CODES + 8 * GROUPS  # One bit a number: 64 bits a group.
-assert (
-    CODES % 16 == 0 and SIZE % 16 == 0
-)  # Both are rounded up to 16 bytes; here there is nothing to do.
+# Both are rounded up to 16 bytes; here there is nothing to do.
+assert CODES % 16 == 0 and SIZE % 16 == 0
 
 
 # 1. Error feedback: what was not sent in earlier steps is added to the gradient.
