@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from hvd_compress.codecs import HEADER_BYTES, Codec, ErrorFeedback, NoiseKey, re
 from hvd_compress.codecs.base import Shape, round_up
 from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
 from hvd_compress.codecs.registry import check_class
-from hvd_compress.kernels.reference import ReferenceKernels, dequantize
+from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
 
 __all__ = ["SHAPES", "check_codec", "special_values"]
 
@@ -228,6 +229,16 @@ def _check_finite(codec: Codec, shape: Shape, x: np.ndarray, name: str, floor: f
     _expect(flagged == (not finite.all()), codec, f"a NaN scale where {name} overflow", shape)
     if np.abs(x).max(initial=0.0) <= 6e4:
         _expect(bool(finite.all()), codec, f"finite numbers for {name}", shape)
+        # What a NaN becomes as an integer differs between processors.
+        with warnings.catch_warnings(record=True) as caught, np.errstate(all="warn"):
+            warnings.simplefilter("always")
+            quantize(codec, shape, x, NoiseKey())
+        casts = [
+            str(one.message)
+            for one in caught
+            if "invalid value encountered in cast" in str(one.message)
+        ]
+        _expect(not casts, codec, f"codes for {name} without a NaN cast to them", shape)
     wide, sent = x[finite].astype(np.float64), decoded[finite].astype(np.float64)
     if codec.error == "contractive" and finite.all():
         error, norm = (math.sqrt(np.sum(part**2)) for part in (wide - sent, wide))

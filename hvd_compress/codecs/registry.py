@@ -83,8 +83,30 @@ def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
     if name not in CODECS:
         offered = _offered()
         check_choice(owner, field, name, (*CODECS, *offered))
-        register(name, offered[name].load())
+        register(name, _load(offered[name]))
     return CODECS[name]
+
+
+def codec_of(owner: str, field: str, given: Any) -> Codec:
+    """A user's codec: the value itself, or the codec of a name with its default settings.
+
+    Args:
+        owner: the object with the argument, for the message.
+        field: the argument's name, for the message.
+        given: the value from the user.
+
+    Raises:
+        TypeError: neither a codec nor a name.
+        ValueError: an unknown name; see :func:`codec_class`.
+    """
+    if isinstance(given, str):
+        return codec_class(owner, field, given)()
+    if not isinstance(given, Codec):
+        raise TypeError(
+            f"{owner}.{field}: expected a codec of hvd_compress.codecs such as Int8(), or a codec's name, "
+            f"got {given!r}"
+        )
+    return given
 
 
 def codec_names() -> tuple[str, ...]:
@@ -126,6 +148,16 @@ def _offered() -> dict[str, Any]:
     return {name: point for name, point in found.items() if name not in CODECS}
 
 
+def _load(point: Any) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise ValueError(
+            f"entry point {point.name} = {point.value} of {ENTRY_POINTS}: expected a codec class, got "
+            f"{type(error).__name__}: {error}: correct the package's metadata, or install it again"
+        ) from error
+
+
 def check_class(name: str, cls: Any) -> None:
     """Raises, as :func:`register` does, unless the class is a complete codec of the given name."""
     if not isinstance(cls, type) or not issubclass(cls, Codec):
@@ -138,7 +170,8 @@ def check_class(name: str, cls: Any) -> None:
             f"register: expected a default for every field of {_path(cls)}, got none for "
             f"{', '.join(required)}"
         )
-    for method in ("layout", "quantize", "dequantize"):
+    unbiased = getattr(cls, "error", None) == "unbiased"
+    for method in ("layout", "quantize", "dequantize", *("variance_factor",) * unbiased):
         if getattr(cls, method) is getattr(Codec, method):
             raise TypeError(f"register: expected {_path(cls)}.{method}, which it does not define")
     expected = {

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
+from hvd_compress.codecs.registry import codec_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.routing import ENCODABLE
@@ -49,8 +50,8 @@ class CompressedReduceScatter:
 
     Args:
         model: whose modules went through ``fully_shard``, or a part of it.
-        codec: what gradients are encoded with, such as ``Int8()`` of :mod:`hvd_compress.codecs`; not
-            :class:`~hvd_compress.codecs.OneBit`, which needs error feedback, and not
+        codec: what gradients are encoded with, such as ``Int8()`` of :mod:`hvd_compress.codecs`, or its
+            name; not :class:`~hvd_compress.codecs.OneBit`, which needs error feedback, and not
             ``coding="entropy"``.
         seed: of the stochastic codecs' noise, the same on every rank.
         threads: kernel threads; None is ``torch.get_num_threads()``.
@@ -66,7 +67,7 @@ class CompressedReduceScatter:
     def __init__(
         self,
         model: torch.nn.Module,
-        codec: Codec,
+        codec: Codec | str,
         *,
         seed: int = 0,
         threads: int | None = None,
@@ -74,10 +75,11 @@ class CompressedReduceScatter:
         modules = reduced(model)
         problem = None
         try:
+            codec = codec_of("CompressedReduceScatter", "codec", codec)
             _check(codec, seed, threads, modules)
         except (TypeError, ValueError) as error:
             problem, threads = error, None
-        self._codec, self._seed = codec, seed
+        self._seed = seed
         self._collectives = _Collectives(
             ProcessGroupTransport(modules[0].process_group),
             exact_own=False,
@@ -91,6 +93,8 @@ class CompressedReduceScatter:
         self._pass = BackwardPass(self._end)
         self._device = modules[0].device
         self._raise_everywhere("arguments of CompressedReduceScatter", problem)
+        assert isinstance(codec, Codec)
+        self._codec = codec
         settings = {
             "codec": codec.to_config(),
             "seed": seed,
@@ -212,13 +216,8 @@ class _Collectives(EncodedCollectives):
             self.failure = self.failure or error
 
 
-def _check(codec: Any, seed: int, threads: int | None, modules: Sequence[Reduced]) -> None:
+def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Reduced]) -> None:
     """Raises where this rank's arguments are wrong, or gradients cannot be encoded."""
-    if not isinstance(codec, Codec):
-        raise TypeError(
-            f"CompressedReduceScatter.codec: expected a codec of hvd_compress.codecs such as Int8(), got "
-            f"{codec!r}"
-        )
     if codec.feedback.alpha == 1:
         raise ValueError(
             f"CompressedReduceScatter.codec: expected a codec that trains without error feedback, such as "

@@ -60,7 +60,7 @@ class Exchange:
             "sparse_as_dense": sparse_as_dense,
             "process_set": process_set,
         }
-        if isinstance(compression, Codec | Route):
+        if isinstance(compression, Codec | Route | str):
             compression = Compressor(compression, process_set=process_set)
         kind = compression if isinstance(compression, type) else type(compression)
         if issubclass(kind, Compressor):
@@ -72,8 +72,8 @@ class Exchange:
             compression = kind = hvd.Compression.none
         if not issubclass(kind, HorovodCompressor):
             raise TypeError(
-                f"DistributedOptimizer: expected a compressor for TensorFlow, as those of "
-                f"hvd_compress.tensorflow, or None as compression, got {compression!r}"
+                f"DistributedOptimizer: expected a codec or its name, a compressor of hvd_compress.keras "
+                f"or Horovod, or None as compression, got {compression!r}"
             )
         if op not in (hvd.Average, hvd.Sum):
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.registry import codec_of
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.transport import ProcessGroupTransport, Transport
 
@@ -26,8 +27,8 @@ class ParallelGroup(EncodedCollectives):
     Make groups, and the layers of a group, in the same order on all ranks.
 
     Args:
-        codec: the codec of activations, such as ``Int8()``; entropy coding is not supported, because
-            messages have a fixed size.
+        codec: the codec of activations, such as ``Int8()``, or its name; entropy coding is not
+            supported, because messages have a fixed size.
         error_codec: the codec of error signals, which are the gradients of activations; None means
             ``codec``.
         exact_own: whether a rank uses its own tensor unencoded. If not, all ranks have the same bits, and
@@ -54,23 +55,19 @@ class ParallelGroup(EncodedCollectives):
 
     def __init__(
         self,
-        codec: Codec,
+        codec: Codec | str,
         *,
-        error_codec: Codec | None = None,
+        error_codec: Codec | str | None = None,
         exact_own: bool = True,
         process_group: dist.ProcessGroup | None = None,
         transport: Transport | None = None,
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        self.codec = codec
-        self.error_codec = codec if error_codec is None else error_codec
-        for name, value in (("codec", codec), ("error_codec", self.error_codec)):
-            if not isinstance(value, Codec):
-                raise TypeError(
-                    f"ParallelGroup.{name}: expected a codec of hvd_compress.codecs such as Int8(), got "
-                    f"{value!r}"
-                )
+        self.codec = codec_of("ParallelGroup", "codec", codec)
+        self.error_codec = self.codec
+        if error_codec is not None:
+            self.error_codec = codec_of("ParallelGroup", "error_codec", error_codec)
         if transport is not None and process_group is not None:
             raise ValueError(
                 "ParallelGroup: expected process_group or transport, got both; give the transport its ranks"
@@ -82,7 +79,7 @@ class ParallelGroup(EncodedCollectives):
             threads=threads,
         )
         with self.telling():
-            for name, value in (("codec", codec), ("error_codec", self.error_codec)):
+            for name, value in (("codec", self.codec), ("error_codec", self.error_codec)):
                 if value.varies:
                     raise ValueError(
                         f"ParallelGroup.{name}: expected a codec whose payloads have a fixed size, such as "
@@ -90,7 +87,7 @@ class ParallelGroup(EncodedCollectives):
                     )
         self.agree(
             {
-                "codec": codec.to_config(),
+                "codec": self.codec.to_config(),
                 "error_codec": self.error_codec.to_config(),
                 "exact_own": exact_own,
                 "seed": seed,

@@ -16,6 +16,7 @@ from benchmarks.compressions import parse
 from hvd_compress.codecs import (
     CODECS,
     NoCompression,
+    codec_class,
     codec_from_config,
     codec_names,
     register,
@@ -87,6 +88,18 @@ def test_two_packages_with_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         codec_names()
 
 
+def test_an_entry_point_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = install(tmp_path / "site")
+    (tmp_path / "site" / "twobit.py").unlink()
+    monkeypatch.syspath_prepend(path)
+    with pytest.raises(
+        ValueError, match=r"entry point twobit = twobit:TwoBit of .*ModuleNotFoundError"
+    ):
+        codec_class("test", "codec", "twobit")
+
+
 def test_names_and_ids_belong_to_one_class() -> None:
     assert register("halves", Halves) is Halves
     register("halves", Halves)  # A notebook's cell that runs again.
@@ -104,6 +117,11 @@ def test_incomplete_classes() -> None:
         (type("Plain", (TwoBit,), {}), ValueError, r"name: expected 'other'"),
         (_derived(name="other", codec_id=256), ValueError, "from 1 to 255, got 256"),
         (_derived(name="other", codec_id=9, error="none"), ValueError, "'unbiased' or"),
+        (
+            _derived(name="other", codec_id=9, error="unbiased"),
+            TypeError,
+            "Other.variance_factor, which it does not define",
+        ),
         (
             _derived(name="other", codec_id=9, __annotations__={"bits": int}),
             TypeError,
@@ -150,9 +168,19 @@ class _Short:
         return scales, codes[1:]
 
 
+class _Casts:
+    """Lets a NaN become a code."""
+
+    def quantize(self, x: Any, shape: Any, noise: Any) -> Any:
+        scales, codes = super().quantize(x, shape, noise)  # type: ignore[misc]
+        zero = np.float32(0)
+        return scales, codes + (0 * (zero / (zero if not x.any() else 1))).astype(np.uint8)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     (
+        (_Casts, "without a NaN cast to them"),
         (_Larger, "an error of at most"),
         (_Hides, "set a scale to NaN"),
         (_Writes, "leave its input"),

@@ -113,7 +113,7 @@ def test_on_a_mesh_with_replicas_of_fsdp2s_own() -> None:
     net = Net(SHAPES)
     for module in (*net.children(), net):
         fully_shard(module, mesh=mesh)
-    hvdc.CompressedReduceScatter(net, Int8())
+    hvdc.CompressedReduceScatter(net, "int8")
     own = mesh.get_local_rank("shard")
     everybodys = _everybodys(0)
     replicas = [
@@ -226,7 +226,8 @@ def test_what_it_is_not_for() -> None:
             ValueError,
             "second: expected .* own reduce-scatter, got one with Mock",
         ),
-        (good, "int8", {}, TypeError, "codec: expected a codec .* such as Int8.*, got 'int8'"),
+        (good, 8, {}, TypeError, "codec: expected a codec .* such as Int8.*, or .* name, got 8"),
+        (good, "int9", {}, ValueError, "codec: expected one of .*, got 'int9'"),
         (good, OneBit(), {}, ValueError, "trains without error feedback, .* got OneBit"),
         (good, ECQ(coding="entropy"), {}, ValueError, "fixed length, got ECQ.*coding='plain'"),
         (good, Int8(), {"seed": -1}, ValueError, r"seed: expected an integer in \[0, 2"),

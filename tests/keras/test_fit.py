@@ -49,6 +49,7 @@ def test_the_codec_of_an_installed_package_works_by_name() -> None:
     with installed(), pytest.warns(UserWarning, match="has no kernel for TensorFlow"):
         compressor = hvdc.Compressor("twobit", threshold=THRESHOLD)
         _trained(compressor, keras.optimizers.SGD(0.2, momentum=0.9))
+        _trained("twobit", keras.optimizers.SGD(0.2, momentum=0.9))
         counters = compressor.counters
         assert counters.steps == UPDATES
         assert counters.message_bytes < 0.2 * counters.uncompressed_bytes

@@ -65,7 +65,7 @@ def test_ranks_that_differ() -> None:
         ParallelGroup(varying if rank else Int8())
     with pytest.raises(ExchangeError, match="exact_own: True on rank 0, False on rank 1"):
         ParallelGroup(Int8(), exact_own=rank == 0)
-    group = ParallelGroup(Int8())
+    group = ParallelGroup("int8")
     with pytest.raises(ExchangeError, match="in_features: 4 on rank 0, 5 on rank 1"):
         ColumnParallelLinear(4 + rank, 6, group)
     with pytest.raises(ExchangeError, match="layer: ColumnParallelLinear on rank 0, RowParallel"):
@@ -151,8 +151,10 @@ def test_altered_payloads() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(TypeError, match=r"ParallelGroup.codec: expected a codec .*, got 'int8'"):
-        ParallelGroup("int8")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"ParallelGroup.codec: expected a codec .* name, got 8"):
+        ParallelGroup(8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"ParallelGroup.codec: expected one of .*, got 'int9'"):
+        ParallelGroup("int9")
     with pytest.raises(TypeError, match=r"ParallelGroup.error_codec: expected a codec"):
         ParallelGroup(Int8(), error_codec=8)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"ColumnParallelLinear.group: expected a ParallelGroup"):
