@@ -1,1 +1,1 @@
-"""What every PyTorch frontend needs, whatever sends its messages: records, residuals, coding."""
+"""The common parts of the PyTorch frontends, whatever sends their messages: records, residuals, coding."""

@@ -25,40 +25,41 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""A residual, and where the next one goes."""
+"""A residual, and the array for the next one."""
 
 OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
-"""What the owner of a part does with its average, in place; the state is kept from step to step."""
+"""Changes the average of a part in place, on the owner; the state is kept from step to step."""
 
 
 class Batch:
-    """The gradients of one bucket in one step: what an exchange encodes, sends and loads.
+    """The gradients of one bucket in one step, which an exchange encodes, sends and loads.
 
-    Encoding writes the next residuals; :meth:`settle` says whether these count, and moves noise positions
-    on. A rank whose work fails sends zeros, so that no other rank waits for it in vain: :attr:`error`
-    keeps what went wrong, and :meth:`write` raises it.
+    Encoding writes the next residuals; :meth:`settle` accepts or discards them, and advances the positions
+    in the noise. A rank whose work fails sends zeros, so that no other rank waits for it in vain:
+    :attr:`error` keeps the error, and :meth:`write` raises it.
 
     Args:
-        encoder: what this rank encodes with.
-        plan: of the bucket.
-        gradients: one a slot of the plan, of its shape, all of one dtype, in any order of memory; results
-            are written over them.
-        used: whether this rank's backward pass came to each parameter; None is to all of them.
-        owner_step: what owners of parts do with the averages before they send them, or None.
-        encoded: whether anything is encoded; if not, residuals go with the gradients.
+        encoder: the kernels, the seed and the loss scale of this rank.
+        plan: the plan of the bucket.
+        gradients: one gradient for each slot of the plan, with the slot's shape, all of one dtype, in any
+            memory order; results are written over them.
+        used: whether this rank's backward pass reached each parameter; None means all of them.
+        owner_step: changes averages on the owners before they send them; None for no change.
+        encoded: whether anything is encoded; if not, residuals are added to the gradients.
 
     Attributes:
-        plan: of the bucket.
-        gradients: as they were given; results are written over them.
-        flats: the gradients' elements, each shape=(n,), in the order in which they travel: row-major, of
-            the transposed matrix where ranks share columns out.
-        error: what went wrong.
+        plan: the plan of the bucket.
+        gradients: the given gradients; results are written over them.
+        flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
+            the transposed matrix if ranks divide columns.
+        error: the first error on this rank; None without one.
         nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
-        word: the same in a word on the device, shape=(1,), int32, where only the device knows; else None.
+        word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN; None unless
+            only the device knows.
         steps: the gradients' positions in the noise.
-        encoded: elements of gradients, or of their averages, that were encoded first.
-        decode_seconds: time in decoding kernels.
-        encodes: whether it sends gradients.
+        encoded: the number of elements in the first encoding, of gradients or of their averages.
+        decode_seconds: the time in decoding kernels.
+        encodes: whether the batch sends gradients.
     """
 
     encodes = True
@@ -107,55 +108,55 @@ class Batch:
         """Encodes pieces of the gradients, with the slots' residuals.
 
         Args:
-            table: of the message.
+            table: the table of the message.
 
         Returns:
-            The message, shape=(bytes,), uint8; zeros if that failed.
+            The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
         return self._encode(table, self.flats, self.take_up, self.plan.matrices)
 
     def encode_averages(self, table: Table, averages: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Encodes averages of the parts that this rank owns, with their own residuals.
+        """Encodes averages of the parts that this rank owns, with the residuals of these parts.
 
         Args:
-            table: of the message, whose pieces are those parts.
-            averages: one a gradient, shape=(n,), float32.
+            table: the table of the message, whose pieces are these parts.
+            averages: one average for each gradient, shape=(n,), float32.
 
         Returns:
-            The message, shape=(bytes,), uint8; zeros if that failed.
+            The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
         return self._encode(table, averages, lambda: self._owned, [None] * len(averages))
 
     def decode(
         self, table: Table, values: Sequence[torch.Tensor], rows: torch.Tensor, scale: float
     ) -> bool:
-        """Writes ``scale`` times the sum of every piece's payloads, one in each row.
+        """Writes ``scale`` times the sum of every piece's payloads, of which each row has one.
 
         Args:
-            table: of the message.
-            values: one a gradient, shape=(n,); written over.
-            rows: shape=(k, bytes), uint8.
-            scale: factor on the sums.
+            table: the table of the message.
+            values: the result, one array for each gradient, shape=(n,).
+            rows: one message per row, shape=(k, bytes), uint8.
+            scale: the factor of the sums.
 
         Returns:
             Whether a payload was encoded from an Inf or a NaN, as far as the host knows.
 
         Raises:
-            BatchPayloadError: a payload was altered on its way, or is missing.
+            BatchPayloadError: a payload was altered in transit, or is missing.
         """
         self._kernels.order(rows)
         with self.decoding():
             return table.kernels.decode_sum(values, self.steps, rows, scale)
 
     def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The ranks' average of the parts that this rank owns, changed by the owner's step.
+        """The ranks' averages of the parts that this rank owns, changed by the owner step.
 
         Args:
-            table: of a row.
-            rows: what the ranks have sent to this one, shape=(ranks, bytes), uint8.
+            table: the table of a row.
+            rows: the ranks' messages to this rank, shape=(ranks, bytes), uint8.
 
         Returns:
-            One a gradient, shape=(n,), float32; of no element where this rank owns none.
+            One average for each gradient, shape=(n,), float32; empty if this rank owns no element.
         """
         pieces = table.layout.pieces
         buffer = torch.empty(
@@ -174,10 +175,10 @@ class Batch:
         return averages
 
     def step_averages(self, averages: Sequence[torch.Tensor]) -> None:
-        """Has the owner's step, if there is one, change averages that are finite, in place.
+        """Changes finite averages in place with the owner step, if there is one.
 
         Args:
-            averages: one a gradient, shape=(n,), float32; of no element where this rank owns none.
+            averages: one average per gradient, shape=(n,), float32; empty if this rank owns no element.
         """
         if self._owner_step is None:
             return
@@ -188,12 +189,12 @@ class Batch:
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
     ) -> torch.Tensor:
-        """What a rank sends between two collectives, where it must not raise: others wait for it.
+        """Makes a message; keeps an error and returns zeros if that fails, since other ranks are waiting.
 
         Args:
             work: makes the message.
-            size: elements of zeros that are sent in its place if it raises.
-            dtype: of the message.
+            size: the number of zeros after an error.
+            dtype: the dtype of the zeros.
         """
         if self.error is None:
             try:
@@ -209,15 +210,15 @@ class Batch:
         sender: Callable[[Piece, int], int],
         flags: torch.Tensor,
     ) -> None:
-        """Takes what the last collective has brought; :meth:`write` decodes it.
+        """Takes the result of the last collective; :meth:`write` decodes it.
 
-        Where ranks share gradients out, the payloads are averages over as many ranks as an owner adds up.
+        If ranks divide gradients, the payloads hold averages over the ranks that send to the same owner.
 
         Args:
-            table: of the pieces.
-            rows: shape=(k, bytes), uint8; their payloads are added.
-            sender: the rank that has sent a piece's payload in a row.
-            flags: every rank's flags, shape=(senders, gradients), not 0 where used.
+            table: the table of the pieces.
+            rows: the messages, shape=(k, bytes), uint8; every piece's payloads are added.
+            sender: returns the rank that has sent a piece's payload in a row.
+            flags: every rank's flags, shape=(senders, gradients), not 0 where the gradient was used.
         """
 
         owners = self.plan.owners
@@ -239,10 +240,10 @@ class Batch:
         self.load_by(write, flags)
 
     def count_senders(self, counted: int) -> None:
-        """Checks how many ranks have added levels, where these are added up.
+        """Keeps an error if a sum of levels does not contain the levels of all ranks.
 
         Args:
-            counted: what the sum says.
+            counted: the number of ranks in the sum.
         """
         size = self.plan.group.size
         if counted != size and self.error is None:
@@ -253,11 +254,11 @@ class Batch:
             )
 
     def load_by(self, write: Callable[[float], None], flags: torch.Tensor) -> None:
-        """The same for an exchange that decodes in a way of its own.
+        """The same as :meth:`load`, for an exchange that does its own decoding.
 
         Args:
             write: writes ``scale`` times the sum of the ranks' gradients to :attr:`flats`.
-            flags: as for :meth:`load`.
+            flags: the same as in :meth:`load`.
         """
         self._write, self._flags = write, flags
 
@@ -265,9 +266,9 @@ class Batch:
         """Writes ``scale`` times the sum of the ranks' gradients over the gradients.
 
         Raises:
-            PayloadError: a payload was altered on its way.
-            ExchangeError: another rank has sent none.
-            Exception: this rank's own work failed.
+            PayloadError: a payload was altered in transit.
+            ExchangeError: another rank has sent no payload, or only some ranks have changed their routes.
+            Exception: this rank's own work has failed.
         """
         try:
             if self.error is not None:
@@ -294,10 +295,10 @@ class Batch:
                 self.gradients[position].copy_(original)
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
-        """Has the next residuals count, but for parameters that no rank used, or undoes everything.
+        """Accepts the next residuals, except those of parameters that no rank used; or undoes all changes.
 
         Args:
-            dropped: whether the step does not count; or a word on the device that is not 0 if so.
+            dropped: whether the step is dropped; or a word on the device that is not 0 if it is.
         """
         self._kernels.order(self.flats[0])
         if self._encoded:
@@ -307,24 +308,24 @@ class Batch:
             changes.settle(dropped if used else True)
 
     def withdraw(self) -> None:
-        """Called in place of :meth:`settle` where nothing was sent: the gradients go uncompressed."""
+        """Replaces :meth:`settle` if nothing was sent, and the gradients are to be sent uncompressed."""
         for changes in self._changes:
             changes.withdraw()
 
     def take_up(self) -> list[Pair | None]:
-        """The slots' residuals, and where the next ones go; None where there is no feedback."""
+        """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
         return [self._take_up(position, slot) for position, slot in enumerate(self.plan.slots)]
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Counts the time within it to that of encoding."""
+        """Adds the time in the block to the time of encoding."""
         started = time.perf_counter()
         yield
         self._encode_seconds += time.perf_counter() - started
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Counts the time within it to that of decoding."""
+        """Adds the time in the block to the time of decoding."""
         started = time.perf_counter()
         try:
             yield
@@ -332,12 +333,12 @@ class Batch:
             self.decode_seconds += time.perf_counter() - started
 
     def note(self, collective: Collective) -> None:
-        """Called with every collective that is started for this batch."""
+        """Counts the bytes of a collective; called with every collective of this batch."""
         # Not the collective itself: its message must not be kept until the step is over.
         collective.count(self._sent)
 
     def count(self, counters: Counters) -> None:
-        """Adds what was sent and computed to the counters."""
+        """Adds the bytes sent, the elements encoded and the times to the counters."""
         counters.add(self._sent)
         counters.encoded_elements += self.encoded
         self.count_encoding(counters)
@@ -349,15 +350,16 @@ class Batch:
         self._encode_seconds = 0.0
 
     def write_flags(self, flags: torch.Tensor) -> None:
-        """Writes which gradients this rank used, 1 or 0, to the front of zeros."""
+        """Writes 1 for each gradient that this rank used to the front of ``flags``, which must be zeros."""
         flags[: len(self._used)] = USED
         for position in self._originals:
             flags[position] = 0  # By a kernel: the host would have to wait for a copy to a device.
 
     def uneven(self) -> torch.Tensor:
-        """Whether some ranks alone used a gradient, as far as this rank knows: shape=(), bool.
+        """Whether only some ranks used a gradient, as far as this rank knows; shape=(), bool.
 
-        Where only the flags' maximum comes back, ranks that used all gradients do not learn of the others.
+        If ranks receive only the maximum of the flags, those that used all gradients do not learn of others
+        that did not.
         """
         assert self._flags is not None
         given = self._flags[:, : len(self.gradients)]
@@ -366,7 +368,7 @@ class Batch:
         return (given != own).any()
 
     def _take_over(self) -> None:
-        """Releases what other exchanges and codecs have left, and takes up this exchange's residuals."""
+        """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""
         encoder, plan = self._encoder, self.plan
         scale, keeps = encoder.loss_scale, EXCHANGES[plan.exchange].residuals
         for position, slot in enumerate(plan.slots):
@@ -436,14 +438,14 @@ class Batch:
         self._changes[position].when(keep, restore)
 
     def _check_changes(self) -> None:
-        """Raises ``ExchangeError`` where others have changed how gradients travel."""
+        """Raises ``ExchangeError`` if other ranks have changed the routes of gradients."""
         if self._flags is not None:
             changed = (self._flags[:, : len(self._used)] == CHANGED).any(1).tolist()
             if any(changed):
                 raise change_of_some(changed)
 
     def _decided(self) -> None:
-        """Finds out, where this rank did not use a parameter, whether some rank did."""
+        """Finds out whether some rank used the parameters that this rank did not use."""
         if self._originals:
             assert self._flags is not None
             used = self._flags[:, : len(self._used)].any(0).tolist()
@@ -452,7 +454,7 @@ class Batch:
     def _explained(
         self, error: BatchPayloadError, piece: Piece, rows: torch.Tensor, name: str, rank: int
     ) -> Exception:
-        """The error with the parameter's name, and the rank that has sent the payload."""
+        """An error that names the parameter, and the rank that has sent the payload."""
         row = error.rank
         header = rows[row, piece.offset : piece.offset + HEADER_BYTES].cpu().numpy().tobytes()
         if tells_of_a_failure(header):
@@ -465,9 +467,9 @@ class Batch:
 
 
 def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:
-    """A residual in the order in which its gradient travels, and where the next one goes.
+    """A residual in the order in which its gradient is sent, and an array for the next one.
 
-    Residuals themselves stay in the gradient's order, so that any codec and exchange can go on with them.
+    The slots keep residuals in the gradient's order, so that any codec and exchange can use them.
     """
     if pair is None or matrix is None:
         return pair
@@ -475,10 +477,10 @@ def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | Non
 
 
 def change_of_some(changed: Sequence[bool]) -> ExchangeError:
-    """What is wrong where some ranks alone have called ``set_codec``.
+    """The error if only some ranks have called ``set_codec``.
 
     Args:
-        changed: whether each rank has; of one entry where only "some" is known.
+        changed: whether each rank has called it; a single item if the ranks are not known.
     """
     ranks = [rank for rank, one in enumerate(changed) if one]
     who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
@@ -490,12 +492,12 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
 def columns(
     pairs: Sequence[Pair | None],
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """The residuals, and where the next ones go."""
+    """The residuals, and the arrays for the next ones."""
     return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]
 
 
 class Content(Protocol):
-    """What a pending bucket holds: gradients in a batch, or uncompressed ones."""
+    """The content of a pending bucket: gradients in a batch, or uncompressed gradients."""
 
     nonfinite: bool
     word: torch.Tensor | None
@@ -505,10 +507,10 @@ def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
     """Whether a step has to be dropped, because some rank sent an Inf or a NaN in it.
 
     Args:
-        contents: all that the step has sent, written.
+        contents: the contents of all buckets of the step, after ``write``.
 
     Returns:
-        Whether, or a word of the one device that knows, shape=(1,), int32, not 0 if so.
+        A bool; or, if only one device knows, a word on that device, shape=(1,), int32, not 0 for a drop.
     """
     if any(content.nonfinite for content in contents):
         return True

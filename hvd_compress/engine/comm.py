@@ -12,11 +12,11 @@ from hvd_compress.exchanges.registry import Group, Scope
 from hvd_compress.ranks.counters import Counters
 
 Exchanging = Generator["Collective", torch.Tensor, None]
-"""An exchange under way: yields collectives, and is sent their results."""
+"""A running exchange: yields collectives, and receives their results."""
 
 
 def byte_count(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; of a sparse one, those of its indices and values."""
+    """The bytes of a tensor's elements; of a sparse tensor, the bytes of its indices and values."""
     if tensor.is_sparse:
         return byte_count(tensor._indices()) + byte_count(tensor._values())
     return tensor.numel() * tensor.element_size()
@@ -27,14 +27,15 @@ class Collective:
     """One collective that an exchange asks for; a driver starts it and sends back its result.
 
     Attributes:
-        kind: what it does.
-        message: what this rank contributes, shape=(n,); n is the same on every rank.
-        ranks: how many take part.
-        rank: this rank's number among them.
-        scope: which they are.
-        sizes: of an all_to_all, the bytes for each rank, the same on every rank; they add up to n.
-        op: of an all_reduce.
-        remainder: whether it brings what an earlier collective of the exchange was too short for.
+        kind: the kind of the collective.
+        message: this rank's contribution, shape=(n,); n is the same on every rank.
+        ranks: the number of ranks that take part.
+        rank: this rank's number among the ranks that take part.
+        scope: the ranks that take part.
+        sizes: the bytes for each rank in an all_to_all, the same on every rank; they add up to n.
+        op: the operation of an all_reduce.
+        remainder: whether the collective sends the rest of messages for which an earlier collective of the
+            exchange was too short.
     """
 
     kind: Literal["all_gather", "all_to_all", "all_reduce"]
@@ -48,13 +49,13 @@ class Collective:
 
     @property
     def own(self) -> torch.Tensor | None:
-        """The result where no other rank takes part; else None."""
+        """The result if no other rank takes part; otherwise None."""
         if self.ranks > 1:
             return None
         return self.message if self.kind == "all_reduce" else self.message.view(1, -1)
 
     def count(self, counters: Counters) -> None:
-        """Adds what this rank sends to the counters."""
+        """Adds the bytes that this rank sends to the counters."""
         if self.ranks == 1:
             return
         before = counters.wire_bytes
@@ -74,11 +75,11 @@ class Comm:
 
     Args:
         group: the exchange's ranks.
-        scope: which of them.
+        scope: the ranks that take part.
 
     Attributes:
-        rank: this rank's number among those of the scope.
-        size: how many they are.
+        rank: this rank's number among the ranks of the scope; -1 if this rank is not one of them.
+        size: the number of ranks in the scope.
     """
 
     def __init__(self, group: Group, scope: Scope = "all") -> None:
@@ -91,16 +92,16 @@ class Comm:
 
     @property
     def local(self) -> Comm:
-        """The ranks of this host."""
+        """The collectives among the ranks of this host."""
         return Comm(self.group, "local")
 
     @property
     def cross(self) -> Comm:
-        """The ranks with this local rank, one on each host."""
+        """The collectives among the ranks with this local rank, one on each host."""
         return Comm(self.group, "cross")
 
     def all_gather(self, message: torch.Tensor, *, remainder: bool = False) -> Collective:
-        """Every rank gets every rank's message, shape=(n,), as rows in rank order, shape=(size, n)."""
+        """Gathers all ranks' messages, shape=(n,), on every rank; the result has shape=(size, n)."""
         return Collective(
             "all_gather", message, self.size, self.rank, self.scope, remainder=remainder
         )
@@ -108,11 +109,11 @@ class Comm:
     def all_to_all(
         self, message: torch.Tensor, sizes: Sequence[int], *, remainder: bool = False
     ) -> Collective:
-        """Each rank gets its part of every rank's message, as rows in rank order.
+        """Sends each rank its part of every rank's message, as rows in rank order.
 
         Args:
-            message: shape=(n,), uint8, the ranks' parts one after the other.
-            sizes: bytes of the parts, the same on every rank.
+            message: the ranks' parts one after the other, shape=(n,), uint8.
+            sizes: the bytes of each part, the same on every rank.
             remainder: see :class:`Collective`.
 
         Returns:
@@ -129,5 +130,5 @@ class Comm:
         )
 
     def all_reduce(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> Collective:
-        """Every rank gets the element-wise sum or maximum; ``values`` may be overwritten."""
+        """Computes the element-wise sum or maximum on every rank; ``values`` may be overwritten."""
         return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)

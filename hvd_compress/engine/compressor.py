@@ -1,4 +1,4 @@
-"""Gradients to payloads and back, and everything that has to be kept for it from step to step."""
+"""The base of PyTorch's compressors: settings, routes, and the state that is kept from step to step."""
 
 from __future__ import annotations
 
@@ -46,21 +46,22 @@ _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 
 
 class CompressorBase:
-    """One rank's codecs, residuals, noise positions and counters: the base of the frontends' compressors.
+    """The base of the frontends' compressors: one rank's codecs, residuals, noise positions and counters.
 
-    Knows no collective. A frontend calls :meth:`_join` with its ranks, when it is made or before its first
-    use. The other arguments are :class:`~hvd_compress.engine.options.Options`.
+    This class starts no collectives. A frontend calls :meth:`_join` with its ranks when the compressor is
+    made, or before the compressor's first use. For the other arguments, see
+    :class:`~hvd_compress.engine.options.Options`.
 
     Args:
         slots: the parameters.
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
+        codec: the codec of the gradients: a codec, a :class:`~hvd_compress.Route` or a codec's name.
     """
 
     _chained: ClassVar[bool] = False
-    """As for :class:`hvd_compress.engine.executors.Executors`."""
+    """The argument ``chained`` of :class:`hvd_compress.engine.executors.Executors`."""
     _idle_after: ClassVar[str] = "a backward pass that has come to its end"
     _remedy: ClassVar[str]
-    """What a script has to do for gradients to be exchanged."""
+    """The advice for a script whose gradients have not been exchanged."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class CompressorBase:
         owner_steps.check(owner_step, route.exchange)
         self._slots = slots
         self._exchange = route.exchange
-        # Whose routes are checked when they are trained.
+        # The slots whose routes are checked when their parameters are trained.
         self._frozen: set[Slot] = set()
         self._owner_step = owner_step
         self._threads = threads or torch.get_num_threads()
@@ -115,11 +116,11 @@ class CompressorBase:
         return self.counters.shown(type(self).__name__, self._router.route)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickling and copying keep: settings, parameters, residuals and positions in the noise.
+        """The state for pickling and copying: settings, parameters, residuals and positions in the noise.
 
         Raises:
             TypeError: a compressor of this frontend cannot be copied.
-            ExchangeError: gradients are on their way.
+            ExchangeError: gradients are being exchanged.
         """
         package = ".".join(type(self).__module__.split(".")[:2])
         raise TypeError(
@@ -129,11 +130,11 @@ class CompressorBase:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps at the start that go uncompressed."""
+        """The number of steps at the start in which gradients are sent uncompressed."""
         return self._warmup_steps
 
     def _join(self, group: Group) -> None:
-        """Takes a place among ranks; the frontend chooses all routes then."""
+        """Sets the ranks, and this rank's place among them; the frontend then chooses all routes."""
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._last.replace()
@@ -144,27 +145,29 @@ class CompressorBase:
 
     @staticmethod
     def _ranks_of_job() -> int:
-        """How many ranks train, as far as this process knows."""
+        """The number of ranks that train, as far as this process knows."""
         raise NotImplementedError
 
     def _bind(self) -> None:
-        """Calls :meth:`_join`, in a frontend that has not done so when it was made."""
+        """Calls :meth:`_join`, in a frontend that does not do so when a compressor is made."""
 
     def set_codec(
         self,
         codec: Codec | Route | str | None,
         layers: str = "*",
     ) -> None:
-        """Changes the codec between two steps, on every rank alike.
+        """Changes the codec between two steps; every rank must make the same call.
 
-        A residual that the new codec does not carry on is added to the next gradient: nothing is lost.
+        If the new codec does not use a residual, this residual is added to the next gradient, so that
+        nothing is lost.
 
         Args:
             codec: the new codec, a :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed.
-            layers: name pattern of the parameters it is for; thresholds and exclusions stay in force.
+            layers: the name pattern of the parameters that get the codec; thresholds and exclusions still
+                apply.
 
         Raises:
-            ExchangeError: gradients are still on their way.
+            ExchangeError: gradients are still being exchanged.
         """
         self._bind()
         self._expect_idle("set_codec")
@@ -174,30 +177,30 @@ class CompressorBase:
         self._choose_routes(chosen, self._router.with_route(route))
 
     def drop_step(self) -> None:
-        """Takes the last exchange back, where its results are not used; every rank has to call it.
+        """Undoes the last exchange if its results are not used; every rank has to call this method.
 
-        Residuals become what they were before that exchange, bit for bit: those of this rank's gradients,
-        those of the parts that it owns, what an earlier codec has left, and the state of an owner step.
-        Without this, error feedback would bring what was thrown away into later steps. Positions in the
-        noise move on, and a step of the warm-up counts.
+        Residuals get their values from before that exchange, bit for bit: the residuals of this rank's
+        gradients, of the parts that this rank owns, and of an earlier codec. So does the state of an owner
+        step. Without this call, error feedback would add the discarded gradients to later steps. Positions
+        in the noise are not reset, and a step of the warm-up still counts.
 
-        Nothing changes where there was no exchange yet, or the last one was dropped already: by an earlier
-        call, or on all ranks for an Inf or a NaN.
+        Nothing changes if there was no exchange yet, or if the last one was already dropped: by an earlier
+        call, or on all ranks because of an Inf or a NaN.
 
         Raises:
-            ExchangeError: gradients are on their way; or residuals were loaded, or rebound, since the last
+            ExchangeError: gradients are being exchanged; or residuals were loaded or rebound since the last
                 exchange.
         """
         self._expect_idle("drop_step")
         self._last.take_back()
 
     def routes(self) -> dict[str, Route]:
-        """How each parameter's gradient travels, by name; frozen parameters have none."""
+        """The route of each parameter's gradient, by name; frozen parameters have none."""
         self._bind()
         return {slot.name: slot.route for slot in self._slots if not slot.frozen}
 
     def residual_norm(self) -> float:
-        """The l2 norm of all residuals of this rank together, loss scaling taken out."""
+        """The l2 norm of all residuals of this rank together, without loss scaling."""
         self._kernels.settle()
         kept = [holder for slot in self._slots for holder in (slot, slot.owned) if holder]
         squares = [
@@ -213,12 +216,12 @@ class CompressorBase:
         self.counters = Counters()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, noise positions and owned parts; every rank saves its own.
+        """This rank's residuals, noise positions and owned parts; every rank saves its own state.
 
-        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy preserves their values.
 
         Raises:
-            ExchangeError: gradients are on their way.
+            ExchangeError: gradients are being exchanged.
         """
         self._bind()
         self._expect_idle("state_dict")
@@ -226,29 +229,30 @@ class CompressorBase:
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` of the same rank left off.
+        """Restores the state that :meth:`state_dict` returned on the same rank.
 
         Raises:
-            ValueError: another rank, number of ranks, seed or model, or an owner step's state for parts
-                that ranks do not own now; nothing is changed then.
-            ExchangeError: gradients are on their way; nothing is changed then.
+            ValueError: the state is that of another rank, number of ranks, seed or model, or has an owner
+                step's state for parts that the ranks do not own now; nothing is changed then.
+            ExchangeError: gradients are being exchanged; nothing is changed then.
         """
         self._bind()
         self._expect_idle("load_state_dict")
         self._restore(state)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
-        """Continues where a job with another number of ranks left off.
+        """Restores this rank's state from the states of a job with another number of ranks.
 
-        What was not sent keeps its part in the ranks' average, on other ranks
+        Values that were not sent keep their weight in the ranks' average, on other ranks
         (:mod:`hvd_compress.ranks.resize`).
 
         Args:
             states: the :meth:`state_dict` of every rank of that job, in any order.
 
         Raises:
-            ValueError: not one state of each rank, another seed or model; nothing is changed then.
-            ExchangeError: gradients are on their way; nothing is changed then.
+            ValueError: there is not one state of each rank, or the states are those of another seed or
+                model; nothing is changed then.
+            ExchangeError: gradients are being exchanged; nothing is changed then.
         """
         self._bind()
         self._expect_idle("load_resized")
@@ -260,7 +264,7 @@ class CompressorBase:
         self._last.replace()
 
     def _owned_by(self, slot: Slot) -> Owned | None:
-        """An empty record of what this rank owns of a parameter; None where the exchange has no owners."""
+        """An empty record of this rank's part of a parameter; None if the exchange has no owners."""
         owners = (
             None if slot.route.uncompressed else EXCHANGES[slot.route.exchange].owners(self._group)
         )
@@ -268,7 +272,7 @@ class CompressorBase:
         return None if owners is None else Owned(*owners.owned(member))
 
     def _expect_idle(self, what: str) -> None:
-        """Raises ``ExchangeError`` while gradients are on their way."""
+        """Raises ``ExchangeError`` if gradients are being exchanged."""
         if self._busy():
             raise ExchangeError(
                 f"{what}: expected no gradient on its way, got one: residuals and positions belong to a "
@@ -276,29 +280,29 @@ class CompressorBase:
             )
 
     def _begin_encoding(self) -> None:
-        """Called before a step's first gradient."""
+        """Begins a step; called before its first gradient."""
         self._use.exchanged = True
         self._encoder.begin_step()
         self._batches.begin_step()
 
     def _busy(self) -> bool:
-        """Whether gradients are on their way."""
+        """Whether gradients are being exchanged."""
         raise NotImplementedError
 
     def _goes_uncompressed(self, slot: Slot) -> bool:
-        """Whether the next gradient is added up as it is, without an owner."""
+        """Whether the ranks add the next gradient without encoding it, and without owners."""
         return slot.route.uncompressed or (self._warming_up(slot) and self._owner_step is None)
 
     def _warming_up(self, slot: Slot) -> bool:
-        """Whether the next gradient is one of the cold start."""
+        """Whether the next gradient belongs to the warm-up."""
         return slot.exchanges < self._warmup_steps
 
     def _forget_agreement(self) -> None:
-        """Has the ranks compare their configurations again."""
+        """Makes the ranks compare their configurations again."""
         raise NotImplementedError
 
     def _check_route(self, slot: Slot, route: Route) -> None:
-        """Raises ``ValueError`` where a parameter's gradients cannot take a route."""
+        """Raises ``ValueError`` if a parameter's gradients cannot use a route."""
         check_feedback(slot.name, slot.shape, route)
         exchange = EXCHANGES[route.exchange]
         device = slot.parameter.device
@@ -321,9 +325,10 @@ class CompressorBase:
                 )
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        """Gives slots their routes.
+        """Sets the routes of slots.
 
-        Those of frozen parameters are checked when they are trained: what is never sent cannot be wrong.
+        The routes of frozen parameters are not checked until the parameters are trained, because their
+        gradients are not sent before.
         """
         router = router or self._router
         chosen = []
@@ -344,18 +349,18 @@ class CompressorBase:
         self._set_routes(chosen)
 
     def _take_route(self, slot: Slot, route: Route) -> None:
-        """Checks that a parameter's gradients can take a route, and warns where they had better not."""
+        """Checks that a parameter's gradients can use a route, and warns if it has drawbacks for them."""
         if not route.uncompressed:
             self._check_route(slot, route)
             warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
             warn_of_places(slot.name, route, slot.parameter.device.type)
 
     def _take_up(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Called with every gradient: checks what may have changed since its route was chosen.
+        """Checks every gradient for changes since the parameter's route was chosen.
 
         Raises:
-            TypeError, ValueError: the parameter was frozen then, and its gradients cannot take that
-                route; or it has another dtype or shape now.
+            TypeError, ValueError: the parameter was frozen at that time, and its gradients cannot use the
+                route; or the gradient has a dtype or shape that the route was not chosen for.
         """
         if slot in self._frozen:
             self._take_route(slot, slot.route)
@@ -373,14 +378,14 @@ class CompressorBase:
         )
 
     def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
-        """Has gradients travel in other ways from now on."""
+        """Changes the routes of the gradients that follow."""
         for slot, route in routes:
             slot.route = route
         self._batches.forget_plans()
         self._forget_agreement()
 
     def _take_routes_again(self) -> None:
-        """Has gradients travel as before, among other ranks."""
+        """Checks the present routes among other ranks, and keeps them."""
         routes = [(slot, slot.route) for slot in self._slots]
         for slot, route in routes:
             if not route.uncompressed:
@@ -388,13 +393,13 @@ class CompressorBase:
         self._set_routes(routes)
 
     def _hosts_in_use(self) -> Hosts | None:
-        """The hosts, where some gradient travels within and between them."""
+        """The hosts, if the exchange of some gradient distinguishes them; otherwise None."""
         used = {slot.route.exchange for slot in self._slots if not slot.route.uncompressed}
         stages = {scope for exchange in used for scope in EXCHANGES[exchange].stages}
         return self._group.hosts if stages & {"local", "cross"} else None
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
-        """What ranks compare: the settings, and what the next payloads of all or some slots depend on."""
+        """The configuration that ranks compare: settings, and the dtype, shape, route and step of slots."""
         tensors = {}
         for slot in self._slots if slots is None else slots:
             packed = packs(slot.route.codec, slot.parameter.device.type)
@@ -408,13 +413,13 @@ class CompressorBase:
             "warmup_steps": self._warmup_steps,
             "owner_step": owner_steps.describe(self._owner_step),
             "gradient of": tensors,
-            # Of some slots, others may be on their way, and ranks learn lengths at different times.
+            # With some slots only, others may be in exchanges, and ranks learn lengths at different times.
             **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),
         }
 
     @staticmethod
     def _sent_dtype(route: Route, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:
-        """In what an uncompressed gradient travels."""
+        """The dtype in which an uncompressed gradient is sent."""
         wanted = None if warming_up else route.cast_dtype
         if wanted is not None and gradient.dtype == torch.float32:
             return getattr(torch, wanted)

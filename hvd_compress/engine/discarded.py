@@ -1,4 +1,4 @@
-"""Notices gradients that a script throws away without ``drop_step()``."""
+"""Detects gradients that a script discards without a call of ``drop_step()``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _MESSAGE = (
 
 
 class Discarded:
-    """Warns once where the gradients of an exchange seem to have been thrown away.
+    """Warns once if the gradients of an exchange seem to have been discarded.
 
-    They have if residuals count them as sent, and until the next exchange all of this is so: gradients were
-    None again, as after ``zero_grad()``; no optimizer of the parameters has stepped; the parameters have
-    not changed, for which the smallest one stands. Gradients that a script sets to zero in place look like
-    accumulated ones, and are not noticed; nor is a step of which a device alone knows whether it counts.
+    They seem discarded if residuals count them as sent, and if all of this is true until the next exchange:
+    gradients were None again, as after ``zero_grad()``; no optimizer of the parameters has made a step; and
+    the smallest parameter, checked in place of all of them, has not changed. Gradients that a script sets
+    to zero in place look like accumulated ones, and are not detected; neither are those of a step if only
+    a device knows whether the step counts.
 
     Args:
-        parameters: those whose gradients are exchanged.
+        parameters: the parameters whose gradients are exchanged.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -44,10 +45,10 @@ class Discarded:
             watch(self)
 
     def begin(self, last: Iterable[Changes]) -> None:
-        """Called before an exchange's first gradient.
+        """Looks for steps since the last exchange; called before an exchange's first gradient.
 
         Args:
-            last: of the last exchange.
+            last: the changes of the last exchange.
         """
         if self._warned or not self._parameters:
             return
@@ -59,7 +60,7 @@ class Discarded:
         self._version, self._stepped = version, False
 
     def end(self) -> None:
-        """Called behind an exchange's last gradient."""
+        """Warns if gradients seem discarded; called after an exchange's last gradient."""
         anew, suspected = bool(self._anew), self._suspected
         self._anew.clear()
         self._suspected = []
@@ -72,7 +73,7 @@ class Discarded:
             warnings.warn(_MESSAGE, UserWarning, stacklevel=2)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called behind every step of an optimizer, whatever its parameters are."""
+        """Called after every step of an optimizer, whatever its parameters are."""
         if not self._stepped:
             self._stepped = updates(optimizer, self._ids)
 

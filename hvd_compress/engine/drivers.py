@@ -1,7 +1,7 @@
-"""Who resumes an exchange when its collective is over.
+"""The drivers of exchanges, which resume an exchange when its collective is over.
 
-An exchange is a generator that yields :class:`~hvd_compress.engine.comm.Collective`. Drivers start
-these and send back their results. They know nothing of exchanges, and exchanges know nothing of drivers.
+An exchange is a generator that yields :class:`~hvd_compress.engine.comm.Collective`. Drivers start these
+collectives and send back the results. Drivers do not depend on exchanges, nor exchanges on drivers.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class AsyncCollectives(Protocol):
         ...
 
     def wait(self, handle: Any) -> torch.Tensor:
-        """Waits for a collective; returns its result as :class:`Collective` describes it."""
+        """Waits for a collective; returns its result, as described in :class:`Comm`."""
         ...
 
 
 class Pending:
-    """An exchange under way: a pending bucket.
+    """The running exchange of a bucket.
 
     Args:
-        name: of its collectives, the same on every rank.
-        number: its place in an order that is the same on every rank.
-        exchanging: the generator. It runs to its first collective here: it encodes.
-        started: called with every collective that is to be started.
+        name: the name of the exchange's collectives, the same on every rank.
+        number: the exchange's position in an order that is the same on every rank.
+        exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
+        started: is called with every collective that the exchange asks for.
 
     Attributes:
-        name: of its collectives.
-        stage: how many collectives are over, remainders not counted.
-        request: the collective that it waits for; None at its end.
-        error: what the generator raised, or its collective.
+        name: the name of the exchange's collectives.
+        stage: the number of collectives that are over, without remainders.
+        request: the collective that the exchange waits for; None at the end.
+        error: the error of the generator or of a collective; None without one.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class Pending:
 
     @property
     def label(self) -> str:
-        """The name of the collective that it waits for."""
+        """The name of the collective that the exchange waits for."""
         remainder = self.request is not None and self.request.remainder
         return f"{self.name}, stage {self.stage}" + ", remainder" * remainder
 
     @property
     def place(self) -> tuple[int, bool, int]:
-        """Of the collective that it waits for, in the order in which ranks wait."""
+        """The position of the collective that the exchange waits for, in the order in which ranks wait."""
         remainder = self.request is not None and self.request.remainder
         return self.stage, remainder, self.number
 
     def resume(self, result: torch.Tensor) -> None:
-        """Goes on with a collective's result, to the next collective or to the end. Never raises."""
+        """Continues with a collective's result, to the next collective or to the end; never raises."""
         self._go_on(lambda: self._exchanging.send(result))
 
     def fail(self, error: Exception) -> None:
-        """Ends it with an error; the first one counts."""
+        """Ends the exchange with an error; only the first error is kept."""
         self.request = None
         self.error = self.error or error
 
@@ -109,17 +109,17 @@ class Pending:
 
 
 class Poller:
-    """Resumes exchanges whose collectives can only be polled, as Horovod's.
+    """Resumes exchanges whose collectives can only be polled, like Horovod's.
 
-    Between two hooks of a backward pass, and behind the last one, a progress thread notices that a
-    collective is over. It polls all that are under way, and sleeps for up to a millisecond if none is over;
-    with nothing under way it sleeps on a condition. At the end of the step the caller of :meth:`finish`
-    takes its place, and waits in the collectives themselves. The thread exists from the first exchange of
-    several stages on.
+    Between two hooks of a backward pass, and after the last hook, a progress thread notices when a
+    collective is over. The thread polls all running collectives, and sleeps for up to a millisecond if none
+    is over; if none is running, the thread waits on a condition. At the end of the step, the caller of
+    :meth:`finish` replaces the thread, and waits in the collectives themselves. The thread is started with
+    the first exchange of several stages.
 
     No order of hooks can block the ranks: :meth:`finish` waits for the lowest stage first, then for its
-    remainders, and among exchanges in the same stage for the lowest number, so that some rank can always go
-    on.
+    remainders, and among exchanges in the same stage for the lowest number, so that some rank can always
+    continue.
 
     Args:
         transport: the collectives.
@@ -130,11 +130,11 @@ class Poller:
         self._thread: threading.Thread | None = None
 
     def submit(self, pending: Pending, stages: int) -> None:
-        """Starts an exchange's first collective. Returns at once.
+        """Starts an exchange's first collective, and returns at once.
 
         Args:
             pending: the exchange.
-            stages: how many collectives it has.
+            stages: the number of collectives in the exchange.
         """
         self._state.submit(pending)
         if stages > 1 and self._thread is None:
@@ -143,12 +143,12 @@ class Poller:
             weakref.finalize(self, close).atexit = False  # Then it ends with the other threads.
 
     def finish(self) -> Iterator[Pending]:
-        """Yields every exchange that was submitted, as soon as it has come to its end or to an error."""
+        """Yields every submitted exchange as soon as it has ended or failed."""
         return self._state.finish()
 
 
 class _ProgressState:
-    """What a progress thread and its owner share; the thread must not keep the owner alive."""
+    """The state that a progress thread and its owner share; the thread must not keep the owner alive."""
 
     def __init__(self, transport: AsyncCollectives) -> None:
         self._transport = transport

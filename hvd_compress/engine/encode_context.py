@@ -1,4 +1,4 @@
-"""What one rank encodes with, the same for all of its parameters."""
+"""The context in which one rank encodes, the same for all of its parameters."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hvd_compress.engine.executors import Executors
 
 
 class EncodeContext:
-    """Kernels, the noise's seed, and the loss scale.
+    """The kernels, the seed of the noise, and the loss scale.
 
     Args:
-        kernels: encode and decode.
-        seed: of the noise.
+        kernels: the kernels that encode and decode.
+        seed: the seed of the noise.
         rank: this rank within its process set or group.
-        grad_scaler: whose loss scale the gradients are multiplied by; None is none.
-        last: gets the changes of each exchange; None is a new one.
+        grad_scaler: the scaler with the gradients' loss scale; None if gradients are not scaled.
+        last: receives the changes of each exchange; None means a new object.
 
     Attributes:
-        loss_scale: what the gradients of this step are multiplied by.
+        loss_scale: the loss scale of this step's gradients.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EncodeContext:
         self._grad_scaler = grad_scaler
 
     def begin_step(self) -> None:
-        """Called before a step's first gradient: reads the loss scale, once, for that waits for a GPU."""
+        """Reads the loss scale once, since that waits for a GPU; called before a step's first gradient."""
         self.last.begin()
         if self._grad_scaler is not None:
             self.loss_scale = float(self._grad_scaler.get_scale())

@@ -1,4 +1,4 @@
-"""Which kernels encode and decode a tensor: those of the device that it is on."""
+"""Chooses the kernels that encode and decode a tensor by the tensor's device."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hvd_compress.kernels.torch_device import TorchDevice
 
 
 class Executors:
-    """The CPU's kernels, and those for CUDA as soon as a CUDA tensor comes.
+    """The CPU's kernels, and the CUDA kernels once there is a CUDA tensor.
 
-    Has the encoder and the decoder of :class:`hvd_compress.kernels.interface.Kernels`. CUDA's kernels run
-    later than the host asks for them, so that :meth:`check` raises their errors. A codec without kernels
-    runs in the reference, on copies in host memory, and waits for the device.
+    Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA kernels run later than the calls that
+    start them, so :meth:`check` raises their errors. For CUDA tensors, a codec without CUDA kernels encodes
+    and decodes copies in host memory, and waits for the device.
 
     Args:
-        threads: of the CPU's kernels.
-        chained: whether the caller puts streams in order, and waits for devices, itself.
+        threads: the number of threads of the CPU's kernels.
+        chained: whether the caller itself puts streams in order and waits for devices.
 
     Attributes:
-        threads: of the CPU's kernels.
+        threads: the number of threads of the CPU's kernels.
     """
 
     name = "torch"
@@ -43,10 +43,10 @@ class Executors:
         self._warned: set[Codec] = set()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
-        """The kernels for a tensor if they work behind the host's back, and report errors later.
+        """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
 
         Raises:
-            KernelError: it is a CUDA tensor, and the CUDA library was not built.
+            KernelError: the tensor is on a CUDA device, and the CUDA library was not built.
         """
         if tensor.device.type != "cuda":
             return None
@@ -55,10 +55,10 @@ class Executors:
         return self._cuda
 
     def order(self, tensor: torch.Tensor) -> None:
-        """Has the current stream of a CUDA tensor's device wait for the one that was current last.
+        """Makes the current stream of a CUDA tensor's device wait for the stream of the last call.
 
-        Gradients, residuals and payloads may be used in one stream now and in another one next time. Where
-        streams are in order without, nothing is done.
+        Gradients, residuals and payloads may be used in one stream now and in another one next time. If the
+        caller puts streams in order, no stream waits.
         """
         if tensor.device.type == "cuda":
             stream = torch.cuda.current_stream(tensor.device)
@@ -78,7 +78,7 @@ class Executors:
         residual: torch.Tensor | None,
         noise: NoiseKey,
     ) -> None:
-        """Encodes by the kernels of the gradient's device, as :meth:`Kernels.encode`.
+        """Encodes with the kernels for the gradient's device; see :meth:`Kernels.encode`.
 
         Raises:
             TypeError: there are no kernels for the gradient's device.
@@ -123,30 +123,30 @@ class Executors:
 
         Args:
             entries: the tensors.
-            arrays: where they are found in the arrays of a call.
-            like: a tensor on their device.
+            arrays: the places of the tensors in the arrays of a call.
+            like: a tensor on the same device.
         """
         if self.deferred(like) is None and like.device.type == "cpu":
             return CpuBatch(entries, self.threads, arrays)
         return SerialBatch(self, entries, arrays, deferred=True)
 
     def square_sum(self, tensor: torch.Tensor) -> float:
-        """Sum of squares of a float32 tensor, in double precision; waits for it."""
+        """The sum of squares of a float32 tensor, in double precision; waits for the result."""
         self.order(tensor)
         return (self.deferred(tensor) or self._cpu).square_sum(tensor)
 
     def flags(
         self, payloads: Sequence[torch.Tensor], word: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """All payloads' flags in one word that only a device knows as yet.
+        """The combined flags of all payloads, in one word that only a device knows yet.
 
         Args:
-            payloads: each shape=(k, bytes), uint8.
-            word: what was returned for others, which these are added to; None is a new one.
+            payloads: the payloads, shape=(k, bytes) each, uint8.
+            word: the word of an earlier call, to which these flags are added; None means a new word.
 
         Returns:
-            shape=(1,), int32, 0 if no payload was encoded from an Inf or a NaN; None where the payloads are
-            not all on one such device.
+            The word, shape=(1,), int32, which is 0 if no payload was encoded from an Inf or a NaN; None if
+            the payloads are not all on one CUDA device.
         """
         devices = {rows.device for rows in payloads}
         kernels = self.deferred(payloads[0]) if len(devices) == 1 else None
@@ -160,26 +160,26 @@ class Executors:
         return word
 
     def check(self) -> None:
-        """Raises what CUDA's kernels have met, as far as the host can see it without waiting.
+        """Raises the errors of CUDA kernels that the host can see without waiting.
 
         Raises:
-            PayloadError: a payload was altered on its way.
+            PayloadError: a payload was altered in transit.
         """
         if self._cuda is not None:
             self._cuda.check()
 
     def settle(self) -> None:
-        """Waits for CUDA devices that have had work, and checks.
+        """Waits for the CUDA devices that have had work, and calls :meth:`check`.
 
         Raises:
-            PayloadError: as in :meth:`check`.
+            PayloadError: the same as in :meth:`check`.
         """
         for device in self._last:
             torch.cuda.synchronize(device)
         self.check()
 
     def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
-        """Whether a codec has no kernel for a tensor's device; the first time, warns."""
+        """Whether a codec has no kernel for a tensor's device; warns the first time."""
         if self.deferred(tensor) is None or spec_pointer(codec, shape) is not None:
             return False
         if codec not in self._warned:
@@ -204,7 +204,7 @@ class Executors:
 
 
 def keep_from_reuse(*tensors: torch.Tensor) -> None:
-    """For tensors that may be another stream's memory: the current one works with them now."""
+    """Keeps the memory of tensors from reuse by other streams until the current stream is done with it."""
     for tensor in tensors:
         if tensor.device.type == "cuda":
             tensor.record_stream(torch.cuda.current_stream(tensor.device))

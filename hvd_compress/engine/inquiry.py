@@ -1,4 +1,4 @@
-"""Has every rank changed how gradients travel? Asked in messages as ranks without a change expect them."""
+"""Asks whether every rank has changed its routes, in messages that ranks without a change expect."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hvd_compress.exchanges.routing import Route
 
 
 class Inquiry(Batch):
-    """A bucket that goes through its former exchange with zeros in the place of payloads.
+    """A bucket that uses its former exchange, with zeros in place of payloads.
 
-    Messages of another length would bring down the ranks that have not changed how gradients travel. Those
-    find zeros, and raise an error, as where a rank fails; flags say what the zeros mean. Where the flags of
-    all ranks say so, no gradient has been sent, and the ranks can go on in the new way.
+    Messages of another length would crash the ranks that have not changed their routes. These ranks find
+    zeros and raise an error, as they do when a rank has failed; flags tell them why there are zeros. If the
+    flags of all ranks announce a change, no gradient has been sent, and the ranks can use their new routes.
 
     Args:
-        encoder: as for :class:`Batch`.
+        encoder: the same as in :class:`Batch`.
         group: the ranks.
-        former: each gradient's parameter, and how its gradients have travelled so far.
-        gradients: as for :class:`Batch`; they are left alone.
-        lengths: as for :class:`BucketPlan`, of the former way.
+        former: each gradient's slot, and the route of its gradients until now.
+        gradients: the same as in :class:`Batch`, but not changed.
+        lengths: the same as in :class:`BucketPlan`, for the former routes.
     """
 
     encodes = False
@@ -52,10 +52,10 @@ class Inquiry(Batch):
         self._senders: int | None = None
 
     def check(self) -> None:
-        """Called at the exchange's end.
+        """Checks at the end of the exchange that every rank has changed its routes.
 
         Raises:
-            ExchangeError: some ranks have changed nothing.
+            ExchangeError: some ranks have not changed their routes.
         """
         assert self._flags is not None
         changed = (self._flags[:, : len(self.plan.slots)] == CHANGED).all(1).tolist()

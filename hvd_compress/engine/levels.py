@@ -18,11 +18,11 @@ class LevelBatch:
     """The norms and the levels of a batch's gradients, in the memory of the CPU.
 
     Args:
-        batch: the gradients.
-        layout: makes the layout of the two messages, when it is asked for the first time.
+        batch: the batch.
+        layout: makes the layout of the two messages, if the batch's plan does not have it yet.
 
     Attributes:
-        flags: where the flags begin in the message of norms.
+        flags: the position of the first flag in the message of norms.
     """
 
     def __init__(self, batch: Batch, layout: Callable[[], LevelLayout]) -> None:
@@ -32,7 +32,7 @@ class LevelBatch:
         self.flags = self._layout.norms - len(batch.plan.members)
 
     def norms(self) -> torch.Tensor:
-        """This rank's norms, and its flags, shape=(norms,), float32; zeros if that failed."""
+        """This rank's norms and flags, shape=(norms,), float32; zeros if the work fails."""
 
         def work() -> torch.Tensor:
             message = torch.zeros(self._layout.norms, dtype=torch.float32, device="cpu")
@@ -48,15 +48,15 @@ class LevelBatch:
             return self._batch.guard(work, self._layout.norms, torch.float32)
 
     def encode(self, norms: torch.Tensor) -> torch.Tensor:
-        """This rank's levels, a 1 and the check behind them; zeros if that failed.
+        """This rank's levels, followed by a 1 and a check; zeros if the work fails.
 
-        It fails where the norms cannot be the ranks' largest.
+        The work fails if the norms cannot be the largest norms of all ranks.
 
         Args:
-            norms: the ranks' largest, shape=(norms,), float32.
+            norms: the largest norms of all ranks, shape=(norms,), float32.
 
         Returns:
-            shape=(words,), int32.
+            The message, shape=(words,), int32.
         """
         self._norms = norms
 
@@ -74,10 +74,10 @@ class LevelBatch:
             return self._batch.guard(work, self._layout.words, torch.int32)
 
     def check(self, words: torch.Tensor) -> None:
-        """Finds out whether the sums, or this rank's norms, were altered on their way.
+        """Finds out whether the sums, or the norms that this rank received, were altered in transit.
 
         Args:
-            words: as for :meth:`decode`.
+            words: the same as in :meth:`decode`.
         """
         if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
             self._batch.error = self._batch.error or PayloadError(
@@ -91,14 +91,14 @@ class LevelBatch:
 
         Args:
             words: the sum of all ranks' levels, shape=(words,), int32.
-            scale: factor on the sums.
+            scale: the factor of the sums.
         """
         self._batch.nonfinite |= bool(self._norms[: self.flags].isinf().any())
         with self._batch.decoding():
             self._kernels.decode(self._batch.flats, self._norms, words, scale)
 
     def _check_norms(self) -> None:
-        """Raises where a norm is below this rank's own, or is none, or a flag is none."""
+        """Raises ``PayloadError`` if a norm is NaN or below this rank's own, or a flag is invalid."""
         flags = self._norms[self.flags :].tolist()
         if not bool((self._norms >= self._own).all()) or not {0, USED, CHANGED}.issuperset(flags):
             raise PayloadError(
@@ -106,7 +106,7 @@ class LevelBatch:
             )
 
     def _check_of(self, words: torch.Tensor) -> int:
-        """Of levels, and of the norms, as often as ranks have counted themselves."""
+        """The check of the levels, plus that of the norms for each rank that has counted itself."""
         columns = _columns(words[:-1]) + words[-2] * _columns(self._norms.view(torch.int32))
         return int((columns % integer_sum.MODULUS) @ _FACTORS) % integer_sum.MODULUS
 
@@ -116,7 +116,7 @@ class LevelBatch:
 
 
 def _columns(words: torch.Tensor) -> torch.Tensor:
-    """The sum of every column's words, shape=(columns,), int64."""
+    """The sum of the words in each column, shape=(columns,), int64."""
     width = integer_sum.COLUMNS
     rows = words.numel() // width
     columns = words[: rows * width].view(rows, width).sum(0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Tells of the steps of all optimizers of the process."""
+"""Reports the steps of all optimizers in the process to watchers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Watcher(Protocol):
-    """What is told of steps."""
+    """An object that is told about the steps of optimizers."""
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called behind every step of an optimizer, whatever its parameters are."""
+        """Called after every step of an optimizer, whatever its parameters are."""
 
 
 def watch(watcher: Watcher) -> None:
-    """Has a watcher be told of steps as long as something else refers to it."""
+    """Reports steps to a watcher as long as something else refers to the watcher."""
     _watch_optimizers()
     _watchers.add(watcher)
 
 
 def updates(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:
-    """Whether an optimizer has any of some parameters, given by their ids."""
+    """Whether an optimizer has any of the parameters with the given ids."""
     return any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
 
 

@@ -1,4 +1,4 @@
-"""What the owner of a shard may do with the aggregated gradient before it is sent to all."""
+"""Steps by which owners may change the aggregated gradient before it is sent to all ranks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hvd_compress.codecs.checks import check_number, store
 class OwnerStep(Protocol):
     """A step on the ranks' average of a part of a gradient, by the rank that owns the part.
 
-    With ``exchange="two_shot"`` only, whose ranks own parts. In the first ``warmup_steps`` it gets averages
-    of gradients that were not encoded (1-bit SGD's cold start).
+    Only ``exchange="two_shot"``, in which ranks own parts, allows such a step. In the first
+    ``warmup_steps``, the step gets averages of gradients that were not encoded (1-bit SGD's cold start).
 
-    Any callable will do. Ranks compare its ``repr`` in the first step, or its name where ``repr`` tells
-    only an address: settings belong into a ``repr``, as a dataclass has it.
+    Any callable can be used. Ranks compare its ``repr`` in the first step, or its name if ``repr`` shows
+    only an address. The settings should therefore be in the ``repr``, as they are with a dataclass.
     """
 
     def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
         """Changes the average in place.
 
-        Called by a helper thread, without gradient recording, for one part at a time. Not called for parts
-        with an Inf or a NaN. If the step turns out to be dropped because of another tensor, ``state``
-        becomes what it was.
+        A helper thread may make the call, without gradient recording, for one part at a time. Parts with an
+        Inf or a NaN are left out. If the step is dropped because of another tensor, ``state`` gets its
+        former contents back.
 
         Args:
-            aggregate: the average, shape=(n,), float32, loss scaling taken out.
-            state: empty at first, kept from step to step and in ``state_dict()``. Tensors of shape (n,)
-                follow their elements when the number of ranks changes; numbers have to be the same on
-                every rank.
+            aggregate: the average, shape=(n,), float32, without loss scaling.
+            state: the state of the part, empty at first, which is kept from step to step and in
+                ``state_dict()``. Tensors of shape (n,) follow their elements when the number of ranks
+                changes; numbers must be the same on every rank.
         """
         ...
 
@@ -41,21 +41,21 @@ class AdaGrad:
     """AdaGrad between the two shots, as in 1-bit SGD (section 3.1; table 3, "aggregate gradient").
 
     ``s <- s + g^2``, ``g <- g / (sqrt(s) + epsilon)``, element by element (Duchi, Hazan and Singer). The
-    optimizer behind it is plain SGD, with momentum or without.
+    optimizer that follows is plain SGD, with or without momentum.
 
-    The paper also has a deviation of recent samples in the place of all of them (section 4), and gives no
+    The paper also uses the deviation of recent samples instead of all samples (section 4), but gives no
     formula. With ``decay`` below 1, ``s`` is a mean over recent steps:
-    ``m <- decay m + (1 - decay) g^2`` and ``s = m / (1 - decay^t)`` after ``t`` steps. Steps do not get
-    shorter as training goes on then, so that the learning rate has to be smaller.
+    ``m <- decay m + (1 - decay) g^2`` and ``s = m / (1 - decay^t)`` after ``t`` steps. Steps then do not
+    get shorter during training, so the learning rate has to be smaller.
 
     With ``momentum``, gradients are smoothed first, ``v <- momentum v + g``, and AdaGrad is applied to
-    ``v`` (table 3, "momentum-smoothed gradient"); the optimizer is SGD without momentum then.
+    ``v`` (table 3, "momentum-smoothed gradient"); the optimizer is then SGD without momentum.
 
     Attributes:
-        epsilon: keeps elements finite that never had a gradient, > 0.
-        initial: what ``s`` begins with, >= 0.
-        decay: how much ``s`` keeps in each step; 1 adds all steps up, > 0.
-        momentum: how much ``v`` keeps in each step, >= 0 and < 1.
+        epsilon: the summand that keeps elements finite that never had a gradient, > 0.
+        initial: the initial value of ``s``, >= 0.
+        decay: the factor of the sum of squares in each step, > 0 and <= 1; 1 adds up all steps.
+        momentum: the factor of ``v`` in each step, >= 0 and < 1.
     """
 
     epsilon: float = 1e-10
@@ -72,7 +72,7 @@ class AdaGrad:
             store(self, name, float(getattr(self, name)))
 
     def __call__(self, aggregate: torch.Tensor, state: dict[str, Any]) -> None:
-        """Implements :class:`OwnerStep`; the state is ``"square_sum"``, ``"velocity"`` and ``"steps"``."""
+        """Implements :class:`OwnerStep`; the state has ``"square_sum"``, ``"velocity"`` and ``"steps"``."""
         if "square_sum" not in state:
             state["square_sum"] = torch.full_like(aggregate, self.initial)
         if self.momentum:
@@ -89,11 +89,11 @@ class AdaGrad:
 
 
 def check(step: OwnerStep | None, exchange: str) -> None:
-    """Raises unless a compressor can have that step.
+    """Raises an error unless a compressor can have the step.
 
     Raises:
-        TypeError: not callable.
-        ValueError: another exchange than ``two_shot``.
+        TypeError: the step is not callable.
+        ValueError: the exchange is not ``two_shot``.
     """
     if step is None:
         return
@@ -106,7 +106,7 @@ def check(step: OwnerStep | None, exchange: str) -> None:
 
 
 def describe(step: OwnerStep | None) -> str:
-    """What ranks compare: the same text wherever the step is the same."""
+    """The text that ranks compare: it is the same on all ranks with the same step."""
     named = getattr(step, "__qualname__", None)
     if named is None and type(step).__repr__ is object.__repr__:
         named = type(step).__qualname__

@@ -1,4 +1,7 @@
-"""Sends messages whose payloads are shorter than their places: :mod:`hvd_compress.exchanges.packing`."""
+"""Sends packed messages, for payloads that are shorter than their places.
+
+See :mod:`hvd_compress.exchanges.packing`.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from hvd_compress.exchanges.packing import (
 )
 
 Sending = Generator[Collective, torch.Tensor, torch.Tensor]
-"""A part of an exchange: yields collectives, is sent their results, and returns what they have brought."""
+"""A part of an exchange: yields collectives, receives their results, and returns the combined result."""
 
 
 def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
-    """Like :meth:`Comm.all_gather`, of a message that is packed where its payloads may be short.
+    """The same as :meth:`Comm.all_gather`, but sends a packed message if payloads may be short.
 
     Args:
-        batch: whose error is set if the message is one of zeros.
+        batch: the batch of the message; its error is set if the message consists of zeros.
         comm: the ranks.
-        message: shape=(n,), uint8, the same layout on every rank.
-        table: of the message.
+        message: the message, shape=(n,), uint8, with the same layout on every rank.
+        table: the table of the message.
 
     Returns:
         Every rank's message, not packed, shape=(ranks, n).
@@ -59,21 +62,21 @@ def two_shots(
     own: Table,
     every: Table,
 ) -> Sending:
-    """Parts to their owners, and averages from them.
+    """Sends parts to their owners, and gathers the owners' averages.
 
-    Where payloads may be short, only an owner sees what the ranks need for their parts. The owner tells
-    everybody in the head of its averages. An owner that has not got all of a part sends a head alone. All
-    ranks see that, send the rest of the parts, and gather the averages once more.
+    If payloads may be short, only an owner knows how many bytes the ranks need for their parts. The owner
+    tells all ranks in the head of its averages. An owner that has not received the whole of a part sends
+    only a head. All ranks see that, send the rest of the parts, and gather the averages again.
 
     Args:
-        batch: whose error is set if the message is one of zeros.
+        batch: the batch of the message; its error is set if the message consists of zeros.
         comm: the ranks.
         message: the parts, by owner, shape=(n,), uint8.
-        average: what this rank sends to all, shape=(m,), from what it has received, a row of each rank;
-            zeros, and the batch's error is set, where that fails.
-        parts: of the first message.
-        own: of what this rank sends to all.
-        every: of what all ranks send to all, one behind the other.
+        average: makes this rank's message to all, shape=(m,), from the rows that the ranks sent to it; if
+            that fails, returns zeros and sets the batch's error.
+        parts: the table of the first message.
+        own: the table of this rank's message to all.
+        every: the table of all ranks' messages to all, one behind the other.
 
     Returns:
         The owners' averages, not packed, shape=(ranks, m).
@@ -133,7 +136,7 @@ def two_shots(
 
 
 def _with_rest(comm: Comm, packed: torch.Tensor, rows: torch.Tensor, longest: int) -> Sending:
-    """The ranks' messages as long as the longest needs."""
+    """Gathers the rest of the messages; the result is as long as the longest message needs."""
     rest = yield comm.all_gather(_cut(packed, rows.shape[1], longest), remainder=True)
     return torch.cat([rows, rest], 1)
 
@@ -149,14 +152,14 @@ def _pack(places_of: Places, message: torch.Tensor, least: int, received: int = 
 
 
 def _cut(packed: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """A range of a packed message, and zeros behind its end."""
+    """A range of a packed message, with zeros behind the end of the message."""
     cut = packed[begin:end]
     missing = end - begin - cut.numel()
     return torch.cat([cut, cut.new_zeros(missing)]) if missing else cut
 
 
 def _heads(batch: Batch, rows: torch.Tensor, full: int) -> list[Head]:
-    """What the ranks' messages begin with; as those of ranks that have failed, where one was altered."""
+    """The heads of the ranks' messages; an altered one is replaced by that of a rank that has failed."""
     heads = []
     for rank, row in enumerate(rows.numpy()):
         try:
@@ -172,7 +175,7 @@ def _longest(heads: Sequence[Head]) -> int:
 
 
 def _unpacked(batch: Batch, rows: torch.Tensor, places_of: Sequence[Places]) -> torch.Tensor:
-    """Messages as layouts have them, one a row; their places behind short payloads hold anything."""
+    """Unpacked messages, one per row; the bytes behind short payloads have no meaning."""
     messages = np.empty((len(places_of), places_of[0].size), np.uint8)
     with batch.decoding():
         for row, one, message in zip(rows.numpy(), places_of, messages, strict=True):

@@ -1,4 +1,4 @@
-"""What the batches of a bucket have in common from step to step."""
+"""The data that the batches of a bucket share from step to step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Table:
     """A layout, and the kernels for its pieces.
 
     Attributes:
-        layout: where payloads stand.
-        kernels: encode and decode all pieces in one call.
+        layout: the places of the payloads.
+        kernels: the kernels that encode and decode all pieces in one call.
     """
 
     layout: MessageLayout
@@ -35,23 +35,23 @@ class Table:
 
 
 class BucketPlan:
-    """The members of a bucket, by what exchange they travel, and the tables of its messages.
+    """The members of a bucket, their exchange, and the tables of the bucket's messages.
 
     Args:
-        encoder: what this rank encodes with.
-        slots: the gradients' parameters; all take the same exchange.
+        encoder: the kernels, the seed and the loss scale of this rank.
+        slots: the gradients' slots; all use the same exchange.
         group: the ranks.
         like: a tensor on the gradients' device.
-        lengths: of the bucket's packed messages, by name; they outlive the plan.
+        lengths: the lengths of the bucket's packed messages, by name; they outlive the plan.
 
     Attributes:
-        members: the same for layouts.
-        packed: whether messages are packed, as payloads may be shorter than their places.
-        owners: how ranks share the gradients out; None where they do not.
-        owned: of each gradient, what this rank owns; None where ranks do not share them out.
-        owned_sizes: elements of these parts.
-        matrices: of each gradient that is transposed before it is shared out, its rows and columns; None
-            of all others.
+        members: the bucket's members, for layouts.
+        packed: whether messages are packed, because payloads may be shorter than their places.
+        owners: the ranks that divide the gradients; None if ranks do not divide them.
+        owned: this rank's part of each gradient; None if ranks do not divide gradients.
+        owned_sizes: the number of elements in each of these parts.
+        matrices: the rows and columns of each gradient that is transposed before ranks divide it; None for
+            other gradients.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class BucketPlan:
         """The table of a message.
 
         Args:
-            name: the message's, among those of the exchange.
-            layout: makes its layout, when it is asked for the first time.
+            name: the message's name among the messages of the exchange.
+            layout: makes the message's layout; called only for a new name.
         """
         if name not in self._tables:
             made = layout()
@@ -108,24 +108,24 @@ class BucketPlan:
         return self._tables[name]
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """What ``make`` returned when it was called for that name, the first time that it was asked for."""
+        """The result of ``make`` for a name; ``make`` is called only for a new name."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]  # type: ignore[return-value]
 
     def length(self, name: str, full: int) -> Length:
-        """How long ranks send a packed message.
+        """The length in which ranks send a packed message.
 
         Args:
-            name: the message's, among those of the exchange.
-            full: bytes of the longest that there can be.
+            name: the message's name among the messages of the exchange.
+            full: the length of the longest possible message in bytes.
         """
         if name not in self._lengths:
             self._lengths[name] = Length(full)
         return self._lengths[name]
 
     def level_table(self, layout: Callable[[], LevelLayout]) -> tuple[LevelLayout, CpuLevelBatch]:
-        """The layout of an integer sum's messages, and the kernels for them; as for :meth:`table`."""
+        """The layout of an integer sum's messages, and the kernels for them; see :meth:`table`."""
         if self._levels is None:
             made = layout()
             entries = []
@@ -145,7 +145,7 @@ class BucketPlan:
         return self._levels
 
     def _arrays(self, layout: MessageLayout) -> Arrays:
-        """One for each member: its gradient, or what this rank owns of it."""
+        """One array for each member: the member's gradient, or this rank's part of it."""
         if layout.own is None:
             sizes = [member.count for member in self.members]
             return Arrays(sizes, [(piece.member, piece.begin) for piece in layout.pieces])

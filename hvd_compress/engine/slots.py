@@ -1,4 +1,4 @@
-"""One record per parameter."""
+"""The record that a compressor keeps for each parameter."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 
 @dataclass(eq=False, kw_only=True)
 class Holder:
-    """A residual, and what it becomes if the step under way counts.
+    """A residual, and the one that replaces it if the current step counts.
 
     Attributes:
-        residual: what has been computed and not yet sent, shape=(n,), float32; None before the first step
-            and without error feedback.
-        residual_scale: the loss scale that the residual's numbers are in.
-        next_residual: where the step under way writes the residual, like ``residual``; None before the
-            first step. :meth:`accept` exchanges the two.
+        residual: the values that have been computed and not yet sent, shape=(n,), float32; None before the
+            first step and without error feedback.
+        residual_scale: the loss scale that is contained in the residual.
+        next_residual: the array for the residual after the current step, like ``residual``; None before
+            the first step. :meth:`accept` swaps the two.
     """
 
     residual: torch.Tensor | None = None
@@ -37,15 +37,15 @@ class Holder:
 
     @property
     def count(self) -> int:
-        """Elements of the residual."""
+        """The number of elements in the residual."""
         raise NotImplementedError
 
     def take_up(self, loss_scale: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual, zeros at first, in the units of the next gradient, and where the next one goes.
+        """The residual in the units of the next gradient, zeros at first, and the array for the next one.
 
         Args:
-            loss_scale: what the next gradient is multiplied by.
-            device: where the next gradient is: the model may have moved.
+            loss_scale: the loss scale of the next gradient.
+            device: the device of the next gradient; the model may have moved.
         """
         if self.residual is None:
             self.residual = torch.zeros(self.count, dtype=torch.float32, device=device)
@@ -60,11 +60,11 @@ class Holder:
         return self.residual, self.next_residual
 
     def accept(self, dropped: torch.Tensor | None = None) -> None:
-        """Has the residual be the one that the step has written.
+        """Replaces the residual by the one that the step has written.
 
         Args:
-            dropped: a word on the residual's device, shape=(1,), int32, that only the device knows; where
-                it is not 0, the residual stays as it is.
+            dropped: a word on the residual's device, shape=(1,), int32, that only the device knows; if the
+                word is not 0, the residual keeps its value.
         """
         assert self.residual is not None and self.next_residual is not None
         if dropped is not None:
@@ -74,7 +74,7 @@ class Holder:
         self.residual, self.next_residual = self.next_residual, self.residual
 
     def take_back(self) -> None:
-        """Undoes :meth:`accept`: until the next gradient is encoded, the former residual is still there."""
+        """Undoes :meth:`accept`; the former residual exists until the next gradient is encoded."""
         self.residual, self.next_residual = self.next_residual, self.residual
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,20 +82,20 @@ class Holder:
         return {**self.__dict__, "next_residual": None}
 
     def forget(self) -> None:
-        """Has no residual any more: it was added to a gradient that has been sent."""
+        """Discards the residual and the array for the next one."""
         self.residual = self.next_residual = None
 
 
 @dataclass(eq=False)
 class Owned(Holder):
-    """What a rank keeps for the part of a parameter that it adds up for all ranks.
+    """The record of a parameter's part that this rank owns.
 
     Attributes:
         begin: the part's first element, in row-major order of the gradient, or of its transposed matrix.
-        end: one behind its last element.
-        weight: what one unit of ``residual`` would have added to the sum of all ranks' gradients.
-        transposed: whether the part is one of the gradient's transposed matrix.
-        state: of the owner's step: tensors of shape (end - begin,), and numbers.
+        end: the element behind the last one of the part.
+        weight: the amount that a unit of ``residual`` would have added to the sum of all ranks' gradients.
+        transposed: whether elements are in the order of the gradient's transposed matrix.
+        state: the state of the owner step: tensors of shape (end - begin,), and numbers.
     """
 
     begin: int
@@ -106,39 +106,39 @@ class Owned(Holder):
 
     @property
     def count(self) -> int:
-        """Elements of the part."""
+        """The number of elements in the part."""
         return self.end - self.begin
 
     def spread(self, shape: Shape, factor: float) -> torch.Tensor:
-        """The residual at its places in the gradient, zeros elsewhere.
+        """The residual at its places in the gradient, with zeros elsewhere; the residual must not be None.
 
         Args:
-            shape: the gradient's.
-            factor: on the residual.
+            shape: the gradient's shape.
+            factor: the factor of the residual.
 
         Returns:
-            shape=(n,), float32, where the residual is, which there has to be.
+            The scaled residual, shape=(n,), float32, on the residual's device.
         """
         assert self.residual is not None
         return in_place(self.residual * factor, self.begin, shape, self.transposed)
 
     @property
     def part(self) -> OwnedPart:
-        """What it is the record of."""
+        """The part that this record describes."""
         return self.begin, self.end, self.weight, self.transposed
 
 
 def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:
-    """A part's elements at their places in the gradient, zeros elsewhere.
+    """A part's elements at their places in the gradient, with zeros elsewhere.
 
     Args:
-        part: shape=(n_part,).
-        begin: its first element, in the order in which ranks share the gradient out.
-        shape: the gradient's.
-        transposed: whether that is the order of the transposed matrix.
+        part: the elements of the part, shape=(n_part,).
+        begin: the part's first element, in the order in which ranks divide the gradient.
+        shape: the gradient's shape.
+        transposed: whether that order is the one of the transposed matrix.
 
     Returns:
-        shape=(n,), in row-major order of the gradient.
+        The elements in row-major order of the gradient, shape=(n,).
     """
     whole = part.new_zeros(math.prod(shape))
     whole[begin : begin + part.numel()] = part
@@ -149,8 +149,8 @@ def transpose(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
     """The elements of a matrix in the order of its columns, shape=(n,).
 
     Args:
-        x: in row-major order, of as many elements.
-        matrix: rows and columns.
+        x: the elements in row-major order, in any shape.
+        matrix: the numbers of rows and columns.
     """
     return x.reshape(matrix).t().reshape(-1)
 
@@ -162,19 +162,20 @@ def transpose_back(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
 
 @dataclass(eq=False)
 class Slot(Holder):
-    """What a compressor keeps for one parameter.
+    """The record that a compressor keeps for one parameter.
 
     Attributes:
         name: the parameter's name, the same on every rank.
-        index: its position among the compressor's parameters: its id in the noise.
+        index: the parameter's position among the compressor's parameters, which is its id in the noise.
         parameter: the parameter itself.
-        route: how its gradient travels.
-        owned: what this rank keeps for the part that it adds up; None where the exchange has no owners.
-        step: how many times its gradient has been encoded and sent: its position in the noise.
-        exchanges: how many times its gradient has been exchanged in any way.
-        pending: whether a gradient waits for the step's end.
+        route: the route of the parameter's gradient.
+        owned: the record of the part that this rank owns; None if the exchange has no owners.
+        step: the number of times that the gradient has been encoded and sent, which is the gradient's
+            position in the noise.
+        exchanges: the number of times that the gradient has been exchanged in any way.
+        pending: whether a gradient waits for the end of the step.
         shape: the parameter's shape.
-        count: the parameter's elements.
+        count: the number of elements in the parameter.
     """
 
     name: str
@@ -188,7 +189,7 @@ class Slot(Holder):
 
     @property
     def frozen(self) -> bool:
-        """Whether it is a parameter that is not trained now; a plain tensor never is."""
+        """Whether the parameter is not trained now; plain tensors are never frozen."""
         parameter = self.parameter
         return not parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
 
@@ -204,22 +205,22 @@ class Slot(Holder):
 
     @cached_property
     def count(self) -> int:
-        """The parameter's elements."""
+        """The number of elements in the parameter."""
         return self.parameter.numel()
 
 
 def slots_of(named_parameters: NamedParameters) -> list[Slot]:
-    """A slot for each parameter, in the order given.
+    """Makes a slot for each parameter, in the given order.
 
-    Names are those of the user's own modules: what ``torch.compile`` puts into them, and the ``module.``
-    that data-parallel wrappers put in front of all of them, is left out.
+    Names are those in the user's own modules, without the prefixes that ``torch.compile`` inserts, and
+    without the ``module.`` that data-parallel wrappers put in front of all names.
 
     Args:
-        named_parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives them, or a module.
+        named_parameters: (name, parameter) pairs, as from ``model.named_parameters()``, or a module.
 
     Raises:
-        TypeError: something else.
-        ValueError: none at all, two of one name, or one on the meta device.
+        TypeError: the argument is something else.
+        ValueError: there is no parameter, two have the same name, or one is on the meta device.
     """
     expected = "named_parameters: expected pairs as model.named_parameters() gives them"
     if isinstance(named_parameters, torch.nn.Module):
@@ -252,13 +253,13 @@ def slots_of(named_parameters: NamedParameters) -> list[Slot]:
 
 
 def expect_memory(name: str, parameter: torch.Tensor) -> None:
-    """Raises ``ValueError`` where a parameter is on the meta device.
+    """Raises ``ValueError`` if a parameter is on the meta device.
 
-    ``to_empty()`` makes another one of it, whose gradients nobody would know.
+    ``to_empty()`` replaces such a parameter by another one, whose gradients the compressor would miss.
 
     Args:
-        name: of the parameter.
-        parameter: or this rank's shard of it.
+        name: the parameter's name.
+        parameter: the parameter, or this rank's shard of it.
     """
     if parameter.is_meta:
         raise ValueError(

@@ -19,7 +19,7 @@ _VERSION = 1
 
 
 def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str, Any]:
-    """Everything that makes the next payloads what they will be, beside the configuration."""
+    """The state that determines the next payloads, in addition to the configuration."""
     tensors = {
         slot.name: {
             "residual": slot.residual,
@@ -41,21 +41,21 @@ def restore(
     seed: int,
     owned_by: Callable[[Slot], Owned | None],
 ) -> None:
-    """Puts a snapshot back, or raises before anything is changed.
+    """Restores a snapshot, or raises an error before anything is changed.
 
-    What a rank has not sent as an owner goes with its next gradient where ranks share that gradient out in
-    another way now. An owner step's state cannot follow.
+    If ranks now divide a gradient in another way, the residual of the part that a rank owned is added to
+    the rank's next gradient. The state of an owner step cannot be moved to another part.
 
     Args:
         slots: the parameters.
         state: the snapshot.
         rank: this rank.
-        size: how many ranks there are.
-        seed: of the noise.
-        owned_by: an empty record of what this rank owns of a parameter, or None.
+        size: the number of ranks.
+        seed: the seed of the noise.
+        owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
     Raises:
-        TypeError, ValueError: as :func:`hvd_compress.engine.state_checks.check`; or an owner step's state
+        TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or an owner step's state
             is that of another part.
     """
     slots = list(slots)
@@ -82,20 +82,20 @@ def resize(
     size: int,
     owned_by: Callable[[Slot], Owned | None],
 ) -> dict[str, Any]:
-    """One rank's snapshot, made of those of all ranks of a job of another size.
+    """Makes one rank's snapshot from those of all ranks of a job with another number of ranks.
 
-    By the rule of :mod:`hvd_compress.ranks.resize`.
+    For the rule, see :mod:`hvd_compress.ranks.resize`.
 
     Args:
         slots: the parameters.
         states: the snapshots, one of each rank, in any order.
         rank: this rank.
-        size: ranks now.
-        owned_by: an empty record of what this rank owns of a parameter, or None.
+        size: the new number of ranks.
+        owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
     Raises:
-        TypeError, ValueError: as :func:`hvd_compress.engine.state_checks.check`; or not one snapshot of
-            each rank, or of different steps or models.
+        TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or there is not one
+            snapshot of each rank, or the snapshots are those of different steps or models.
     """
     slots, states = list(slots), list(states)
     for state in states:
@@ -127,15 +127,15 @@ def resize(
 
 
 def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
-    """What a rank would still add to the sum of all ranks' gradients of one parameter.
+    """The values that a rank would still add to the sum of all ranks' gradients of one parameter.
 
     Args:
-        saved: the parameter's part of a snapshot.
-        shape: its shape, of n elements.
+        saved: the parameter's entry in a snapshot.
+        shape: the parameter's shape, with n elements.
 
     Returns:
-        Its residual, and what it owes as the owner of a part, shape=(n,), float32, in the memory of the
-        CPU, loss scaling taken out.
+        The sum of the rank's residual and that of the part that it owns, shape=(n,), float32, in the memory
+        of the CPU, without loss scaling.
     """
     total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
@@ -148,11 +148,11 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
 
 
 def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
-    """Sets what a rank begins with among other ranks: it owns nothing, and has this residual, or None.
+    """Sets the state with which a rank begins among other ranks: a residual, and no part that it owns.
 
     Args:
-        slot: of the parameter.
-        residual: shape=(n,), float32, without loss scaling.
+        slot: the parameter's slot.
+        residual: the residual, shape=(n,), float32, without loss scaling; or None.
     """
     slot.forget()
     slot.owned = None
@@ -192,13 +192,13 @@ def _resized(
 
 
 def _part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
-    """What belongs to a rank of numbers that stand in the order of the gradient."""
+    """A rank's part of numbers that are in the order of the gradient."""
     ordered = transpose(whole, as_matrix(shape)) if owned.transposed else whole
     return ordered[owned.begin : owned.end].clone()
 
 
 def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[str, Any]:
-    """The owner step's state of a part, from that of the parts of an earlier job."""
+    """The owner step's state for a part, from its states for the parts of an earlier job."""
     state: dict[str, Any] = {}
     if not owned.count:
         return state
@@ -223,7 +223,7 @@ def _by_element(value: Any, part: dict[str, Any]) -> bool:
 
 
 def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
-    """Raises where the state of an owner step belongs to another part than the one that is stepped now."""
+    """Raises ``ValueError`` if an owner step's state is that of another part than the present one."""
     part = saved["begin"], saved["end"], saved["weight"], saved["transposed"]
     if owned is not None and owned.part != part:
         raise ValueError(
@@ -239,7 +239,7 @@ def _described(part: OwnedPart) -> str:
 
 
 def _copy(saved: dict[str, Any]) -> dict[str, Any]:
-    """What a snapshot has of a parameter, or of an owned part, in memory of its own."""
+    """A copy of a snapshot's entry for a parameter or for an owned part, in separate memory."""
     residual = saved["residual"]
     copied = {**saved, "residual_scale": float(saved["residual_scale"])}
     if residual is not None:

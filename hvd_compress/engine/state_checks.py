@@ -1,4 +1,4 @@
-"""Whether a snapshot fits a compressor; asked before anything is changed."""
+"""Checks that a snapshot fits a compressor, before anything is changed."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _MOST = 2**63 - 1
 
 
 def expect_state(who: str, state: Any) -> None:
-    """Raises ``TypeError`` for what no ``state_dict()`` can have returned."""
+    """Raises ``TypeError`` if a state is not a dictionary, as ``state_dict()`` returns it."""
     if not isinstance(state, dict):
         got = "None" if state is None else f"an object of type {type(state).__name__}"
         raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
 
 
 def check(who: str, slots: Iterable[Slot], state: Any, place: Mapping[str, int]) -> None:
-    """Raises unless a snapshot can be loaded.
+    """Raises an error unless a snapshot can be loaded.
 
     Args:
-        who: what the message begins with.
+        who: the beginning of the error message.
         slots: the parameters.
         state: the snapshot.
-        place: the fields of the whole snapshot whose values are known.
+        place: the expected values of some of the snapshot's own fields.
 
     Raises:
         TypeError: a field is of the wrong type.
-        ValueError: a field is missing, unknown or out of range; or the snapshot is of another place or
-            model. A message names the parameter and the field.
+        ValueError: a field is missing, unknown or out of range; or the snapshot is that of another place or
+            model. The message names the parameter and the field.
     """
     expect_state(who, state)
     for field, want in place.items():
@@ -61,9 +61,9 @@ def check_parts(who: str, shape: Shape, parts: Sequence[dict[str, Any] | None]) 
     """Raises ``ValueError`` unless the parts that all ranks own make up a gradient.
 
     Args:
-        who: what the message begins with.
-        shape: the gradient's.
-        parts: one a rank, checked each; all None where the exchange had no owners.
+        who: the beginning of the error message.
+        shape: the gradient's shape.
+        parts: one part for each rank, already checked; all None if the exchange had no owners.
     """
     owned = [part for part in parts if part is not None]
     if not owned:
