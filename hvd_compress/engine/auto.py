@@ -1,4 +1,4 @@
-"""What the frontends' ``Auto`` have in common: they time steps, and do what a planner decides."""
+"""The common base of the frontends' ``Auto``, which time steps and follow a planner's decisions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from hvd_compress.planner.probing import Prober
 
 
 class Planning(CompressorBase, ABC):
-    """The base of a frontend's ``Auto``, before the frontend's ``Compressor``.
+    """The base of a frontend's ``Auto``, listed before the frontend's ``Compressor``.
 
     The frontend calls :meth:`_plan_among` when it has joined the ranks, and :meth:`_step_ended` at a place
-    that all ranks reach with no gradient on its way.
+    that all ranks reach while no gradient is being exchanged.
 
     Attributes:
-        chosen: arguments of the compressor that the planner decides, and ``Auto`` does not take.
+        chosen: the arguments of the compressor that the planner chooses, and that ``Auto`` does not take.
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step")
 
     _saved_plan: dict[str, Any] | None = None
-    """The planner's state in a copy, until it has joined ranks."""
+    """The planner's state in a copy of a compressor, until the copy has joined ranks."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -46,7 +46,7 @@ class Planning(CompressorBase, ABC):
         return {**state, "_saved_plan": planner.state() if planner else self._saved_plan}
 
     def _plan_among(self, routes: Sequence[Route], local: int) -> None:
-        """Begins to plan: what is allowed and usable, and how many ranks each host has."""
+        """Begins to plan among the usable routes; ``local`` is the number of ranks on each host."""
         self._planned = [slot for slot in self._slots if slot.parameter.requires_grad]
         self._tensors = [
             tensor_of(
@@ -67,38 +67,38 @@ class Planning(CompressorBase, ABC):
 
     @abstractmethod
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        """Runs a collective of all ranks to its end; returns its result."""
+        """Waits for a collective of all ranks to end, and returns its result."""
 
     @property
     def settled(self) -> bool:
-        """Whether a plan has been decided on, or there is nothing to decide; the same on every rank."""
+        """Whether the plan has been chosen, or there is nothing to choose; the same on every rank."""
         self._bind()
         return self._planner.settled
 
     def explain(self) -> str:
-        """Why gradients travel as they do.
+        """Explains the choice of the gradients' routes.
 
-        What was measured, the predicted and the measured cost of every plan, and the route of each
-        tensor; the same on every rank, but not to be parsed.
+        The text lists the measurements, the predicted and the measured cost of every plan, and the route of
+        each tensor. It is the same on every rank, and is not meant to be parsed.
         """
         self._bind()
         return explain.explain(self._planner)
 
     def set_codec(self, codec: CodecLike, layers: str = "*") -> None:
-        """Refused, with ``ValueError``: the planner chooses."""
+        """Raises ``ValueError``, because the planner chooses codecs."""
         raise ValueError(
             "set_codec: expected a compressor with a codec of its own, got Auto, which chooses among "
             "codecs=(...)"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """As :meth:`Compressor.state_dict`, with the plan."""
+        """The same as :meth:`Compressor.state_dict`, with the state of the planner."""
         return {**super().state_dict(), "planner": self._planner.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As :meth:`Compressor.load_state_dict`; training goes on with a plan that was decided on.
+        """The same as :meth:`Compressor.load_state_dict`; a plan that was already chosen stays in use.
 
-        The state may be that of another compressor: then all is measured anew.
+        The state may be that of a compressor without a planner; then everything is measured again.
         """
         expect_state("load_state_dict", state)
         planner = state.get("planner")
@@ -108,7 +108,7 @@ class Planning(CompressorBase, ABC):
         self._begin_anew(planner)
 
     def load_resized(self, states: Any) -> None:
-        """As :meth:`Compressor.load_resized`; another number of ranks needs another plan."""
+        """The same as :meth:`Compressor.load_resized`; then plans anew for the new number of ranks."""
         super().load_resized(states)
         self._begin_anew()
 

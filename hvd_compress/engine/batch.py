@@ -308,7 +308,7 @@ class Batch:
             changes.settle(dropped if used else True)
 
     def withdraw(self) -> None:
-        """Replaces :meth:`settle` if nothing was sent, and the gradients are to be sent uncompressed."""
+        """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
         for changes in self._changes:
             changes.withdraw()
 
@@ -318,14 +318,14 @@ class Batch:
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Adds the time in the block to the time of encoding."""
+        """Adds the time in the block to the encoding time."""
         started = time.perf_counter()
         yield
         self._encode_seconds += time.perf_counter() - started
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Adds the time in the block to the time of decoding."""
+        """Adds the time in the block to the decoding time."""
         started = time.perf_counter()
         try:
             yield
@@ -510,7 +510,8 @@ def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
         contents: the contents of all buckets of the step, after ``write``.
 
     Returns:
-        A bool; or, if only one device knows, a word on that device, shape=(1,), int32, not 0 for a drop.
+        A bool; or, if only one device knows, a word on that device, shape=(1,), int32, not 0 if the step
+        has to be dropped.
     """
     if any(content.nonfinite for content in contents):
         return True

@@ -1,4 +1,4 @@
-"""Makes batches and their exchanges, and keeps what they have in common from step to step."""
+"""Makes batches and their exchanges, and keeps the data that they share from step to step."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 
 _MOST_PLANS = 256
-"""Kept at a time: where other gradients are missing in every step, their number would grow for ever."""
+"""The most plans to keep: with other gradients missing in each step, their number would be unlimited."""
 
 _MOST_BUCKETS = 1024
-"""Whose messages' lengths are kept at a time, for the same reason."""
+"""The most buckets whose message lengths are kept, for the same reason."""
 
 
 class BatchCache:
     """Makes the batches of one compressor.
 
     Args:
-        encoder: what this rank encodes with.
+        encoder: the kernels, the seed and the loss scale of this rank.
         group: the ranks.
-        owner_step: what owners of parts do with averages, or None.
+        owner_step: changes averages on the owners of parts; None for no change.
 
     Attributes:
-        comm: collectives among the ranks.
-        owner_step: as given.
+        comm: the collectives among the ranks.
+        owner_step: the argument of that name.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class BatchCache:
         self._lengths: dict[tuple[object, ...], dict[str, Length]] = {}
 
     def begin_step(self) -> None:
-        """Called before a step's first gradient.
+        """Forgets lengths if there are too many; called before a step's first gradient.
 
-        Lengths are forgotten here and nowhere else: between steps all ranks have made the same batches.
+        Lengths are forgotten nowhere else: between steps, all ranks have made the same batches.
         """
         if len(self._lengths) > _MOST_BUCKETS:
             self._lengths.clear()
             self._plans.clear()  # They hold lengths, too.
 
     def forget_plans(self) -> None:
-        """Called when gradients are to travel in another way.
+        """Forgets all plans; called when the routes of gradients change.
 
-        Lengths stay. They are those of a bucket and its codecs, and a rank may call this alone.
+        Lengths are kept: they belong to a bucket and its codecs, and a rank may call this method alone.
         """
         self._plans.clear()
 
     def lengths(self) -> str:
-        """What ranks know of the lengths of each other's messages, in a few characters, to be compared."""
+        """A short hash of the known lengths of the ranks' messages, which ranks compare."""
         return describe(self._lengths)
 
     def make(
@@ -75,14 +75,14 @@ class BatchCache:
         *,
         encoded: bool = True,
     ) -> tuple[Batch, Exchanging]:
-        """The batch of one bucket, and its exchange, which has not begun.
+        """Makes the batch of one bucket, and its exchange, which has not begun.
 
         Args:
-            slots: the gradients' parameters; all take the same exchange.
-            gradients: as for :class:`Batch`, all on one device.
-            used: as for :class:`Batch`.
-            encoded: whether they are encoded. Where not, owners step them as they are (the cold start of
-                an owner step, which only ``two_shot`` has).
+            slots: the gradients' slots; all use the same exchange.
+            gradients: the same as in :class:`Batch`, all on one device.
+            used: the same as in :class:`Batch`.
+            encoded: whether gradients are encoded. If not, owners apply the owner step to averages of
+                uncompressed gradients (the cold start of an owner step, which only ``two_shot`` has).
         """
         device = gradients[0].device
         key = (device, *(slot.index for slot in slots))
@@ -101,17 +101,17 @@ class BatchCache:
     def inquire(
         self, former: Sequence[tuple[Slot, Route]], gradients: Sequence[torch.Tensor]
     ) -> tuple[Inquiry, Exchanging]:
-        """The same for what asks whether all ranks have changed how these gradients travel.
+        """Makes an inquiry about a change of these gradients' routes on all ranks, and its exchange.
 
         Args:
-            former: as for :class:`Inquiry`.
-            gradients: as for :class:`Inquiry`.
+            former: the same as in :class:`Inquiry`.
+            gradients: the same as in :class:`Inquiry`.
         """
         lengths = self._lengths_of(former)
         inquiry = Inquiry(self._encoder, self._group, former, gradients, lengths)
         return inquiry, exchange_of(inquiry.plan.exchange)(inquiry, self.comm)
 
     def _lengths_of(self, routes: Iterable[tuple[Slot, Route]]) -> dict[str, Length]:
-        """What is remembered of a bucket's messages."""
+        """The lengths of a bucket's messages, by name."""
         key = tuple((slot.index, slot.shape, route.exchange, route.codec) for slot, route in routes)
         return self._lengths.setdefault(key, {})

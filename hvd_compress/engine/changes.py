@@ -1,4 +1,4 @@
-"""What a step does to residuals: counted when the step is accepted, undone when it is dropped."""
+"""The changes of residuals in a step: kept if the step is accepted, undone if it is dropped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hvd_compress.ranks.errors import ExchangeError
 class Changes:
     """The changes of some gradients' residuals in one step.
 
-    A step is dropped when some rank sent an Inf or a NaN: then no residual may count its gradients as sent.
-    The script may also drop the step after it was accepted: :meth:`take_back`.
+    A step is dropped if some rank sent an Inf or a NaN: then no residual may count the step's gradients as
+    sent. The script may also drop the step after it was accepted; see :meth:`take_back`.
 
     Attributes:
         accepted: whether the step was accepted, and not taken back.
@@ -29,27 +29,27 @@ class Changes:
         self.accepted = False
 
     def move(self, holder: Holder) -> None:
-        """Has ``holder.next_residual`` be the residual once the step is accepted."""
+        """Makes ``holder.next_residual`` the residual when the step is accepted."""
         self._moved.append(holder)
 
     def when(self, accepted: Callable[[], None], dropped: Callable[[], None]) -> None:
-        """Calls one of the two once it is known whether the step is accepted.
+        """Registers two functions; one is called when it is known whether the step is accepted.
 
         Args:
             accepted: makes a change.
-            dropped: puts back what was there before, whether or not the change has been made.
+            dropped: restores the state before the change, whether or not the change has been made.
         """
         self._if_accepted.append(accepted)
         self._if_dropped.append(dropped)
 
     def release(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
-        """Adds what an earlier codec left unsent to the gradient, and forgets it once that is sent."""
+        """Adds an earlier codec's residual to the gradient, and discards it if the step is accepted."""
         if slot.residual is not None:
             rest = slot.residual.to(gradient.device) * (loss_scale / slot.residual_scale)
             self._add(rest, slot, gradient, slot)
 
     def release_owned(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
-        """The same for what this rank has added up for all ranks: now it is this rank's to send."""
+        """Does the same with the residual of the part that this rank owns, with the part's weight."""
         owned = slot.owned
         if owned is not None and owned.residual is not None:
             factor = owned.weight * loss_scale / owned.residual_scale
@@ -65,15 +65,14 @@ class Changes:
         *,
         keep: bool,
     ) -> None:
-        """Has ``slot.owned`` be the record of an exchange.
+        """Makes ``slot.owned`` the record of the part that this rank owns in an exchange.
 
         Args:
-            slot: of the parameter.
-            gradient: gets what was added up for another exchange.
-            part: what this rank owns; None where the exchange has no owners.
-            loss_scale: of the gradient.
-            keep: whether what was added up and not sent stays with the record; if not, it goes with the
-                gradient.
+            slot: the parameter's slot.
+            gradient: the gradient, to which the former record's residual is added unless it is kept.
+            part: the part that this rank owns; None if the exchange has no owners.
+            loss_scale: the loss scale of the gradient.
+            keep: whether to keep the former record's residual if its part is the same.
         """
         before = slot.owned
         if before is None and part is None:
@@ -94,7 +93,7 @@ class Changes:
         """Accepts the changes, or undoes them.
 
         Args:
-            dropped: whether the step does not count; or a word of the residuals' device, not 0 if so.
+            dropped: whether the step is dropped; or a word on the residuals' device, not 0 if it is.
         """
         if isinstance(dropped, torch.Tensor):
             for holder in self._moved:
@@ -111,16 +110,16 @@ class Changes:
         self.accepted = not dropped
 
     def withdraw(self) -> None:
-        """Leaves residuals as they were; what was released to a gradient travels with it uncompressed."""
+        """Leaves residuals as they were; those released to a gradient are sent with it uncompressed."""
         self._moved.clear()
         self.settle(False)
 
     def counts(self) -> bool:
-        """Whether residuals are known to count gradients as sent; a device is not waited for."""
+        """Whether residuals are known to count gradients as sent; does not wait for a device."""
         return self.accepted and bool(self._moved) and not self._on_device
 
     def take_back(self) -> None:
-        """Undoes the changes if they were accepted; no gradient may have been encoded since."""
+        """Undoes the changes if they were accepted; no gradient may have been encoded since then."""
         if self.accepted:
             for holder in self._moved:
                 holder.take_back()
@@ -142,7 +141,7 @@ class Changes:
 
 
 class LastExchange:
-    """The changes of the last exchange; :meth:`take_back` undoes them as long as no other one has begun."""
+    """The changes of the last exchange; :meth:`take_back` can undo them until the next exchange begins."""
 
     def __init__(self) -> None:
         self._changes: list[Changes] = []
@@ -152,25 +151,25 @@ class LastExchange:
         return iter(self._changes)
 
     def begin(self) -> None:
-        """Called before an exchange's first gradient: the one before can no longer be taken back."""
+        """Forgets the changes of the exchange before; called before an exchange's first gradient."""
         self._changes.clear()
         self._replaced = False
 
     def changes(self) -> Changes:
-        """Makes changes that belong to the exchange that has begun last."""
+        """Makes a record of changes in the exchange that has begun last."""
         self._changes.append(Changes())
         return self._changes[-1]
 
     def replace(self) -> None:
-        """Called where other residuals come in the place of those of the last exchange."""
+        """Records that other residuals replace those of the last exchange."""
         self._replaced |= any(one.accepted for one in self._changes)
         self._changes.clear()
 
     def take_back(self) -> None:
-        """Undoes the exchange; does nothing where none was accepted, or it was undone already.
+        """Undoes the last exchange; does nothing if none was accepted, or if it was already undone.
 
         Raises:
-            ExchangeError: residuals have been replaced since.
+            ExchangeError: residuals have been replaced since the exchange.
         """
         if self._replaced:
             raise ExchangeError(

@@ -179,10 +179,10 @@ class CompressorBase:
     def drop_step(self) -> None:
         """Undoes the last exchange if its results are not used; every rank has to call this method.
 
-        Residuals get their values from before that exchange, bit for bit: the residuals of this rank's
-        gradients, of the parts that this rank owns, and of an earlier codec. So does the state of an owner
-        step. Without this call, error feedback would add the discarded gradients to later steps. Positions
-        in the noise are not reset, and a step of the warm-up still counts.
+        The residuals of this rank's gradients, of the parts that this rank owns and of an earlier codec get
+        their values from before that exchange, bit for bit; so does the state of an owner step. Without
+        this call, error feedback would add the discarded gradients to later steps. Positions in the noise
+        are not reset, and a step of the warm-up still counts.
 
         Nothing changes if there was no exchange yet, or if the last one was already dropped: by an earlier
         call, or on all ranks because of an Inf or a NaN.

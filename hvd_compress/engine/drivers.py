@@ -43,7 +43,7 @@ class Pending:
         name: the name of the exchange's collectives, the same on every rank.
         number: the exchange's position in an order that is the same on every rank.
         exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
-        started: is called with every collective that the exchange asks for.
+        started: a function that is called with every collective that the exchange asks for.
 
     Attributes:
         name: the name of the exchange's collectives.

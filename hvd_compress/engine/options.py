@@ -9,13 +9,13 @@ from hvd_compress.exchanges.options import SharedOptions
 
 
 class Options(SharedOptions, total=False):
-    """Options of PyTorch's compressors, beside :class:`~hvd_compress.exchanges.options.SharedOptions`.
+    """PyTorch's options, in addition to :class:`~hvd_compress.exchanges.options.SharedOptions`.
 
     Attributes:
-        owner_step: what the owner of a part does with the ranks' average before it sends it to all ranks,
-            an :class:`OwnerStep`; with ``exchange="two_shot"`` only.
-        grad_scaler: the ``torch.amp.GradScaler`` whose scaled losses make the gradients, so that residuals
-            follow when the scale changes.
+        owner_step: the :class:`OwnerStep` by which the owner of a part changes the ranks' average before
+            sending it to all ranks; only with ``exchange="two_shot"``.
+        grad_scaler: the ``torch.amp.GradScaler`` that scales the losses, so that residuals can be rescaled
+            when the scale changes.
     """
 
     owner_step: OwnerStep | None

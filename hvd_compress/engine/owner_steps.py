@@ -43,8 +43,8 @@ class AdaGrad:
     ``s <- s + g^2``, ``g <- g / (sqrt(s) + epsilon)``, element by element (Duchi, Hazan and Singer). The
     optimizer that follows is plain SGD, with or without momentum.
 
-    The paper also uses the deviation of recent samples instead of all samples (section 4), but gives no
-    formula. With ``decay`` below 1, ``s`` is a mean over recent steps:
+    The paper also describes the deviation of recent samples instead of all samples (section 4), but gives
+    no formula. With ``decay`` below 1, ``s`` is a mean over recent steps:
     ``m <- decay m + (1 - decay) g^2`` and ``s = m / (1 - decay^t)`` after ``t`` steps. Steps then do not
     get shorter during training, so the learning rate has to be smaller.
 

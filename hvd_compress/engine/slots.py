@@ -60,7 +60,7 @@ class Holder:
         return self.residual, self.next_residual
 
     def accept(self, dropped: torch.Tensor | None = None) -> None:
-        """Replaces the residual by the one that the step has written.
+        """Replaces the residual with the one that the step has written.
 
         Args:
             dropped: a word on the residual's device, shape=(1,), int32, that only the device knows; if the
@@ -255,7 +255,7 @@ def slots_of(named_parameters: NamedParameters) -> list[Slot]:
 def expect_memory(name: str, parameter: torch.Tensor) -> None:
     """Raises ``ValueError`` if a parameter is on the meta device.
 
-    ``to_empty()`` replaces such a parameter by another one, whose gradients the compressor would miss.
+    ``to_empty()`` replaces such a parameter with another one, whose gradients the compressor would miss.
 
     Args:
         name: the parameter's name.

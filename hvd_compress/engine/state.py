@@ -223,7 +223,7 @@ def _by_element(value: Any, part: dict[str, Any]) -> bool:
 
 
 def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
-    """Raises ``ValueError`` if an owner step's state is that of another part than the present one."""
+    """Raises ``ValueError`` if an owner step's state is that of another part than the rank owns now."""
     part = saved["begin"], saved["end"], saved["weight"], saved["transposed"]
     if owned is not None and owned.part != part:
         raise ValueError(

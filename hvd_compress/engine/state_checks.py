@@ -34,12 +34,12 @@ def check(who: str, slots: Iterable[Slot], state: Any, place: Mapping[str, int])
         who: the beginning of the error message.
         slots: the parameters.
         state: the snapshot.
-        place: the expected values of some of the snapshot's own fields.
+        place: the expected values of some fields of the whole snapshot.
 
     Raises:
         TypeError: a field is of the wrong type.
-        ValueError: a field is missing, unknown or out of range; or the snapshot is that of another place or
-            model. The message names the parameter and the field.
+        ValueError: a field is missing, unknown or out of range; or the snapshot does not fit the place or
+            the model. The message names the parameter and the field.
     """
     expect_state(who, state)
     for field, want in place.items():

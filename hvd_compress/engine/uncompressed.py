@@ -1,4 +1,4 @@
-"""Gradients that travel as they are, in one message."""
+"""Gradients that are sent without encoding, in one message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from hvd_compress.ranks.counters import Counters
 
 
 class Uncompressed:
-    """Gradients that are added up by an all_reduce; stands where a :class:`Batch` does.
+    """Gradients that an all_reduce adds up; used in place of a :class:`Batch`.
 
     Args:
-        gradients: results are written over them.
-        dtype: that they are added in.
-        buffer: memory that holds exactly these gradients, one behind the other, if there is any; or a
-            sparse gradient alone.
-        divisor: what gradients are divided by before they are added: in half precision, a sum might
-            overflow.
+        gradients: the gradients; results are written over them.
+        dtype: the dtype in which gradients are added.
+        buffer: the memory that holds exactly these gradients, one behind the other, or a single sparse
+            gradient; None if there is no such memory.
+        divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
     """
 
     error: Exception | None = None
@@ -43,7 +42,7 @@ class Uncompressed:
         self._sent = Counters()
 
     def exchange(self, comm: Comm) -> Exchanging:
-        """The exchange, as the functions of :mod:`hvd_compress.engine.exchanges` make it."""
+        """The exchange, like those of the functions in :mod:`hvd_compress.engine.exchanges`."""
         self._values = yield comm.all_reduce(self._values)
 
     def write(self, scale: float) -> None:
@@ -61,9 +60,9 @@ class Uncompressed:
         """Does nothing: no residual has changed."""
 
     def note(self, collective: Collective) -> None:
-        """As :meth:`Batch.note`."""
+        """The same as :meth:`Batch.note`."""
         collective.count(self._sent)
 
     def count(self, counters: Counters) -> None:
-        """As :meth:`Batch.count`."""
+        """The same as :meth:`Batch.count`."""
         counters.add(self._sent)

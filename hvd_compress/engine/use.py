@@ -1,4 +1,4 @@
-"""Notices PyTorch's optimizers that step without the compressor of their parameters."""
+"""Detects PyTorch optimizers that step without the compressor of their parameters."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _watching: weakref.WeakSet[TorchUse] = weakref.WeakSet()
 
 
 class TorchUse(Use):
-    """A :class:`Use` of a compressor during whose life several ranks may train.
+    """The :class:`Use` of a compressor, with a check whether several ranks have trained without it.
 
-    They have trained without it where an optimizer of its parameters has stepped, and no other compressor
-    exchanges gradients of these: one that a script makes to print it, or to read a state, is not missed.
+    The ranks have trained without it if an optimizer of its parameters has made a step, and no other
+    compressor exchanges the gradients of these parameters. So a second compressor, which a script makes
+    only to print it or to read a state, causes no warning.
 
     Args:
-        name, remedy: as for :class:`Use`.
-        parameters: whose gradients are exchanged; none, where tensors come later, are any optimizer's.
-        ranks: counts the ranks of the job.
+        name, remedy: the same as in :class:`Use`.
+        parameters: the parameters whose gradients are exchanged; if empty, because the tensors are not
+            known yet, the steps of any optimizer count.
+        ranks: returns the number of ranks in the job.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class TorchUse(Use):
         watch(self)
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Says whose gradients are exchanged."""
+        """Sets the parameters whose gradients are exchanged."""
         self._ids = {id(p) for p in parameters}
 
     @property
@@ -48,7 +50,7 @@ class TorchUse(Use):
         return not self.exchanged
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called behind every step of an optimizer."""
+        """Called after every step of an optimizer."""
         if self.exchanged or self._suspected or self._ranks() == 1:
             return
         if self._ids and not updates(optimizer, self._ids):
@@ -59,5 +61,5 @@ class TorchUse(Use):
         self.suspect()
 
     def _shares(self, other: TorchUse) -> bool:
-        """Whether another compressor may be for the same parameters."""
+        """Whether another compressor may have some of the same parameters."""
         return not self._ids or not other._ids or not self._ids.isdisjoint(other._ids)

@@ -1,4 +1,4 @@
-"""The exchanges, each one function, by the names of :mod:`hvd_compress.exchanges.registry`."""
+"""The exchanges as functions, with the names of :mod:`hvd_compress.exchanges.registry`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_compress.engine.comm import Comm, Exchanging
 
 @lru_cache
 def exchange_of(name: str) -> Callable[[Batch, Comm], Exchanging]:
-    """The function of that name, in the module of that name."""
+    """The exchange of the given name: the function of that name in the module of that name."""
     function: Callable[[Batch, Comm], Exchanging] = getattr(
         import_module(f"{__name__}.{name}"), name
     )

@@ -1,4 +1,4 @@
-"""Every rank gets every rank's payloads."""
+"""An exchange in which every rank receives every rank's payloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_compress.exchanges import layout
 
 
 def allgather(batch: Batch, comm: Comm) -> Exchanging:
-    """Each rank decodes and adds all ranks' payloads, in rank order; traffic grows with their number."""
+    """Decodes and adds all ranks' payloads in rank order; traffic grows with the number of ranks."""
     plan = batch.plan
     table = plan.table("whole", lambda: layout.whole(plan.members, comm.rank))
     rows = yield from all_gather(batch, comm, batch.encode(table), table)

@@ -1,4 +1,4 @@
-"""Two shots without a codec, for owner steps in the cold start."""
+"""Two shots without a codec, for the cold start of owner steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBER_BYTES = 4
 
 
 def cold_start(batch: Batch, comm: Comm) -> Exchanging:
-    """Owners average and step what ranks send them as it is, and send the result as float32.
+    """Averages uncompressed gradients on their owners, with the owner step, and gathers float32 results.
 
-    A message from an owner has its numbers, as many as the owner of the most has; a flag for each gradient;
-    and a 1, which is missing where the owner has failed.
+    A message from an owner holds the owner's numbers, padded to the length of the longest owner's; a flag
+    for each gradient; and a 1, which is missing if the owner has failed.
     """
     plan = batch.plan
     owners, members = plan.owners, plan.members

@@ -1,4 +1,4 @@
-"""Uncompressed within a host, compressed between hosts."""
+"""An exchange that is uncompressed within a host, and compressed between hosts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hvd_compress.engine.packing import all_gather
 
 
 def hierarchical(batch: Batch, comm: Comm) -> Exchanging:
-    """What leaves a host does not depend on the number of its ranks, which share the work.
+    """Makes the traffic between hosts independent of the number of ranks on a host, which share the work.
 
     Each rank of a host adds up its part of the host's gradients, encodes the average, and exchanges
-    payloads with the ranks that own this part on the other hosts. Then the ranks of the host tell each
-    other what they got, so that all ranks decode the same.
+    payloads with the ranks that own this part on the other hosts. Then the ranks of the host send each
+    other the payloads that they received, so that all ranks decode the same payloads.
     """
     plan, local, cross = batch.plan, comm.local, comm.cross
     owners, members = plan.owners, plan.members

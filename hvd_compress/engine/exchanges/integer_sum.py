@@ -1,4 +1,4 @@
-"""Norms first, then levels, each in an all_reduce."""
+"""An exchange of norms, then of levels, each in an all_reduce."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hvd_compress.exchanges import layout
 
 
 def integer_sum(batch: Batch, comm: Comm) -> Exchanging:
-    """The ranks' levels, made with common norms, are added as integers (TernGrad, section 3.1).
+    """Adds the ranks' levels, made with common norms, as integers (TernGrad, section 3.1).
 
-    The flags go with the norms: the maximum is 1 if some rank used the gradient. A rank that fails adds
-    zeros and does not count itself in the word behind the levels.
+    The flags are sent with the norms: their maximum is 1 if some rank used the gradient. A rank that fails
+    adds zeros, and does not count itself in the word behind the levels.
     """
     levels = LevelBatch(batch, lambda: layout.levels(batch.plan.members, comm.size))
     norms = yield comm.all_reduce(levels.norms(), "max")

@@ -1,4 +1,4 @@
-"""Uncompressed parts of gradients: on their way to their owners, and there."""
+"""Uncompressed parts of gradients: the message to their owners, and the averages there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_compress.engine.batch import Batch
 
 
 def to_owners(batch: Batch) -> tuple[torch.Tensor, list[int]]:
-    """All gradients' parts as they are, one owner's behind the other's, and the bytes for each owner."""
+    """All gradients' parts without encoding, ordered by owner, and the bytes for each owner."""
     owners = batch.plan.owners
     assert owners is not None
     parts, sizes = [], []
@@ -25,14 +25,14 @@ def to_owners(batch: Batch) -> tuple[torch.Tensor, list[int]]:
 
 
 def averages(batch: Batch, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The ranks' averages of the parts that this rank owns; added in the order of ranks, from +0.
+    """The ranks' averages of the parts that this rank owns, added in rank order from +0.
 
     Args:
-        batch: of the gradients.
-        rows: what :func:`to_owners` of each rank has brought, shape=(ranks, bytes), uint8.
+        batch: the batch of the gradients.
+        rows: the ranks' messages from :func:`to_owners` to this rank, shape=(ranks, bytes), uint8.
 
     Returns:
-        One a gradient, shape=(n,), float32; of no element where this rank owns none.
+        One average for each gradient, shape=(n,), float32; empty if this rank owns no element.
     """
     sizes = batch.plan.owned_sizes
     sums = torch.zeros(sum(sizes), dtype=torch.float32, device=rows.device)

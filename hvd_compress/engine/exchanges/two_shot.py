@@ -1,4 +1,4 @@
-"""Parts to their owners, averages from them."""
+"""An exchange that sends parts to their owners, and averages from the owners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from hvd_compress.exchanges import layout
 
 
 def two_shot(batch: Batch, comm: Comm) -> Exchanging:
-    """What a rank sends does not depend on the number of ranks (1-bit SGD, section 3.1)."""
+    """Averages the parts of gradients on their owners (1-bit SGD, section 3.1).
+
+    The amount that a rank sends does not depend on the number of ranks.
+    """
     plan, rank, size = batch.plan, comm.rank, comm.size
     owners, members = plan.owners, plan.members
     assert owners is not None
