@@ -1,7 +1,7 @@
 """A compressed ``all_reduce`` of any tensors among the ranks of a ``torch.distributed`` process group.
 
-``hvdc.all_reduce(tensor, compressor)``, where ``torch.distributed.all_reduce(tensor)`` stood. The other
-frontends without Horovod are written on what is in this package.
+Write ``hvdc.all_reduce(tensor, compressor)`` in place of ``torch.distributed.all_reduce(tensor)``. The
+other frontends without Horovod are built on this package.
 """
 
 from hvd_compress.needs import need

@@ -1,4 +1,4 @@
-"""How ranks begin whose parameters this package keeps alike."""
+"""The start of training for ranks whose parameters this package keeps equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_compress.ranks import agreement
 
 
 def expect_memory_of(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raises ``ValueError`` where one of the parameters, given by names, is on the meta device."""
+    """Raises ``ValueError`` if one of the parameters, given by name, is on the meta device."""
     for name, parameter in parameters.items():
         expect_memory(name, parameter)
 
@@ -24,16 +24,17 @@ def expect_memory_of(parameters: Mapping[str, torch.Tensor]) -> None:
 def begin_alike(
     compressor: Compressor, parameters: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
-    """Compares the ranks' settings and parameters, and gives every rank the first one's values.
+    """Compares the ranks' settings and parameters, and gives every rank the first rank's values.
 
     Args:
-        compressor: its process group has the ranks.
-        parameters: by names; there is at least one.
-        settings: what else has to be the same on every rank; fit for JSON.
+        compressor: the compressor with the process group of the ranks.
+        parameters: the parameters by name, at least one.
+        settings: other values that have to be the same on every rank, JSON-serializable.
 
     Raises:
         ValueError: a parameter is on the meta device.
-        ExchangeError: on every rank, naming what differs; or there is no process group.
+        ExchangeError: settings or parameters differ (raised on every rank, with the difference); or there
+            is no process group.
     """
     expect_memory_of(parameters)
     group = compressor.process_group

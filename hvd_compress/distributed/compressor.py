@@ -1,4 +1,4 @@
-"""The state of :func:`hvd_compress.distributed.all_reduce`: codec, exchange, and what was not sent."""
+"""The state of :func:`hvd_compress.distributed.all_reduce`: codec, exchange and residuals."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ from hvd_compress.ranks.values import records
 _log = logging.getLogger(__name__)
 
 Accept = Callable[[], None]
-"""Called when results are there; raises where they must not count."""
+"""A function that is called when the results have arrived, and raises if they must not be used."""
 
 
 @guard
 class Compressor(ProcessGroupCompressor):
-    """Has tensors added up or averaged encoded: the state of :func:`hvd_compress.distributed.all_reduce`.
+    """The codec, exchange and residuals of :func:`hvd_compress.distributed.all_reduce`.
 
-    Holds a residual for each key that ``all_reduce`` is called with. The tensors of a key have one shape
-    and one dtype. The first call joins the ranks; every call compares what the ranks are about to send.
+    Holds a residual for each key that ``all_reduce`` is called with. All tensors with the same key have the
+    same shape and dtype. The first call joins the ranks; in every call, the ranks compare what they are
+    about to send.
 
     Args:
-        codec: what tensors are encoded with: a codec, a :class:`~hvd_compress.Route` or a codec's name.
+        codec: the codec that encodes tensors, a :class:`~hvd_compress.Route`, or a codec's name.
         process_group: the ranks; None is the ``group`` of the first call.
-        options: :class:`~hvd_compress.engine.options.Options`. Their name patterns match keys, and
-            ``warmup_steps`` counts the calls of each key.
+        options: see :class:`~hvd_compress.engine.options.Options`. Name patterns match keys, and
+            ``warmup_steps`` counts the calls with each key.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -99,7 +100,7 @@ class Compressor(ProcessGroupCompressor):
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks, as they were given; None is the default group."""
+        """The process group of the ranks; None is the default group."""
         return self._process_group
 
     @torch.no_grad()
@@ -111,11 +112,11 @@ class Compressor(ProcessGroupCompressor):
         group: dist.ProcessGroup | None = None,
         accept: Accept | None = None,
     ) -> Work:
-        """Starts :func:`hvd_compress.distributed.all_reduce`; arguments and errors are the same.
+        """Starts :func:`hvd_compress.distributed.all_reduce`, with the same arguments and errors.
 
         Args:
-            accept: called by ``wait()`` when the results are there, before residuals count. What it raises
-                is what ``wait()`` raises, and residuals are then as before the call.
+            accept: a function that ``wait()`` calls when the results have arrived, before residuals are
+                settled. ``wait()`` raises what this function raises; residuals are then as before the call.
         """
         self._take(group)
         self._bind()
@@ -153,33 +154,33 @@ class Compressor(ProcessGroupCompressor):
         return Work(bucket, lambda: self._end(bucket, slots), asks)
 
     def refuse(self, problem: Exception, device: torch.device) -> None:
-        """Has the other ranks raise an :class:`ExchangeError` from the call that this one cannot make.
+        """Makes the other ranks raise an :class:`ExchangeError` from a call that this rank cannot make.
 
         Args:
-            problem: what keeps this rank from it.
-            device: where the call's tensors would be.
+            problem: the error that prevents the call on this rank.
+            device: the device of the call's tensors.
         """
         self._bind()
         self._start_line(device)
         self._tell(problem)
 
     def restart_warmup(self, keys: Iterable[str]) -> None:
-        """Has the ``warmup_steps`` of some keys begin with their next call, on every rank alike."""
+        """Restarts the ``warmup_steps`` of some keys at their next call; every rank has to call it."""
         for key in keys:
             self._keys.slots[key].exchanges = 0
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
-        """Changes the codec between two calls, on every rank alike.
+        """Changes the codec between two calls; every rank has to make the same change.
 
-        A residual that the new codec does not carry on is added to the next tensor: nothing is lost.
+        A residual that the new codec does not carry on is added to the next tensor, so nothing is lost.
 
         Args:
             codec: the new codec, a :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed.
-            layers: pattern of the keys that it is for, those of later calls included; thresholds and
+            layers: a pattern of the keys to change, including keys of later calls; thresholds and
                 exclusions stay in force.
 
         Raises:
-            ExchangeError: tensors are on their way, or there was no call yet.
+            ExchangeError: tensors are being exchanged, or there was no call yet.
             ValueError: no key matches.
         """
         if self._comparisons is None:
@@ -189,42 +190,44 @@ class Compressor(ProcessGroupCompressor):
         self._routers.insert(0, (layers, self._router.with_route(route)))
 
     def drop_step(self) -> None:
-        """Takes the last call of ``all_reduce`` back, with all of its tensors; every rank has to call it.
+        """Undoes the last call of ``all_reduce`` for all of its tensors; every rank has to call it.
 
-        What a rank has not sent of these tensors becomes what it was before that call, bit for bit, and so
-        do what it owes as the owner of parts, and an owner step's state. Without this, error feedback would
-        bring what was thrown away into later calls. Positions in the noise move on, and a call of the
-        warm-up counts. Where some rank has not called it, the next call raises an error on all ranks.
+        The residuals of these tensors, those of parts that this rank owns, and the state of an owner step
+        become what they were before that call, bit for bit. Otherwise, error feedback would add the
+        discarded values to later calls. Positions in the noise still advance, and the call still counts
+        for the warm-up. If some rank has not called this method, the next ``all_reduce`` raises an error on
+        all ranks.
 
-        Nothing changes where there was no call yet, or the last one was dropped already: by an earlier
-        ``drop_step()``, or on all ranks for an Inf or a NaN.
+        Nothing changes if there was no call yet, or if the last call was already dropped, by an earlier
+        ``drop_step()`` or on all ranks for an Inf or a NaN.
 
         Raises:
-            ExchangeError: tensors are on their way; or a state was loaded, or :meth:`rebind` called, since
-                the last call of ``all_reduce``.
+            ExchangeError: tensors are being exchanged; or a state was loaded, or :meth:`rebind` was called,
+                since the last call of ``all_reduce``.
         """
         super().drop_step()
         self._dropped += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, noise positions and owned parts, by key; every rank saves its own.
+        """This rank's residuals, noise positions and owned parts, by key; every rank saves its own state.
 
-        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy preserves their values.
 
         Raises:
-            ExchangeError: tensors are on their way.
+            ExchangeError: tensors are being exchanged.
         """
         self._expect_idle("state_dict")
         return {**super().state_dict(), "keys": self._keys.kinds, "member": self._member}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` of the same rank left off, also before the first call.
+        """Continues from the :meth:`state_dict` of the same rank; may be called before the first call.
 
-        A state from before the first call has no keys, and loading it leaves none.
+        A state from before the first call has no keys, and loading it removes all keys.
 
         Raises:
-            ValueError: another rank, number of ranks or seed, or other tensors; nothing is changed then.
-            ExchangeError: tensors are on their way, or there is no process group.
+            ValueError: the state has another rank, number of ranks or seed, or other tensors. Nothing is
+                changed then.
+            ExchangeError: tensors are being exchanged, or there is no process group.
         """
         self._expect_idle("load_state_dict")
         with self._keys.of_states("load_state_dict", [state]):
@@ -245,24 +248,24 @@ class Compressor(ProcessGroupCompressor):
         *,
         lost: Iterable[dict[str, Any]] = (),
     ) -> None:
-        """Goes on among the ranks of another process group; all of these call it, those that are new too.
+        """Continues among the ranks of another process group; all of them call it, including new ranks.
 
-        What ranks have not sent keeps its part in their average. A rank that stays takes ``K' / K`` times
-        its residual, where there were ``K`` ranks and now are ``K'``; what it owed as the owner of parts
-        becomes a part of that. A new rank begins with zeros, and with the keys of the others and their
-        positions in the noise. What a rank that is gone had not sent is missing, unless ``lost`` has it; a
-        message in the log names the ranks, and the norm of what is missing if it is known.
+        Residuals keep their share in the ranks' average. A rank that stays multiplies its residual by
+        ``K' / K``, if there were ``K`` ranks and now are ``K'``; the residuals of parts that it owned are
+        included. A new rank begins with zero residuals, and with the keys of the other ranks and their
+        positions in the noise. The residuals of a rank that has left are missing, unless ``lost`` holds
+        them; a message in the log names these ranks, and the norm of what is missing if it is known.
 
         Args:
-            process_group: the ranks; None is the default group, which may be another one than before.
-            lost: :meth:`state_dict` of ranks that are gone, the last that there is of each, in the memory
-                of the CPU; the same on every rank that stays. What these had not sent is shared out.
+            process_group: the ranks; None is the default group, which may differ from the one before.
+            lost: the latest available :meth:`state_dict` of each rank that has left, in CPU memory; the
+                same on every rank that stays. The residuals in these states are shared out.
 
         Raises:
-            ExchangeError: tensors are on their way; ranks have other seeds, or other keys in another order;
-                or what is wrong on another rank. Nothing is changed then.
-            ValueError: a state in ``lost`` is not of a rank that is gone, or has other keys; the other
-                ranks raise an :class:`ExchangeError`. Nothing is changed then.
+            ExchangeError: tensors are being exchanged; ranks have different seeds, or different keys or
+                another order of keys; or something is wrong on another rank. Nothing is changed then.
+            ValueError: a state in ``lost`` does not belong to a rank that has left, or has other keys; the
+                other ranks raise an :class:`ExchangeError`. Nothing is changed then.
         """
         ranks = collectives_of(process_group, meeting_place(process_group))
         lost, problem = list(lost), None
@@ -315,18 +318,18 @@ class Compressor(ProcessGroupCompressor):
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
     def share_norms(self, *, early: bool = False) -> None:
-        """Has every rank know how much each has not sent, for the log of :meth:`rebind`; waits for nothing.
+        """Sends the norm of this rank's residuals to all ranks without waiting, for :meth:`rebind`'s log.
 
         All ranks that :meth:`rebind` has brought together call it equally often: after an exchange; or
-        before one (``early``) where it may fail on some ranks only.
+        before an exchange (``early``) that may fail on some ranks only.
         """
         assert self._norms is not None
         self._norms.share(self.residual_norm(), early=early)
 
     def close(self) -> None:
-        """Closes the connections to the other ranks after an error: they learn of it at once.
+        """Closes the connections to the other ranks after an error, so that they notice it at once.
 
-        Nothing can be sent before :meth:`rebind` has another process group.
+        Nothing can be sent until :meth:`rebind` has been called with another process group.
         """
         if self._comparisons is not None:
             self._comparisons.close()
@@ -336,7 +339,7 @@ class Compressor(ProcessGroupCompressor):
             self._made_launcher.close()
 
     def _report(self, told: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
-        """Says in the log who is gone, on the first rank that stays."""
+        """Logs which ranks have left, on the first rank that stays."""
         here = {one.member for one in told}
         first = next((one.member for one in told if one.size is not None), None)
         gone = [rank for rank, member in enumerate(self._members) if member not in here]
@@ -365,11 +368,11 @@ class Compressor(ProcessGroupCompressor):
             self._comparisons = Line(self._collectives)
 
     def load_for_rebind(self, state: dict[str, Any]) -> None:
-        """Takes the state of a rank of some group, which :meth:`rebind` carries over to the next one.
+        """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
 
         Raises:
-            ValueError: another seed, or other tensors; nothing is changed then.
-            ExchangeError: tensors are on their way.
+            ValueError: the state has another seed or other tensors. Nothing is changed then.
+            ExchangeError: tensors are being exchanged.
         """
         self._expect_idle("load_state_dict")
         with self._keys.of_states("load_state_dict", [state]):
@@ -434,7 +437,7 @@ class Compressor(ProcessGroupCompressor):
         )
 
     def _tell(self, problem: Exception) -> None:
-        """Has the other ranks, which may have had none, raise an error, too."""
+        """Makes the other ranks raise an error, too; their own calls may be right."""
         with contextlib.suppress(ExchangeError):
             self._compare({"error": f"{type(problem).__name__}: {problem}"})
 
@@ -457,7 +460,7 @@ class Compressor(ProcessGroupCompressor):
         self._go(bucket, None)
 
     def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:
-        """Compares what the ranks are about to do, without waiting where ``over`` is told the answer."""
+        """Compares what the ranks are about to do; does not wait if ``over`` is there to get the result."""
         assert self._comparisons is not None
         # A compressor that was made anew on some ranks only would have no process groups yet.
         counted = {"calls before": self._calls, "calls of drop_step": self._dropped}
@@ -478,7 +481,7 @@ class Compressor(ProcessGroupCompressor):
             raise answers[0]
 
     def _go(self, bucket: Bucket, error: Exception | None) -> None:
-        """Sends what is packed; called by a process group's thread, or the caller's."""
+        """Sends a packed bucket; called by a process group's thread, or by the caller's thread."""
         try:
             if error is not None:
                 raise error
@@ -501,16 +504,16 @@ class Compressor(ProcessGroupCompressor):
 
 
 def compressor_of(given: Any, where: str, write: str, **options: Any) -> Compressor:
-    """The compressor for an object that uses one alone: the one given, or one made for a codec.
+    """The given compressor, or a new one for a given codec, for an object that does not share it.
 
     Args:
         given: a compressor, a codec, a route or a codec's name.
         where: the caller's name, for the message.
         write: the caller's line, with ``{}`` in place of the argument.
-        options: of a compressor that is made here.
+        options: the options of a new compressor.
 
     Raises:
-        TypeError, ValueError: something else.
+        TypeError, ValueError: ``given`` is something else.
     """
     if isinstance(given, Codec | Route | str):
         given = Compressor(given, **options)

@@ -1,4 +1,4 @@
-"""The keys that tensors are reduced under, and what is kept for each."""
+"""The keys under which tensors are reduced, and a record for each key."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 
 Kind = dict[str, Any]
-"""Of a key's tensors: dtype and shape, fit for JSON."""
+"""The dtype and shape of a key's tensors, JSON-serializable."""
 
 
 class Keys:
-    """A record for each key, in the order of their first calls.
+    """A record for each key, in the order of the keys' first calls.
 
     Args:
-        route: of a new record.
+        route: a function that returns the route of a new record for a dtype.
 
     Attributes:
-        slots: by key.
+        slots: the records by key.
     """
 
     def __init__(self, route: Callable[[Slot, str], Route]) -> None:
@@ -34,11 +34,11 @@ class Keys:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What the tensors of each key are like."""
+        """The dtype and shape of each key's tensors."""
         return {key: kind_of(slot.parameter) for key, slot in self.slots.items()}
 
     def add(self, key: str, kind: Kind) -> Slot:
-        """A record of a key that no call has had yet."""
+        """Adds a record for a key that no call has used yet."""
         one = torch.empty((), dtype=getattr(torch, kind["dtype"]), device="cpu")
         like = one.expand(kind["shape"])
         slot = self.slots[key] = Slot(key, len(self.slots), like)
@@ -48,11 +48,12 @@ class Keys:
     def of(
         self, tensors: Sequence[torch.Tensor], keys: Sequence[str], device: torch.device
     ) -> list[Slot]:
-        """The record of each tensor; new keys get one, without a route.
+        """The record of each tensor; new keys get a record without a route.
 
         Raises:
-            TypeError, ValueError: a tensor cannot be reduced, or is not like those of earlier calls.
-            ExchangeError: another tensor of a key is on its way.
+            TypeError, ValueError: a tensor cannot be reduced, or differs in device, dtype or shape from
+                the tensors of earlier calls.
+            ExchangeError: another tensor with the same key is being exchanged.
         """
         for key, tensor in zip(keys, tensors, strict=True):
             _check(key, tensor)
@@ -83,7 +84,7 @@ class Keys:
 
     @contextlib.contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """Keys that come or go in here are as before where it raises."""
+        """Restores the keys on exit if the ``with`` block raises an error."""
         before = dict(self.slots)
         try:
             yield
@@ -94,11 +95,11 @@ class Keys:
 
     @contextlib.contextmanager
     def of_states(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Makes records for the keys of states, which are gone again where loading these fails.
+        """Adds records for the keys of states; removes them again if loading the states fails.
 
         Raises:
-            TypeError: nothing that ``state_dict()`` returns.
-            ValueError: states of other keys than the others, or than this record's.
+            TypeError: a state is not a result of ``state_dict()``.
+            ValueError: the states' keys differ from each other, or from the keys of earlier calls.
         """
         for state in states:
             expect_state(who, state)
@@ -129,8 +130,9 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
     """The tensors of a call, and their keys.
 
     Raises:
-        TypeError: no tensor and no list of tensors, or keys that are no strings.
-        ValueError: a key twice.
+        TypeError: ``tensor`` is neither a tensor nor a list of tensors, or there is not one string for each
+            tensor as its key.
+        ValueError: a key occurs twice.
     """
     if isinstance(tensor, torch.Tensor):
         tensors, keys = [tensor], [key]
@@ -151,12 +153,12 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """Of the same dtype, shape and device, with memory for one element."""
+    """A tensor of the same dtype, shape and device, with memory for only one element."""
     return tensor.detach().new_empty(()).expand(tensor.shape)
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:
-    """What a key's tensors have in common."""
+    """The dtype and shape that a key's tensors have in common."""
     return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
 
 

@@ -1,4 +1,4 @@
-"""How much each rank has not sent: for the log, when one is lost."""
+"""The norms of the ranks' residuals, for the log when a rank is lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvd_compress.process_group.collectives import Collectives
 
 
 class Norms:
-    """What ranks tell each other after an exchange, without waiting for it.
+    """The norms of all ranks' residuals, exchanged without waiting.
 
     Args:
-        ranks: in a group that nothing else uses.
+        ranks: the collectives among the ranks, in a group that nothing else uses.
     """
 
     def __init__(self, ranks: Collectives) -> None:
@@ -26,15 +26,15 @@ class Norms:
 
     @property
     def complete(self) -> bool:
-        """Whether the norms of all ranks have come since the last exchange."""
+        """Whether the norms of all ranks have arrived since the last exchange."""
         return 0 < self._shares == self._latest[0] and not self._early
 
     def share(self, norm: float, *, early: bool = False) -> None:
-        """Tells the other ranks this one's; all ranks call it equally often.
+        """Sends this rank's norm to the other ranks; all ranks call it equally often.
 
         Args:
-            norm: of what this rank has not sent.
-            early: whether an exchange follows.
+            norm: the norm of this rank's residuals.
+            early: whether the norm is sent before an exchange.
         """
         self._shares += 1
         self._early = early
@@ -51,7 +51,7 @@ class Norms:
             self._ranks.when_over(work, keep)
 
     def of(self, ranks: Iterable[int]) -> str:
-        """The norm of what some ranks together have not sent, in words."""
+        """The norm of the residuals of some ranks together, in words."""
         share, norms = self._latest
         if not share:
             return "unknown"
@@ -59,5 +59,5 @@ class Norms:
         return f"{together:.6g}" + ("" if self.complete else " before the last exchange")
 
     def close(self) -> None:
-        """As of the ranks."""
+        """Closes this rank's connections in the group."""
         self._ranks.close()

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they meet in another process group."""
+"""The information that ranks exchange when they continue in another process group."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 from hvd_compress.ranks.errors import ExchangeError
 
 Positions = Mapping[str, tuple[dict[str, Any], int, int]]
-"""By key: dtype and shape; how often its tensors were encoded; how often they were exchanged."""
+"""For each key: the dtype and shape of its tensors, the number of times that they were encoded, and the
+number of times that they were exchanged."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One rank, before it goes on.
+    """A rank before it continues in another group.
 
     Attributes:
-        member: a name of its compressor, which no other has.
-        size: of the group that it comes from; None if it is new.
-        seed: of the noise.
-        positions: of its keys, in the order of their first calls.
-        lost: names of ranks that are gone, of which it has the states.
+        member: a unique name of the rank's compressor.
+        size: the size of the group that the rank comes from; None if the rank is new.
+        seed: the seed of the noise.
+        positions: the positions of the rank's keys, in the order of the keys' first calls.
+        lost: the names of the ranks that have left and whose states this rank has.
     """
 
     member: str
@@ -74,12 +75,12 @@ def together(told: Sequence[Place]) -> Positions:
 def check_lost(
     lost: Sequence[dict[str, Any]], kinds: Mapping[str, dict[str, Any]], members: Sequence[str]
 ) -> None:
-    """Raises ``ValueError`` where a state is not one of a rank that may be gone.
+    """Raises ``ValueError`` if a state cannot belong to a rank that has left.
 
     Args:
         lost: the states.
-        kinds: dtype and shape of each key.
-        members: the ranks of the last group; none where they are not known.
+        kinds: the dtype and shape of each key.
+        members: the names of the last group's ranks; empty if they are not known.
     """
     for state in lost:
         keys = state.get("keys") if isinstance(state, dict) else None

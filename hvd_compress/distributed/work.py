@@ -1,4 +1,4 @@
-"""A call that is under way."""
+"""A call of ``all_reduce`` in progress."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from hvd_compress.process_group.bucket import Bucket
 
 
 class Work:
-    """What ``all_reduce(..., async_op=True)`` returns; as ``torch.distributed.Work``.
+    """The result of ``all_reduce(..., async_op=True)``; used like ``torch.distributed.Work``.
 
     Args:
         bucket: the call's tensors.
-        over: called once, when they have been waited for.
-        check: called once before, unless they have failed; may raise an error.
+        over: a function that is called once, at the end of :meth:`wait`.
+        check: a function that is called once before ``over``, unless the call has failed; may raise an
+            error.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Work:
         return self._bucket.future.done()
 
     def settle(self, *, dropped: bool) -> None:
-        """Settles residuals after :meth:`wait` has raised: other ranks may have got what this one sent.
+        """Settles residuals after :meth:`wait` has raised; other ranks may have received this rank's data.
 
         Args:
             dropped: whether no rank uses the results.
@@ -44,8 +45,8 @@ class Work:
             True.
 
         Raises:
-            ExchangeError: the ranks' calls differ; or another rank has failed.
-            PayloadError: a payload was altered on its way.
+            ExchangeError: the ranks' calls differ, or another rank has failed.
+            PayloadError: a payload was altered in transit.
         """
         try:
             self._bucket.future.wait()
