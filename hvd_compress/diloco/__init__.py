@@ -1,6 +1,6 @@
 """Training with few exchanges: every rank trains by itself, and differences of parameters are averaged.
 
-For links so slow that one exchange a step does not pay, however small it is.
+This is meant for links that are too slow for one exchange per step, however small the exchange is.
 """
 
 from hvd_compress.needs import need

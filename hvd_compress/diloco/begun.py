@@ -8,20 +8,20 @@ from hvd_compress.distributed.work import Work
 
 
 class Begun:
-    """A call that is under way, as :class:`~hvd_compress.distributed.work.Work`.
+    """A call in progress, used like :class:`~hvd_compress.distributed.work.Work`.
 
     Args:
-        call: the other thread's.
+        call: the future of the other thread's call.
     """
 
     def __init__(self, call: Future[Work]) -> None:
         self._call = call
 
     def wait(self) -> None:
-        """Waits, and raises what the call raised, or its work."""
+        """Waits for the call and its work, and raises the error of either."""
         self._call.result().wait()
 
     def settle(self, *, dropped: bool) -> None:
-        """Settles residuals after :meth:`wait` has raised; nothing was sent if the call itself has."""
+        """Settles residuals after :meth:`wait` has raised; if the call itself raised, nothing was sent."""
         if self._call.exception() is None:
             self._call.result().settle(dropped=dropped)

@@ -1,4 +1,4 @@
-"""The parameters that all ranks have in common, and the outer optimizer that steps them."""
+"""The parameters that all ranks have in common, and the outer optimizer that updates them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from hvd_compress.process_group.values import broadcast_state, tell
 
 
 class CommonParameters:
-    """A copy of a model's trainable parameters, the same on every rank, of 32 bits at least.
+    """A copy of a model's trainable parameters in at least 32 bits, the same on every rank.
 
-    Weights that are loaded into the model later, until it gets its first gradients, are noticed then:
-    :attr:`loaded`.
+    Weights that are loaded into the model afterwards are detected when the model gets its first gradients;
+    :attr:`loaded` then holds them.
 
     Args:
-        model: of this rank, whose parameters differ from the common ones between exchanges.
-        outer_optimizer: called with the copies; returns their optimizer.
+        model: this rank's model, whose parameters differ from the common ones between exchanges.
+        outer_optimizer: a function that takes the copies and returns their optimizer.
 
     Attributes:
         own: this rank's parameters, by name.
-        loaded: the values before the first step of parameters that were not the common ones then, by name.
+        loaded: the values, by name and from before the first step, of the parameters that differed from
+            the common ones then.
 
     Raises:
-        TypeError: trainable parameters that are not floating-point numbers.
-        ValueError: the model has no trainable parameters, or some on the meta device.
+        TypeError: trainable parameters are not floating-point numbers.
+        ValueError: the model has no trainable parameters, or has parameters on the meta device.
     """
 
     def __init__(
@@ -61,26 +62,26 @@ class CommonParameters:
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
-        """The common parameters, by name; their memory."""
+        """The common parameters, by name; these tensors share their memory."""
         return MappingProxyType({name: copy.data for name, copy in self._copies.items()})
 
     @property
     def kinds(self) -> dict[str, list[Any]]:
-        """This rank's dtypes and shapes, by name, fit for JSON."""
+        """The dtypes and shapes of this rank's parameters, by name, JSON-serializable."""
         every = {**self.own, **self._frozen}
         return {name: [str(p.dtype), list(p.shape)] for name, p in every.items()}
 
     def digest(self) -> str:
-        """Of the common parameters' bits."""
+        """A digest of the common parameters' bits."""
         return hashlib.sha256("".join(map(_digest, self._copies.values())).encode()).hexdigest()
 
     @property
     def _frozen(self) -> dict[str, nn.Parameter]:
-        """Parameters without a copy."""
+        """The parameters without a copy."""
         return {n: p for n, p in self._model.named_parameters() if n not in self.own}
 
     def check_model(self) -> None:
-        """Raises ``ValueError`` where the model has other parameters to train than the common ones."""
+        """Raises ``ValueError`` if the model's trainable parameters are not those that have copies."""
         now = dict(self._model.named_parameters())
         new = [n for n, p in now.items() if p.requires_grad and self.own.get(n) is not p]
         gone = [n for n, p in self.own.items() if now.get(n) is not p and n not in new]
@@ -93,7 +94,7 @@ class CommonParameters:
             )
 
     def differences(self, names: Sequence[str]) -> list[torch.Tensor]:
-        """What this rank has learnt: the common parameters without its own, of the copies' dtypes."""
+        """The common parameters minus this rank's own, in the copies' dtypes."""
         copies = [self._copies[name].detach() for name in names]
         return [
             copy - self.own[name].detach().to(copy.dtype)
@@ -101,9 +102,9 @@ class CommonParameters:
         ]
 
     def step(self, names: Sequence[str], averages: Sequence[torch.Tensor]) -> None:
-        """A step of the outer optimizer, with averages of differences for gradients.
+        """Makes a step of the outer optimizer, with averages of differences as gradients.
 
-        A parameter that no rank has changed has no gradient: momentum must not move what is frozen.
+        A parameter that no rank has changed gets no gradient: momentum must not move frozen parameters.
         """
         for name, average in zip(names, averages, strict=True):
             self._copies[name].grad = average if bool(average.any()) else None
@@ -112,11 +113,11 @@ class CommonParameters:
             self._copies[name].grad = None
 
     def take(self, names: Iterable[str], mixing: float = 0.0) -> None:
-        """Has this rank's parameters be the common ones.
+        """Sets this rank's parameters to the common ones.
 
         Args:
-            names: of parameters.
-            mixing: the share of its own that the rank keeps.
+            names: the names of the parameters.
+            mixing: the weight of this rank's own parameters in the result.
         """
         for name in names:
             own, copy = self.own[name], self._copies[name].detach()
@@ -129,7 +130,7 @@ class CommonParameters:
         return {"common": dict(self.values), "outer_optimizer": self._outer.state_dict()}
 
     def check(self, who: str, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` where a state is that of another model."""
+        """Raises ``ValueError`` if a state belongs to another model."""
         common: Any = state.get("common")
         names = list(common) if isinstance(common, dict) else None
         if names is None or set(names) != set(self._copies):
@@ -147,10 +148,10 @@ class CommonParameters:
 
     @contextlib.contextmanager
     def outer_restored_on_error(self, state: dict[str, Any]) -> Iterator[None]:
-        """Loads the outer optimizer's state of :meth:`state_dict`, unless what follows raises.
+        """Loads the outer optimizer's part of a state; undoes it if the ``with`` block raises an error.
 
         Raises:
-            ValueError: of another optimizer; nothing is changed then.
+            ValueError: the state belongs to another optimizer. Nothing is changed then.
         """
         before = self._outer.state_dict()  # Loading puts others in their place.
         try:
@@ -166,24 +167,24 @@ class CommonParameters:
             raise
 
     def are(self, state: dict[str, Any]) -> bool:
-        """Whether the parameters are bit for bit those of a state."""
+        """Whether the common parameters equal those of a state bit for bit."""
         return all(torch.equal(copy, state["common"][name]) for name, copy in self._copies.items())
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`state_dict` returned; the rank's own parameters stay."""
+        """Loads a result of :meth:`state_dict`; the rank's own parameters stay unchanged."""
         self.end_watch()
         self._outer.load_state_dict(state["outer_optimizer"])
         for name, copy in self._copies.items():
             copy.data.copy_(state["common"][name])
 
     def end_watch(self) -> None:
-        """Takes no notice any more of weights that are loaded."""
+        """Stops detecting weights that are loaded into the model."""
         while self._watching:
             self._watching.pop().remove()
         self.loaded.clear()
 
     def _note_loaded(self, _: torch.Tensor) -> None:
-        """Called with the model's first gradient: no optimizer has made a step yet."""
+        """Called with the model's first gradient, before any optimizer step."""
         while self._watching:
             self._watching.pop().remove()
         for name, copy in self._copies.items():
@@ -192,11 +193,11 @@ class CommonParameters:
                 self.loaded[name] = own.clone()
 
     def take_loaded(self, names: Iterable[str], ranks: Collectives | None) -> None:
-        """Has the common parameters be weights that were loaded; the first steps count.
+        """Sets the common parameters to weights that were loaded; keeps the steps made since.
 
         Args:
-            names: what was loaded on some rank.
-            ranks: all of them, which get what the first one has; None for this rank alone.
+            names: the names of parameters that were loaded on some rank.
+            ranks: all ranks, which get the first rank's values; None for this rank alone.
         """
         for name in names:
             own, copy = self.own[name].detach(), self._copies[name].detach()
@@ -210,9 +211,9 @@ class CommonParameters:
         self.end_watch()
 
     def share_frozen(self, ranks: Collectives, source: int) -> None:
-        """Gives all ranks the parameters without a copy of one rank, as far as theirs are others.
+        """Gives all ranks one rank's parameters without a copy, where the ranks' values differ.
 
-        Every rank calls it alike. Their bytes travel, so that they may be of any dtype.
+        Every rank makes the same call. Bytes are sent, so parameters may have any dtype.
         """
         frozen = self._frozen
         if not frozen:
@@ -232,14 +233,14 @@ class CommonParameters:
         best: int,
         ranks: Collectives,
     ) -> None:
-        """Has all ranks have the latest; every rank calls it alike.
+        """Gives all ranks the latest common parameters and optimizer state; every rank makes the same call.
 
         Args:
-            fragments: names of the parameters of each.
+            fragments: the names of each fragment's parameters.
             sources: for each fragment, the rank that has its latest parameters.
-            wanted: the fragments that some rank has not the latest of.
-            best: the source whose settings of the outer optimizer are taken.
-            ranks: all of them.
+            wanted: the fragments whose latest parameters some rank does not have.
+            best: the source whose settings of the outer optimizer all ranks take.
+            ranks: all ranks.
         """
         outer = self._outer.state_dict()
         elements = sum(copy.numel() for copy in self._copies.values())
@@ -261,7 +262,7 @@ class CommonParameters:
                 ranks.broadcast(self._copies[name].data, sources[fragment])
 
     def _numbers(self) -> dict[str, int]:
-        """What the outer optimizer's state calls the parameters, by name."""
+        """The numbers of the parameters in the outer optimizer's state, by name."""
         names = {id(copy): name for name, copy in self._copies.items()}
         parameters = [one for group in self._outer.param_groups for one in group["params"]]
         return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}

@@ -1,4 +1,4 @@
-"""Local steps, and a compressed exchange of their result from time to time."""
+"""Local training steps with occasional compressed exchanges of their results."""
 
 from __future__ import annotations
 
@@ -38,48 +38,50 @@ NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=Tru
 
 
 class DiLoCo:
-    """Averages what ranks have learnt in ``sync_every`` steps of their own, encoded.
+    """Trains each rank for ``sync_every`` steps by itself, then averages the ranks' changes, encoded.
 
-    Distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin with the
-    parameters of the group's first rank, also with weights that are loaded into the model until its first
-    gradients. Each makes ``sync_every`` steps with an optimizer of its own, the inner one. Then the
-    differences between the last common parameters and each rank's are averaged by
-    :func:`hvd_compress.distributed.all_reduce`, with a codec and error feedback. The outer optimizer takes
-    the average for a gradient of the common parameters, and each rank goes on from the new ones.
+    This is distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin
+    with the parameters of the group's first rank, including weights that are loaded into the model before
+    its first gradients. Each rank makes ``sync_every`` steps with its own inner optimizer. Then
+    :func:`hvd_compress.distributed.all_reduce` averages the differences between the last common parameters
+    and each rank's parameters, with a codec and error feedback. The outer optimizer uses the average as a
+    gradient of the common parameters, and each rank continues from the new common parameters.
 
-    With several ``fragments``, a part of the model is exchanged at a time, at equal distances within
-    ``sync_every`` steps; with a ``delay``, while the ranks make so many further steps (Streaming DiLoCo,
-    Douillard et al., 2025).
+    With several ``fragments``, one part of the model is exchanged at a time, at equal distances within
+    ``sync_every`` steps. With a ``delay``, the ranks make ``delay`` further steps during an exchange
+    (Streaming DiLoCo, Douillard et al., 2025).
 
     An outer SGD with ``lr=1`` and no momentum is local SGD: the parameters themselves are averaged.
 
-    A round in which a difference of some rank holds an Inf or a NaN is dropped on all ranks: the common
-    parameters stay, each rank takes them, and residuals are what they were.
+    If a difference of some rank holds an Inf or a NaN, the round is dropped on all ranks: the common
+    parameters stay unchanged, each rank takes them, and residuals become what they were.
 
     Args:
-        model: those of its parameters that require gradients now are exchanged; they may be frozen later.
-            Buffers, such as running means of batch normalisation, stay each rank's own.
-        codec: what differences are encoded with: a codec such as ``Int8()``, a
-            :class:`~hvd_compress.Route`, or a compressor of :mod:`hvd_compress.distributed` for other
-            options, which is this object's alone. Its keys are the parameters' names.
-        sync_every: steps between two exchanges of the same parameter; 500 in most of the paper.
-        outer_optimizer: called once with the common parameters; returns a ``torch.optim.Optimizer``. The
-            default is SGD with Nesterov momentum 0.9 and a learning rate of 0.7.
-        fragments: how many parts the model is exchanged in; or lists of patterns (``fnmatch``) of their
-            parameters' names.
-        delay: steps after which the average is needed and used, below ``sync_every``; with a manager, below
-            ``sync_every / fragments``. 0 waits for it.
-        mixing: the share of its own parameters that a rank keeps when the new ones come, from 0 to 1;
-            None is 0 without a delay and 0.5 with one.
+        model: the model; those of its parameters that require gradients now are exchanged, and may be
+            frozen later. Each rank keeps its own buffers, such as running means of batch normalisation.
+        codec: the codec that encodes differences, such as ``Int8()``, a :class:`~hvd_compress.Route`, or,
+            for other options, a compressor of :mod:`hvd_compress.distributed` that nothing else uses. Its
+            keys are the parameters' names.
+        sync_every: the number of steps between two exchanges of the same parameter; 500 in most of the
+            paper.
+        outer_optimizer: a function that is called once with the common parameters and returns a
+            ``torch.optim.Optimizer``. The default is SGD with Nesterov momentum 0.9 and a learning rate of
+            0.7.
+        fragments: the number of parts in which the model is exchanged; or, for each part, a list of
+            patterns (``fnmatch``) of its parameters' names.
+        delay: the number of steps after which the average is needed and used, below ``sync_every``; with a
+            manager, below ``sync_every / fragments``. With 0, the step waits for the average.
+        mixing: the weight of a rank's own parameters when it takes new common parameters, from 0 to 1; None
+            is 0 without a delay and 0.5 with a delay.
         manager: a ``torchft.Manager``, made with ``use_async_quorum=False`` and ``load_state_dict=None``:
-            each exchange is one among the ranks of its quorum, and counts where it says so. The
-            compressor's ``process_group`` is the manager's.
+            each exchange is made among the ranks of the manager's quorum, and counts if the manager says
+            so. The compressor's ``process_group`` is the manager's.
 
     Attributes:
-        steps: calls of :meth:`step` so far.
-        rounds: exchanges of a fragment whose average was used.
-        dropped_rounds: exchanges that were dropped for an Inf or a NaN.
-        failed_rounds: of this rank's exchanges with a manager, those that it has rolled back.
+        steps: the number of calls of :meth:`step`.
+        rounds: the number of exchanges of a fragment whose average was used.
+        dropped_rounds: the number of exchanges that were dropped for an Inf or a NaN.
+        failed_rounds: the number of this rank's exchanges that a manager has rolled back.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -136,27 +138,27 @@ class DiLoCo:
 
     @property
     def compressor(self) -> hvdc.Compressor:
-        """What sends the differences: its counters, residuals and routes."""
+        """The compressor that sends the differences, with its counters, residuals and routes."""
         return self._compressor
 
     @property
     def common_parameters(self) -> Mapping[str, torch.Tensor]:
         """The parameters of the last exchanges, by name: the same on every rank, unlike the model's.
 
-        float32 where the model's are of half precision.
+        They are float32 where the model's parameters have half precision.
         """
         return self._common.values
 
     @torch.no_grad()
     def step(self) -> None:
-        """Counts a step of training, and exchanges what is due; call it after the inner optimizer's.
+        """Counts a training step and makes the exchanges that are due; call it after the inner optimizer.
 
-        Every rank has to call it in every step, also where a ``GradScaler`` leaves out the optimizer's.
+        Every rank has to call it in every step, even if a ``GradScaler`` skips the inner optimizer's step.
 
         Raises:
             ExchangeError: ranks differ, or another rank has failed.
-            PayloadError: a payload was altered on its way.
-            ValueError: the model has other parameters to train than when this object was made.
+            PayloadError: a payload was altered in transit.
+            ValueError: the model's trainable parameters have changed since this object was made.
         """
         self._begin()
         self.steps += 1
@@ -176,13 +178,13 @@ class DiLoCo:
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Exchanges everything at once, so that all ranks have the same parameters; waits for it.
+        """Exchanges all fragments at once and waits, so that all ranks have the same parameters.
 
-        Call it after the last step. The parameters are the common ones then, whatever ``mixing`` is.
-        With a manager, a fragment whose exchange is rolled back keeps the rank's own parameters.
+        Call it after the last step. The model then has the common parameters, whatever ``mixing`` is.
+        With a manager, if the exchange of a fragment is rolled back, its parameters stay the rank's own.
 
         Raises:
-            ExchangeError, PayloadError: as :meth:`step`.
+            ExchangeError, PayloadError: see :meth:`step`.
         """
         self._begin()
         if self._quorums is not None:
@@ -207,27 +209,27 @@ class DiLoCo:
         *,
         lost: Iterable[dict[str, Any]] = (),
     ) -> None:
-        """Goes on among the ranks of another process group, where ranks have left or joined.
+        """Continues among the ranks of another process group, after ranks have left or joined.
 
-        All ranks that stay call it; each new rank makes a ``DiLoCo``, whose beginning is the same exchange.
-        Ranks that are behind, as all new ones are, take the common parameters, the outer optimizer's state
-        and the number of steps from the rank that has come furthest, and begin with these parameters. The
-        others keep their own parameters. An exchange that has failed counts on all ranks if one of them
-        got its average; otherwise it is as if it had not begun, and what it would have sent is part of the
-        next one.
+        All ranks that stay call it; each new rank makes a ``DiLoCo``, which takes part in the same exchange
+        when it is made. Ranks that are behind, which all new ranks are, take the common parameters, the
+        outer optimizer's state and the number of steps from the rank with the most progress, and begin with
+        these parameters. The other ranks keep their own parameters. An exchange that has failed counts on
+        all ranks if one of them got its average; otherwise it counts as not begun, and its differences are
+        part of the next exchange.
 
-        What the compressor has not sent keeps its part in the average
+        The compressor's residuals keep their share in the average
         (:meth:`hvd_compress.distributed.Compressor.rebind`).
 
         Args:
-            process_group: the ranks; None is the default group, which may be another one than before.
-            lost: :meth:`state_dict` of ranks that are gone, the last that there is of each; the same on
-                every rank that stays. What these had not sent is shared out.
+            process_group: the ranks; None is the default group, which may differ from the one before.
+            lost: the latest available :meth:`state_dict` of each rank that has left; the same on every rank
+                that stays. The residuals in these states are shared out.
 
         Raises:
-            ExchangeError: an exchange is under way, or ranks differ; or what is wrong on another rank. On
-                every rank, and training can go on as before.
-            TypeError, ValueError: a state in ``lost`` is not one of a rank that is gone.
+            ExchangeError: an exchange is in progress, ranks differ, or something is wrong on another rank.
+                It is raised on every rank, and training can go on as before.
+            TypeError, ValueError: a state in ``lost`` does not belong to a rank that has left.
         """
         ranks = collectives_of(process_group, meeting_place(process_group))
         lost, problem = list(lost), self._problem(lost)
@@ -246,12 +248,12 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
 
-        Waits for exchanges that are under way; with a manager, these are committed or rolled back. Every
-        rank saves its own, beside its model and its inner optimizer, which differ between ranks, too; then
-        training goes on bit for bit. Tensors are references, as in ``torch.optim``.
+        Waits for exchanges in progress; with a manager, they are committed or rolled back. Every rank saves
+        its own state, and its model and inner optimizer, which differ between ranks as well; training then
+        continues bit for bit. Tensors are references, as in ``torch.optim``.
 
         Raises:
-            ExchangeError, PayloadError: as :meth:`step`.
+            ExchangeError, PayloadError: see :meth:`step`.
         """
         for fragment in list(self._under_way):
             with self._rolled_back_on_error(fragment):
@@ -268,13 +270,15 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` of the same rank left off.
+        """Continues from the :meth:`state_dict` of the same rank.
 
-        Load the model's and the inner optimizer's state as well.
+        Load the states of the model and the inner optimizer as well.
 
         Raises:
-            ValueError: of another model, other settings, another rank or another number of ranks.
-            ExchangeError: exchanges are under way.
+            TypeError: the state is not a result of :meth:`state_dict`.
+            ValueError: the state has another model or other settings; or, without a manager, another rank
+                or another number of ranks.
+            ExchangeError: exchanges are in progress.
         """
         self._check_state("load_state_dict", state)
         with self._common.outer_restored_on_error(state):
@@ -289,18 +293,20 @@ class DiLoCo:
         }
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
-        """Continues with another number of ranks, from the states of all ranks that there were.
+        """Continues with another number of ranks, from the states of all former ranks.
 
-        The compressor's residuals are shared out as by its own ``load_resized``: nothing of what was not
-        sent is lost. All ranks go on from the common parameters: the steps that each had made since are
-        not, and averages that were due are used first.
+        The compressor's residuals are shared out as in its own ``load_resized``, so that nothing unsent is
+        lost. Averages that are due are used first; then all ranks continue from the common parameters,
+        without the steps that each rank has made since the last exchange.
 
         Args:
-            states: of every rank, in the order of their ranks.
+            states: the states of all former ranks, in rank order.
 
         Raises:
-            ValueError: not the states of all ranks of one run, or of another model or other settings.
-            ExchangeError: exchanges are under way.
+            TypeError: a state is not a result of :meth:`state_dict`.
+            ValueError: these are not the states of all ranks of one run, or have another model or other
+                settings; or there is a manager.
+            ExchangeError: exchanges are in progress.
         """
         if self._quorums is not None:
             raise ValueError(
@@ -323,7 +329,7 @@ class DiLoCo:
         return self.steps > 0 and (self.steps - offset) % self._sync_every == 0
 
     def _begin(self) -> None:
-        """Has all ranks begin with the weights that the first one has when it makes its first step."""
+        """Gives all ranks the weights with which the first rank makes its first step."""
         if not self._fresh:
             return
         if self._quorums is None:
@@ -364,7 +370,7 @@ class DiLoCo:
             self._compressor.share_norms()
 
     def _wait(self, fragment: int) -> _Round:
-        """Waits for an exchange, which is not under way any more, whether it fails or not."""
+        """Waits for an exchange, which afterwards is no longer in progress, even if it fails."""
         one = self._under_way.pop(fragment)
         if one.work is not None:
             try:
@@ -377,7 +383,7 @@ class DiLoCo:
 
     @contextlib.contextmanager
     def _lost_ranks_noticed(self) -> Iterator[None]:
-        """Ends everything that is under way where an exchange fails for a rank that is lost."""
+        """Ends all exchanges in progress if an exchange fails because a rank is lost."""
         try:
             yield
         except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
@@ -408,7 +414,7 @@ class DiLoCo:
             self._common.take(names)
 
     def _begin_round(self, quorums: Quorums, delay: int) -> None:
-        """Begins an exchange among a quorum, which is due after ``delay`` further steps."""
+        """Begins an exchange among the ranks of a quorum; the average is due after ``delay`` more steps."""
         quorums.begin()  # May call _heal.
         fragment = quorums.number % len(self._fragments)
         with self._rolled_back_on_error(fragment):
@@ -420,7 +426,7 @@ class DiLoCo:
             self._send(fragment, delay, quorums.commit)
 
     def _end_rounds(self, due: int | None = None) -> list[int]:
-        """Ends what is due in a step, or everything: the fragments whose exchange counts."""
+        """Ends the exchanges due in a step, or all of them; returns the fragments whose exchange counts."""
         ended = []
         for fragment in [f for f, one in self._under_way.items() if due in (None, one.due)]:
             with self._rolled_back_on_error(fragment):
@@ -431,7 +437,7 @@ class DiLoCo:
 
     @contextlib.contextmanager
     def _rolled_back_on_error(self, fragment: int) -> Iterator[None]:
-        """Goes on without an exchange that a manager rolls back, for an error or by itself."""
+        """Continues without an exchange that the manager rolls back, with or without an error here."""
         try:
             yield
         except Exception as error:
@@ -477,7 +483,7 @@ class DiLoCo:
         )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
-        """What keeps this rank from going on elsewhere."""
+        """The error that prevents :meth:`rebind` on this rank, or None."""
         if self._under_way:
             return hvdc.ExchangeError(
                 "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
@@ -492,10 +498,10 @@ class DiLoCo:
         return None
 
     def _settle_failed(self, furthest: Sequence[Progress]) -> None:
-        """Settles residuals after exchanges that failed here, and perhaps not on other ranks.
+        """Settles residuals after exchanges that failed on this rank, and perhaps not on other ranks.
 
         Args:
-            furthest: of each fragment, how far the rank is that has come furthest.
+            furthest: for each fragment, the progress of the rank that is furthest ahead.
         """
         own = self._progress()
         for fragment, work in self._failed.items():
@@ -506,7 +512,7 @@ class DiLoCo:
     def _catch_up(
         self, told: Sequence[Progress], chosen: Sequence[int], ranks: Collectives
     ) -> None:
-        """Gives ranks that are behind what the others have."""
+        """Gives ranks that are behind the parameters, state and counts of the other ranks."""
         missing = [behind(told, chosen, rank) for rank in range(ranks.size)]
         wanted = sorted({fragment for fragments in missing for fragment in fragments})
         if wanted:
@@ -523,7 +529,7 @@ class DiLoCo:
         self.steps = max(one.steps for one in told)
 
     def _health(self) -> dict[str, Any]:
-        """What a rank that is behind needs from this one."""
+        """The state of this rank that a rank that is behind needs."""
         return {
             "configuration": self._configuration(),
             **self._common.state_dict(),
@@ -534,7 +540,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def _heal(self, state: dict[str, Any]) -> None:
-        """Goes on from another rank's :meth:`_health`."""
+        """Continues from another rank's :meth:`_health`."""
         self._check_fits("manager", state)
         progress: Progress = state["progress"]
         self._settle_failed([progress] * len(self._fragments))
@@ -624,8 +630,8 @@ class _Round:
 
     Attributes:
         due: the step in which the average is used.
-        differences: this rank's, until the exchange has ended; then the average.
-        work: the exchange; None where a checkpoint held the average.
+        differences: this rank's differences until the exchange has ended; then the average.
+        work: the exchange; None if the average was loaded from a checkpoint.
     """
 
     due: int

@@ -14,13 +14,13 @@ def split(
     """The names of each fragment's parameters.
 
     Args:
-        parameters: by name, in the model's order.
-        fragments: how many, of nearly equal numbers of elements, in the model's order; or each one's
-            patterns (``fnmatch``) of names.
+        parameters: the parameters by name, in the model's order.
+        fragments: the number of fragments, which then have nearly equal numbers of elements and are in the
+            model's order; or, for each fragment, patterns (``fnmatch``) of names.
 
     Raises:
-        ValueError: more fragments than parameters; or a parameter that belongs to none or to several, or
-            a pattern that matches nothing.
+        ValueError: there are more fragments than parameters; a parameter belongs to no fragment or to
+            several; or a pattern matches nothing.
     """
     if isinstance(fragments, int):
         return _equal(parameters, fragments)

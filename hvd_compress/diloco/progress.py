@@ -1,4 +1,4 @@
-"""How far ranks have come, and who of them has the latest common parameters."""
+"""The ranks' progress, and the choice of the ranks that have the latest common parameters."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Counts = tuple[int, int]
-"""Exchanges of a fragment whose average was used, and those that were dropped."""
+"""The number of a fragment's exchanges whose average was used, and of those that were dropped."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What ranks tell each other when they meet.
+    """A rank's progress, which ranks tell each other when they form a new group.
 
     Attributes:
-        settings: what has to be the same on every rank, serialized.
-        group: a name of the group that the rank comes from; None if it comes from none.
-        offered: a name for the new group, which the first rank's is.
-        steps: of training.
-        history: exchanges of each fragment, by the name of the group in which they were made.
-        begins: where the rank is new, a digest of its common parameters; nothing otherwise.
+        settings: the settings that have to be the same on every rank, serialized.
+        group: the name of the group that the rank comes from; None if it comes from no group.
+        offered: a name for the new group; the group takes the first rank's.
+        steps: the number of training steps.
+        history: the exchanges of each fragment, by the name of the group in which they were made.
+        begins: for a new rank, a digest of its common parameters; otherwise empty.
     """
 
     settings: str
@@ -31,15 +31,15 @@ class Progress:
 
     @property
     def new(self) -> bool:
-        """Whether the rank has common parameters of no group yet."""
+        """Whether the rank does not have the common parameters of any group yet."""
         return not self.history
 
     def total(self, fragment: int) -> int:
-        """Exchanges of a fragment in all groups."""
+        """The number of a fragment's exchanges in all groups."""
         return sum(sum(counts[fragment]) for counts in self.history.values())
 
     def ended(self, other: Progress, fragment: int) -> Counts:
-        """Exchanges in the group of this rank that another rank ended, and this one did not."""
+        """The exchanges in this rank's group that another rank completed and this rank did not."""
         if self.group is None:
             return 0, 0
         mine = self.history[self.group][fragment]
@@ -49,9 +49,9 @@ class Progress:
 
 
 def sources(told: Sequence[Progress], fragments: int) -> list[int]:
-    """For each fragment, the rank whose common parameters all others take.
+    """For each fragment, the rank whose common parameters all other ranks take.
 
-    The one that has come furthest; among equals, the first one that is not new.
+    This is the rank with the most exchanges; among equals, the first one that is not new.
     """
 
     def reached(rank: int, fragment: int) -> tuple[int, bool, int]:
@@ -64,14 +64,14 @@ def sources(told: Sequence[Progress], fragments: int) -> list[int]:
 
 
 def behind(told: Sequence[Progress], chosen: Sequence[int], rank: int) -> list[int]:
-    """The fragments of which a rank has not the latest common parameters.
+    """The fragments whose latest common parameters a rank does not have.
 
-    New ranks that begin with the same ones keep what they have learnt since.
+    New ranks that begin with the same common parameters keep the training that they have done since.
 
     Args:
-        told: by rank.
-        chosen: for each fragment, the rank that has them.
-        rank: whose.
+        told: the progress of each rank.
+        chosen: for each fragment, the rank that has the latest parameters.
+        rank: the rank.
     """
     return [
         fragment
@@ -85,10 +85,10 @@ def behind(told: Sequence[Progress], chosen: Sequence[int], rank: int) -> list[i
 
 
 def merged(told: Sequence[Progress], chosen: Sequence[int]) -> dict[str, list[Counts]]:
-    """The history that belongs to the parameters of those ranks.
+    """The history of the parameters that come from the chosen ranks.
 
     Args:
-        told: by rank.
+        told: the progress of each rank.
         chosen: a rank for each fragment.
     """
     groups = {name: None for rank in chosen for name in told[rank].history}

@@ -1,4 +1,4 @@
-"""Exchanges of which torchft says with whom they are, and whether they count."""
+"""Exchanges for which torchft chooses the ranks, and decides whether the result counts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch.distributed as dist
 from hvd_compress.ranks.errors import ExchangeError
 
 _KEY = "hvd_compress.diloco.DiLoCo"
-"""Of what a manager keeps for ranks that are behind."""
+"""The key of the state that a manager sends to ranks that are behind."""
 
 
 class RolledBackError(ExchangeError):
-    """The manager has said that an exchange does not count."""
+    """The manager has decided that an exchange does not count."""
 
 
 class Quorums:
     """The quorums of a ``torchft.Manager``, one for each exchange.
 
     Args:
-        manager: with a quorum that is waited for (``use_async_quorum=False``).
+        manager: a manager that waits for each quorum (``use_async_quorum=False``).
         group: the process group that the manager was made with, such as a ``torchft.ProcessGroupGloo``.
-        load: called with what ``save`` has returned on another rank, where this one is behind.
-        save: returns what a rank needs that is behind; by a thread, while :meth:`begin` waits.
+        load: a function that is called with the result of ``save`` of another rank if this rank is behind.
+        save: a function that returns the state for a rank that is behind; a thread calls it while
+            :meth:`begin` waits.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
@@ -63,11 +64,11 @@ class Quorums:
         self._manager.start_quorum()
 
     def check(self) -> None:
-        """Raises what went wrong with the quorum.
+        """Raises the error of the quorum, if there is one.
 
         Raises:
             ExchangeError: this rank is a spare.
-            Exception: the ranks could not connect, or this one got no state.
+            Exception: the ranks could not connect, or this rank got no state.
         """
         failed = self._manager.errored()
         if failed is not None:
@@ -80,12 +81,12 @@ class Quorums:
 
     @property
     def number(self) -> int:
-        """Exchanges that counted before this one; the same for all ranks of the quorum."""
+        """The number of earlier exchanges that counted; the same for all ranks of the quorum."""
         return int(self._manager.current_step())
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The ranks of the quorum; the same object as long as the ranks are the same."""
+        """The process group of the quorum; the same object as long as the ranks are the same."""
         group: dist.ProcessGroup = self._group.parent
         return group
 
@@ -100,7 +101,7 @@ class Quorums:
             raise RolledBackError("the manager has said that it does not count")
 
     def fail(self, error: Exception) -> None:
-        """Says that the exchange has failed here; the next quorum has connections of its own."""
+        """Reports that the exchange has failed on this rank; the next quorum gets new connections."""
         if not self._asked:
             self._manager.report_error(error)
             self._asked = True
