@@ -1,1 +1,1 @@
-"""Collectives of ``torch.distributed``, the order in which they start, and the steps that use them."""
+"""Collectives of ``torch.distributed``, the order of their starts, and the steps that use them."""

@@ -1,4 +1,4 @@
-"""Do all ranks send the same things? Asked without waiting, answered in words where they do not."""
+"""A comparison of the ranks' configurations that does not wait and that names the differences."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NOTE = (
     "Not all ranks have compared their settings before the first exchange: one of them has ended, or "
     "trains without the compressor; give it to the model on every rank"
 )
-"""What PyTorch's error does not tell of."""
+"""An explanation that is added to PyTorch's error."""
 
 
 class Agreement:
     """One comparison of the ranks' configurations.
 
-    A gather wants messages of one length, which lines of JSON do not have. So digests travel first; only
-    where these differ, the lines follow, to say what differs.
+    A gather needs messages of the same length, and lines of JSON differ in length. So digests are sent
+    first; only if they differ, the lines are sent as well, to show what differs.
 
     Args:
-        collectives: the ranks.
+        collectives: the collectives among the ranks.
         line: this rank's configuration, serialized.
     """
 
@@ -44,7 +44,7 @@ class Agreement:
         """Waits for the other ranks.
 
         Raises:
-            ExchangeError: on every rank, naming what differs.
+            ExchangeError: configurations differ (raised on every rank, with the difference).
         """
         with explained(_NOTE):
             self._work.wait()
@@ -57,15 +57,15 @@ class Agreement:
 
 
 class Comparison:
-    """The same comparison in the order of launch tickets, without waiting; another one may follow.
+    """The same comparison in the order of launch tickets, without waiting; more comparisons may follow.
 
-    The next comparison in the line starts when this one is over, and what was called has returned.
+    The next comparison in the line starts when this one has ended and ``over`` has returned.
 
     Args:
-        line: whose collectives are comparisons only; ranks take its tickets in the same order.
+        line: a line that carries only comparisons; all ranks take its tickets in the same order.
         content: this rank's configuration, serialized.
-        over: called once, by any thread, with an :class:`ExchangeError` that names what differs, on every
-            rank, or with None.
+        over: a function that any thread calls once, with None, or on every rank with an
+            :class:`ExchangeError` that names the difference.
     """
 
     def __init__(self, line: Line, content: bytes, over: Over) -> None:
@@ -114,7 +114,7 @@ def _digest(line: bytes, device: torch.device) -> torch.Tensor:
 
 
 def _lengths_if_different(digests: torch.Tensor) -> list[int]:
-    """The lengths of the ranks' lines, or an empty list where the lines are the same."""
+    """The lengths of the ranks' lines, or an empty list if the lines are the same."""
     rows = [bytes(row.tolist()) for row in digests]
     if len(set(rows)) == 1:
         return []
@@ -124,5 +124,5 @@ def _lengths_if_different(digests: torch.Tensor) -> list[int]:
 
 
 def _check(lines: torch.Tensor, lengths: Sequence[int]) -> None:
-    """Raises :class:`ExchangeError`: the lines differ."""
+    """Raises an :class:`ExchangeError` that names the difference between the lines."""
     agreement.check(b"".join(contents(lines, lengths)))

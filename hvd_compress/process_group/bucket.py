@@ -1,4 +1,4 @@
-"""Tensors that are handed over together."""
+"""Buckets: tensors that are handed over together."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hvd_compress.exchanges.registry import Scope
 
 @dataclass(eq=False)
 class Part:
-    """Tensors of a bucket that travel together.
+    """Tensors of a bucket that are sent together.
 
     Attributes:
         content: the tensors.
         pending: their exchange.
-        stages: the scopes of its collectives.
-        remainders: the scopes of those that follow where messages were too short.
+        stages: the scopes of the exchange's collectives.
+        remainders: the scopes of the additional collectives if messages were too short.
     """
 
     content: Batch | Inquiry | Uncompressed
@@ -35,21 +35,23 @@ class Part:
 
 @dataclass(eq=False)
 class Bucket:
-    """One bucket of DDP's, or the tensors of one call, on their way.
+    """A DDP bucket, or the tensors of one call, during the exchange.
 
     Attributes:
-        result: what :attr:`future` gets: the tensors, whose memory the averages or sums are written over.
-        device: where they are.
-        scale: factor on the ranks' sums.
-        parts: what it sends.
-        changes: what it does to residuals beside those of its parts.
-        rerouted: whether some tensor travels in another way than in the ranks' last agreement.
-        inquiries: what is sent in the former way to ask whether it does so on all ranks, where some was
-            encoded then: as many parts as ranks without a change send, of which the first one asks.
-        waiting: how many of the parts are not back yet.
-        held: whether residuals wait, when all is back, for whoever waits for the results to settle them.
-        dropped: then, what is known of the step: as :meth:`settle` takes it.
-        future: complete when the results are written; or gets the exception.
+        result: the result of :attr:`future`: the tensors, over which the averages or sums are written.
+        device: the device of the tensors.
+        scale: a factor on the ranks' sums.
+        parts: the parts that are sent.
+        changes: the changes of residuals other than those of the parts.
+        rerouted: whether some tensor's route differs from the one in the ranks' last agreement.
+        inquiries: the parts that ask whether the routes have changed on all ranks, if some tensor was
+            encoded before the change. They have the form of the parts that a rank without the change
+            sends; the first part asks.
+        waiting: the number of parts whose results have not arrived yet.
+        held: whether residuals are settled by the code that waits for the results, and not when the last
+            result arrives.
+        dropped: with ``held``, the argument for :meth:`settle`.
+        future: a future that completes when the results are written, or with the exception.
     """
 
     result: Any
@@ -70,24 +72,24 @@ class Bucket:
         self.future = torch.futures.Future(devices=[self.device] if on_gpu else None)
 
     def write(self) -> None:
-        """Writes :attr:`scale` times the sums of the ranks' tensors over the tensors."""
+        """Overwrites the tensors with :attr:`scale` times the sums of the ranks' tensors."""
         for part in self.parts:
             part.content.write(self.scale)
 
     def judge(self, dropped: bool | torch.Tensor) -> None:
-        """Settles residuals, unless they are held."""
+        """Records whether the step is dropped, and settles residuals unless they are held."""
         self.dropped = dropped
         if not self.held:
             self.settle(dropped)
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
-        """Has the next residuals count, or not; as :meth:`Batch.settle`."""
+        """Keeps or discards the next residuals; see :meth:`Batch.settle`."""
         self.changes.settle(dropped)
         for part in self.parts:
             part.content.settle(dropped)
 
     def resolve(self, error: Exception | None = None) -> None:
-        """Completes the future, unless that has been done."""
+        """Completes the future, unless it is complete."""
         with self._lock:
             if self.future.done():
                 return

@@ -17,29 +17,29 @@ from hvd_compress.process_group.shutdown import close, hold, naming, note_collec
 from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Renamed in PyTorch 2.13."""
+"""``all_gather_single``, or the function under its name before PyTorch 2.13."""
 
 _REPORTED = 10.0
-"""Seconds, after which a line in the log tells of ranks that are waited for in a new group. Nothing ends
-the wait but the group's own timeout."""
+"""The time in seconds after which a message in the log names the ranks of a new group that still waits.
+Only the group's own timeout ends the wait."""
 
 _WAITING = "making a process group of ranks %s; some rank has not come to that in %g s"
 
 _log = logging.getLogger(__name__)
 
 Over = Callable[[Exception | None], None]
-"""Called once, by any thread, when something is over: with what went wrong, or with None."""
+"""A function that any thread calls once when an operation has ended, with the error or with None."""
 
 
 class Collectives:
     """Asynchronous collectives among the ranks of a process group.
 
-    They have no names: all ranks have to start them in the same order. These are for tensors in the memory
-    of the CPU; :mod:`hvd_compress.process_group.device_collectives` has those for others.
+    Collectives have no names, so all ranks have to start them in the same order. This class is for tensors
+    in CPU memory; :mod:`hvd_compress.process_group.device_collectives` has classes for other tensors.
 
     Args:
-        group: as DDP's; None is the default group.
-        device: where tensors are.
+        group: the process group; None is the default group.
+        device: the device of the tensors.
 
     Raises:
         ExchangeError: torch.distributed is not initialized, or this rank is not in the group.
@@ -65,10 +65,10 @@ class Collectives:
         note_collectives()
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
-        """Starts what an exchange asks for, among these ranks.
+        """Starts a collective of an exchange among these ranks.
 
         Returns:
-            Where the result will be, as :class:`Collective` describes it, and what to wait for.
+            The tensor for the result, as :class:`Collective` describes it, and the work to wait for.
         """
         message = collective.message
         if collective.kind == "all_gather":
@@ -92,22 +92,23 @@ class Collectives:
         """Starts an all_gather of a tensor, shape=(n,), the same n on every rank.
 
         Returns:
-            Where the ranks' messages will be, shape=(ranks, n), and what to wait for.
+            The tensor for the ranks' messages, shape=(ranks, n), and the work to wait for.
         """
         rows = message.new_empty((self.size, message.numel()))
         return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
 
     def among(self, ranks: Sequence[int]) -> Collectives:
-        """Some of these ranks, this one included, in a process group of their own.
+        """Collectives in a new process group of some of these ranks, this rank included.
 
-        All of these ranks have to come here equally often, each time in groups without a rank in common.
-        Waits until those of the group have. Its collectives have the same timeout as these.
+        All ranks of this group have to call it equally often, each time for groups without a common rank.
+        Waits until the ranks of the new group have called it. The new group has the timeout of this group.
 
         Args:
-            ranks: by their numbers in this group.
+            ranks: the numbers of the new group's ranks in this group.
 
         Raises:
-            ExchangeError: on every rank, they could not find each other.
+            ExchangeError: the ranks belong to different numbers of process groups, so that they could not
+                find each other (raised on every rank).
         """
         everybody = len(ranks) == dist.get_world_size()
         if not everybody:
@@ -133,9 +134,9 @@ class Collectives:
         return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:
-        """Has ``over`` called when a collective is over.
+        """Calls ``over`` when a collective has ended.
 
-        By the process group's thread, or at once where it is over already.
+        The process group's thread calls it; or this thread at once, if the collective has already ended.
         """
         # Not a variable: where it is over, an error in what is called keeps this frame in its traceback.
         call = [functools.partial(_tell, over)]
@@ -146,7 +147,7 @@ class Collectives:
         """The ranks' messages, shape=(ranks, n), on the first rank, None on the others; waits for them.
 
         Args:
-            message: shape=(n,), the same n on every rank.
+            message: this rank's message, shape=(n,), the same n on every rank.
         """
         rows = message.new_empty((self.size, message.numel())) if self.rank == 0 else None
         received = None if rows is None else list(rows)
@@ -154,22 +155,22 @@ class Collectives:
         return rows
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Gives every rank the numbers of one rank's tensor; waits for it."""
+        """Copies one rank's tensor to every rank, and waits for it."""
         dist.broadcast(tensor, group=self._group, group_src=source)
 
     def close(self) -> None:
-        """Closes this rank's connections, if that can be done; nothing can be sent afterwards.
+        """Closes this rank's connections, if the backend allows it; nothing can be sent afterwards.
 
-        Ranks that wait for this one learn that it does not come, without waiting for their timeout.
+        Ranks that wait for this rank then get an error before their timeout.
         """
         close(self._ranks())
 
     def behind(self) -> AbstractContextManager[None]:
-        """Where work belongs that comes behind a step's collectives, as what ``over`` does."""
+        """A context for work that follows a step's collectives, such as the calls of ``over``."""
         return nullcontext()
 
     def begin_step(self) -> None:
-        """Called before the first work for a step; that for earlier ones comes before it."""
+        """Called before the first work of a step, which has to follow the work of earlier steps."""
         return
 
     def _ranks(self) -> dist.ProcessGroup:
@@ -178,7 +179,7 @@ class Collectives:
         return group
 
     def _timeout(self) -> datetime.timedelta | None:
-        """Of these ranks' collectives; PyTorch would give a new group its own default."""
+        """The timeout of this group's collectives; PyTorch would give a new group its default timeout."""
         try:
             return self._ranks()._get_backend(self.device).options._timeout
         except (AttributeError, RuntimeError):
@@ -204,7 +205,7 @@ class Collectives:
 
 
 def is_unregistered(group: dist.ProcessGroup | None) -> bool:
-    """Whether torch.distributed does not know a process group, as those that torchft makes."""
+    """Whether torch.distributed does not know a process group, such as the groups that torchft makes."""
     known = dist.distributed_c10d._world.pg_map
     return isinstance(group, dist.ProcessGroup) and group not in known
 

@@ -1,4 +1,4 @@
-"""What the compressors that send by torch.distributed have in common."""
+"""The base of the compressors that send by torch.distributed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from hvd_compress.ranks.errors import ExchangeError
 class ProcessGroupCompressor(CompressorBase):
     """A :class:`CompressorBase` among the ranks of a process group: the base of the frontends' compressors.
 
-    A frontend hands over tensors by :meth:`_pack`, in buckets, and buckets to a step, which :meth:`_begin`
-    makes.
+    A frontend puts tensors into buckets with :meth:`_pack`, and adds the buckets to a step, which
+    :meth:`_begin` makes.
 
     Args:
-        slots: as for :class:`CompressorBase`, and so are ``codec`` and ``options``.
+        slots: see :class:`CompressorBase`, also for ``codec`` and ``options``.
         process_group: the ranks; None is the default group.
     """
 
@@ -55,7 +55,7 @@ class ProcessGroupCompressor(CompressorBase):
         {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
         | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
     )
-    """Attributes that belong to a process group or to the native library, and no copy has."""
+    """The attributes that belong to a process group or to the native library, and are not copied."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class ProcessGroupCompressor(CompressorBase):
 
     @classmethod
     def compress(cls, tensor: Any) -> NoReturn:
-        """Raises ``TypeError``: Horovod calls it where this was given as ``compression``."""
+        """Raises ``TypeError``: Horovod calls it if this compressor was given as ``compression``."""
         refuse(f"one of {cls.__module__}", "codec")
 
     def __getstate__(self) -> dict[str, Any]:
-        """See :class:`CompressorBase`; what belongs to a process group is made anew by the first use.
+        """See :class:`CompressorBase`; the first use of the copy makes what belongs to a process group.
 
         Raises:
-            ExchangeError: gradients are on their way.
+            ExchangeError: gradients are being exchanged.
         """
         self._expect_idle("pickle or copy")
         self._kernels.settle()
@@ -111,7 +111,7 @@ class ProcessGroupCompressor(CompressorBase):
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def _begin_unbound(self) -> None:
-        """Has no place among ranks yet."""
+        """Resets the attributes that the compressor gets when it joins a process group."""
         self._process_group = None
         self._bound = False
         self._step: Step | None = None
@@ -132,9 +132,9 @@ class ProcessGroupCompressor(CompressorBase):
         super()._set_routes(routes)
 
     def _check_cold_start(self, slot: Slot, route: Route) -> None:
-        """Raises where ranks without a change would share out an owner step's first gradients otherwise.
+        """Raises if a rank without the change would divide an owner step's first gradients differently.
 
-        These are not encoded: the payloads that could tell of a rank without the change are missing.
+        These gradients are not encoded, so no payload could show that a rank has not made the change.
         """
         former = self._former or ({slot.index: slot.route} if self._agreed else {})
         if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
@@ -159,7 +159,7 @@ class ProcessGroupCompressor(CompressorBase):
         self._bound = True
 
     def _check_copied(self) -> None:
-        """Raises where a copy has another rank's residuals."""
+        """Raises if a copy has another rank's residuals."""
         used = any(slot.exchanges for slot in self._slots)
         if used and self._copied_from not in (None, (self._rank, self._size)):
             assert self._copied_from is not None
@@ -171,7 +171,7 @@ class ProcessGroupCompressor(CompressorBase):
             )
 
     def _connect(self, device: torch.device) -> None:
-        """Says where tensors are encoded, and starts collectives from there."""
+        """Sets the device on which tensors are encoded, and the collectives for this device."""
         self._device = device
         self._collectives = collectives_of(self._process_group, device)
 
@@ -185,7 +185,7 @@ class ProcessGroupCompressor(CompressorBase):
         self._made_launcher: Launcher | None = None
 
     def _needs_hosts(self) -> bool:
-        """Whether gradients may travel within and between hosts."""
+        """Whether gradients may be exchanged first within and then between hosts."""
         return self._exchange == "hierarchical"
 
     def _is_whole_job(self) -> bool:
@@ -258,12 +258,13 @@ class ProcessGroupCompressor(CompressorBase):
         return Agreement(self._collectives, agreement.serialize(configuration))
 
     def _confirm(self, bucket: Bucket) -> None:
-        """Waits for the other ranks where a bucket's tensors travel in another way than those may expect.
+        """Waits for the other ranks if they may not expect the routes of a bucket's tensors.
 
-        Called before it is sent; those before it have been.
+        Called before the bucket is sent, and after the earlier buckets have been sent.
 
         Raises:
-            ExchangeError: on every rank, not all have called ``set_codec``, or with other arguments.
+            ExchangeError: not all ranks have called ``set_codec`` with the same arguments (raised on every
+                rank).
         """
         if not bucket.rerouted:
             return
@@ -285,7 +286,7 @@ class ProcessGroupCompressor(CompressorBase):
         self._note_agreement()
 
     def _wait_for_part(self, part: Part) -> None:
-        """Sends a part, and raises what went wrong on its way."""
+        """Sends a part, waits for its exchange, and raises its error."""
         over: Queue[Exception | None] = Queue()
         self._launcher.submit(part.pending, part.stages, part.remainders, over.put)
         error = over.get()
@@ -293,7 +294,7 @@ class ProcessGroupCompressor(CompressorBase):
             raise error
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
-        """Whether a step is dropped, where ranks outside of the group have a say; see :class:`Step`."""
+        """Whether a step is dropped, also by ranks outside of the group; see :class:`Step`."""
         return dropped
 
     def _prepare(self) -> None:
@@ -312,13 +313,13 @@ class ProcessGroupCompressor(CompressorBase):
         *,
         buffer: torch.Tensor | None = None,
     ) -> None:
-        """Encodes a bucket's tensors, and puts what it sends into its parts.
+        """Encodes a bucket's tensors, and adds the parts that are sent to the bucket.
 
         Args:
-            bucket: without parts.
-            tensors: each one's slot; its view in the slot's shape; and its memory in any shape, where an
-                uncompressed one is added up.
-            buffer: memory that holds exactly these tensors, one behind the other, if there is any.
+            bucket: a bucket without parts.
+            tensors: for each tensor, its slot, its view in the slot's shape, and a view of the same memory
+                in any shape, which is sent if the tensor is not encoded.
+            buffer: the memory that holds exactly these tensors one after another, if there is such memory.
         """
         bucket.changes = self._last.changes()
         if self._former is not None:
@@ -357,7 +358,7 @@ class ProcessGroupCompressor(CompressorBase):
         bucket: Bucket,
         tensors: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]],
     ) -> None:
-        """Finds out whether ranks without a change of routes would send a bucket in another way."""
+        """Prepares inquiries if ranks with the former routes would send a bucket differently."""
         encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
         for slot, tensor, row in tensors:
@@ -381,7 +382,7 @@ class ProcessGroupCompressor(CompressorBase):
             bucket.inquiries.append(self._as_it_is(zeros, dtype, None, 1))
 
     def _uses(self, slot: Slot) -> bool:
-        """Whether this rank has a gradient of its own; what it sends for the others is zeros."""
+        """Whether this rank has a gradient of its own; otherwise it sends zeros for the other ranks."""
         return True
 
     def _release(self, changes: Changes, slot: Slot, tensor: torch.Tensor) -> None:
@@ -426,7 +427,7 @@ class ProcessGroupCompressor(CompressorBase):
 
 
 def _cut(slot: Slot, route: Route) -> object:
-    """How ranks share out a gradient; None where they do not."""
+    """The way in which ranks divide a gradient among them; None if it is not encoded."""
     if route.uncompressed:
         return None
     cut = shared(route.codec, slot.shape)
@@ -440,6 +441,6 @@ def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
 
 
 def device_of(slots: Iterable[Slot]) -> torch.device:
-    """Where gradients are encoded: the first CUDA device that has a parameter, or else the CPU."""
+    """The device on which gradients are encoded: the first parameter's CUDA device, or else the CPU."""
     devices = (slot.parameter.device for slot in slots)
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

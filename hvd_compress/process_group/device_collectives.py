@@ -1,4 +1,4 @@
-"""torch.distributed's collectives for CUDA tensors."""
+"""Collectives of torch.distributed for CUDA tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hvd_compress.process_group.streams import Beside, NoStream, SideStream
 def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
     """Collectives of a process group for tensors on a device.
 
-    Raises:
-        ExchangeError: as for :class:`~hvd_compress.process_group.collectives.Collectives`.
-        ValueError: the group has no backend for tensors there.
+    A group that torch.distributed does not know cannot be duplicated. The thread that starts its
+    collectives waits for each before it starts the next, so that one group is enough.
 
-    A group that torch.distributed does not know cannot be doubled: its collectives are waited for one after
-    the other, by the thread that starts them, so that one group is enough.
+    Raises:
+        ExchangeError: see :class:`~hvd_compress.process_group.collectives.Collectives`.
+        ValueError: the group has no backend for tensors on the device.
     """
     collectives = Collectives(group)
     if is_unregistered(group):
@@ -48,7 +48,7 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
 
 
 def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
-    """Where tensors can be that a group gathers: in the memory of the CPU, unless it has CUDA's only.
+    """A device whose tensors a group can gather: the CPU, unless the group has only a backend for CUDA.
 
     Raises:
         ExchangeError: there is no process group, or this rank is not in it.
@@ -62,16 +62,16 @@ def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
 
 
 class InStream(Collectives):
-    """Collectives that streams wait for, and the host does not, as NCCL's.
+    """Collectives such as NCCL's, for which streams wait and the host does not.
 
-    All of a bucket's collectives are started by its hook, one behind the other: those that follow the first
-    one are put behind it in a stream beside the backward pass, and so is what decodes. So they are started
-    in the order of the buckets, which is the same on every rank, and one process group is enough.
+    The hook of a bucket starts all of the bucket's collectives one after another: the later ones and the
+    decoding follow the first one in a stream beside the backward pass. So collectives start in the order of
+    the buckets, which is the same on every rank, and one process group is enough.
 
     Args:
-        group: as DDP's; None is the default group.
-        device: where tensors are.
-        side: the stream for what comes behind collectives.
+        group: the process group; None is the default group.
+        device: the device of the tensors.
+        side: the stream for the work that follows collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, side: Beside) -> None:
@@ -97,7 +97,7 @@ class InStream(Collectives):
         return self._parts[key]
 
     def when_over(self, work: dist.Work, over: Over) -> None:
-        """See :meth:`Collectives.when_over`: at once, in the stream that waits for the collective."""
+        """See :meth:`Collectives.when_over`; calls ``over`` at once, in the stream that waits."""
         with self._side.entered():
             try:
                 work.wait()
@@ -122,10 +122,10 @@ class InStream(Collectives):
 
 
 class ThroughHost(InStream):
-    """Messages by gloo, through the memory of the CPU: the host waits for each of them.
+    """Collectives by Gloo, with messages in CPU memory; the host waits for each message.
 
-    For ranks that NCCL cannot connect, such as two that share a GPU. Ranks cannot wait for each other in
-    a circle, since all of them start and await the same collectives in the same order.
+    This is for ranks that NCCL cannot connect, such as two ranks that share a GPU. A deadlock is
+    impossible, because all ranks start the same collectives, and wait for them, in the same order.
     """
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
@@ -149,20 +149,20 @@ class ThroughHost(InStream):
 
 
 class _Landing(dist.Work):
-    """A collective on the host, and a copy of its result to the device when it is waited for."""
+    """A collective on the host whose result is copied to the device in :meth:`wait`."""
 
     def __init__(self, there: torch.Tensor, received: torch.Tensor, work: dist.Work) -> None:
         super().__init__()
         self._there, self._received, self._work = there, received, work
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
-        """Waits for the collective, and puts the copy into the current stream."""
+        """Waits for the collective, and copies its result in the current stream."""
         self._work.wait(timeout)
         self._there.copy_(self._received)
         return True
 
 
 def _backends(configured: str) -> dict[str, str]:
-    """Backends by the kind of device, of ``"cpu:gloo,cuda:nccl"``; none where it is written otherwise."""
+    """The backends in a string such as ``"cpu:gloo,cuda:nccl"``, by device type; empty for other forms."""
     pairs = [pair.split(":", 1) for pair in configured.split(",")]
     return dict(pairs) if all(len(pair) == 2 for pair in pairs) else {}

@@ -27,24 +27,25 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class EncodedCollectives:
     """A gather, a sum and a reduce-scatter of payloads.
 
-    Each rank encodes its tensor once and decodes the payloads that it gets. Before every exchange the ranks
-    compare what they are about to send. A tensor with an Inf or a NaN, or with a number that the codec
-    cannot represent, puts an Inf or a NaN into the result on every rank.
+    Each rank encodes its tensor once and decodes the payloads that it gets. Before every exchange, the
+    ranks compare what they are about to send. A tensor with an Inf or a NaN, or with a number that the
+    codec cannot represent, puts an Inf or a NaN into the result on every rank.
 
     Args:
-        transport: the ranks, and what carries their messages.
+        transport: the ranks, and the collectives that carry their messages.
         exact_own: whether a rank takes its own tensor unencoded. If not, all ranks have the same bits.
-        seed: of the noise of stochastic codecs, the same on every rank.
-        threads: kernel threads; None is ``torch.get_num_threads()``.
+        seed: the seed of the noise of stochastic codecs, the same on every rank.
+        threads: the number of kernel threads; None is ``torch.get_num_threads()``.
         noise_rank: this rank's number in the noise; None is its number in the group.
 
     Attributes:
         rank: this rank's number in the group.
-        size: how many ranks there are.
-        exact_own: as given.
-        counters: what this rank has sent. ``steps`` counts exchanges; the comparisons' bytes are not in.
-        exchanges: how many there were, the same on every rank; stamped on payloads, and the position in the
-            noise.
+        size: the number of ranks.
+        exact_own: the argument of that name.
+        counters: the amounts that this rank has sent, and the times of its kernels. ``steps`` counts
+            exchanges; the bytes of comparisons are not included.
+        exchanges: the number of exchanges, the same on every rank; it is stamped on payloads, and is the
+            position in the noise.
     """
 
     def __init__(
@@ -70,20 +71,20 @@ class EncodedCollectives:
         settings: dict[str, Any],
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
-        """Compares settings with those of the other ranks; waits for them.
+        """Compares settings with those of the other ranks; waits for the other ranks.
 
         Args:
-            settings: fit for JSON.
-            device: with a backend in the process group.
+            settings: the settings, JSON-serializable.
+            device: a device for which the process group has a backend.
 
         Raises:
-            ExchangeError: on every rank, naming what differs.
+            ExchangeError: settings differ (raised on every rank, with the difference).
         """
         if self.size > 1:
             self._transport.compare(settings, device)()
 
     def settle(self) -> None:
-        """Waits for what CUDA devices have decoded.
+        """Waits until CUDA devices have decoded all payloads.
 
         Raises:
             PayloadError: a payload was altered.
@@ -95,12 +96,13 @@ class EncodedCollectives:
         self,
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> Iterator[None]:
-        """What raises in here raises on every rank: others get an :class:`ExchangeError` next time.
+        """Reports an error in the ``with`` block to the other ranks; their next exchange raises it.
 
-        For what one rank may find, before an exchange or after it. Waits for the others then.
+        This is for an error that only one rank may find, before or after an exchange. The other ranks get
+        an :class:`ExchangeError`. After an error, waits for the other ranks.
 
         Args:
-            device: as for :meth:`agree`.
+            device: see :meth:`agree`.
         """
         try:
             yield
@@ -111,20 +113,21 @@ class EncodedCollectives:
 
     @torch.no_grad()
     def gather(self, part: torch.Tensor, content: str, codec: Codec) -> torch.Tensor:
-        """Every rank's tensor.
+        """Gathers every rank's tensor.
 
         Args:
-            part: float32, float16 or bfloat16, of one shape and dtype on all ranks.
-            content: for messages.
-            codec: what the tensor is encoded with.
+            part: this rank's float32, float16 or bfloat16 tensor, of the same shape and dtype on all ranks.
+            content: a description of the tensor for messages.
+            codec: the codec that encodes the tensor.
 
         Returns:
-            shape=(size, ...): the ranks' tensors, in rank order.
+            The ranks' tensors in rank order, shape=(size, ...).
 
         Raises:
-            TypeError: of another dtype.
-            ExchangeError: on every rank, shapes or dtypes differ, or the ranks make different exchanges.
-            PayloadError: on every rank, a payload was altered.
+            TypeError: the tensor has another dtype.
+            ExchangeError: shapes or dtypes differ, or the ranks make different exchanges (raised on every
+                rank).
+            PayloadError: a payload was altered (raised on every rank).
         """
         if self.size == 1:
             return part.unsqueeze(0)
@@ -142,10 +145,10 @@ class EncodedCollectives:
     def sum(self, part: torch.Tensor, content: str, codec: Codec) -> torch.Tensor:
         """The sum of all ranks' tensors, added in float32 in rank order.
 
-        Args, errors: as for :meth:`gather`.
+        Arguments and errors are the same as in :meth:`gather`.
 
         Returns:
-            Like ``part``.
+            The sum, in the shape and dtype of ``part``.
         """
         if self.size == 1:
             return part
@@ -164,17 +167,17 @@ class EncodedCollectives:
         """This rank's share of the sum of all ranks' tensors, added in float32 in rank order.
 
         Args:
-            whole: shape=(size * n, ...), otherwise as for :meth:`gather`.
-            content: for messages.
-            codec: what each share is encoded with.
-            scale: factor on the sum, before it is rounded to the tensors' dtype.
+            whole: this rank's tensor, shape=(size * n, ...), with a dtype as in :meth:`gather`.
+            content: a description of the tensor for messages.
+            codec: the codec that encodes each share.
+            scale: a factor on the sum, applied before the sum is rounded to the tensors' dtype.
 
         Returns:
-            shape=(n, ...): rank ``r`` has the ``r``-th share.
+            This rank's share of the sum, shape=(n, ...): rank ``r`` has the ``r``-th share.
 
         Raises:
-            ValueError: ``whole`` cannot be shared out equally.
-            TypeError, ExchangeError, PayloadError: as for :meth:`gather`.
+            ValueError: ``whole`` cannot be divided into equal shares.
+            TypeError, ExchangeError, PayloadError: see :meth:`gather`.
         """
         if self.size == 1:
             return whole if scale == 1 else whole * scale
@@ -190,10 +193,10 @@ class EncodedCollectives:
         return self._added("reduce_scatter", whole, shares, own, content, codec, scale)
 
     def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
-        """Around what may fail on one rank when the others have gone on to an exchange.
+        """A context for work that may fail on one rank after the other ranks have begun another exchange.
 
-        On a CUDA device, they may have gone on to other groups' exchanges: they see what is wrong when
-        their next one here begins, and nobody waits for that.
+        On a CUDA device, the other ranks may have begun exchanges of other groups: they notice the error
+        when their next exchange here begins, and this rank does not wait for that.
         """
         return contextlib.nullcontext() if device.type == "cuda" else self.telling(device)
 
@@ -207,8 +210,8 @@ class EncodedCollectives:
     ) -> torch.Tensor:
         """Sends the only part to all ranks, or each part to its rank.
 
-        A rank that cannot encode sends zeros, which no payload begins with: the others do not wait for it,
-        and raise an error.
+        A rank that cannot encode sends zeros, which do not begin a valid payload: the other ranks do not
+        wait for this rank, and raise an error.
 
         Returns:
             The ranks' payloads, shape=(size, bytes), uint8.
@@ -246,7 +249,7 @@ class EncodedCollectives:
         parts: Sequence[torch.Tensor],
         codec: Codec,
     ) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Room for the payloads, and what waits for the comparison with the other ranks."""
+        """A message for the payloads, and a function that waits for the comparison with the other ranks."""
         with self.telling(tensor.device):
             if tensor.dtype not in _DTYPES:
                 expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
@@ -307,7 +310,7 @@ class EncodedCollectives:
         codec: Codec,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        """The sum of the payloads that this rank gets, like ``own``, its part of them."""
+        """The sum of the payloads that this rank gets, in the shape and dtype of its part ``own``."""
         rows = self._exchange(kind, tensor, parts, content, codec)
         out = torch.empty_like(own)
         with self._receiving(own.device):
@@ -341,7 +344,7 @@ class EncodedCollectives:
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """Adds up the payloads of some ranks, which follow one another."""
+        """Adds up the payloads of consecutive ranks."""
         started = time.perf_counter()
         try:
             self._kernels.decode_sum(
@@ -363,7 +366,7 @@ class EncodedCollectives:
     def _named(
         self, codec: Codec, rows: torch.Tensor, ranks: Sequence[int], out: torch.Tensor
     ) -> PayloadError | None:
-        """What is wrong with which rank's payload, where the host can see it."""
+        """An error that names the rank of an altered payload, if the host can read the payloads."""
         if not on_host(rows):
             return None
         entry = Entry(codec, tuple(out.shape), _OFF, NoiseKey(), 0)
@@ -373,8 +376,8 @@ class EncodedCollectives:
     def _keeps_own(self, rows: torch.Tensor) -> bool:
         """Whether this rank takes its own tensor unencoded.
 
-        Not where its payload holds an Inf or a NaN: other ranks get one then in place of finite numbers
-        beyond the codec's range, and so must this rank.
+        It does not if its payload holds an Inf or a NaN: other ranks then get an Inf or a NaN in place of
+        finite numbers beyond the codec's range, and this rank must get the same.
         """
         return self.exact_own and not self._flagged(rows[self.rank : self.rank + 1])
 

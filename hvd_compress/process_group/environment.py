@@ -1,4 +1,4 @@
-"""Where a rank is: its place on its host, from the environment or from the ranks' host names."""
+"""The place of a rank among the hosts, from the environment or from the ranks' host names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 _VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-"""A rank's number on its host, the host's ranks, and the host's number, as torchrun sets them."""
+"""A rank's number on its host, the number of ranks on the host, and the host's number; set by torchrun."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Tells machines apart that have the same name."""
+"""A file that distinguishes machines with the same name."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Place:
     """A rank's place among the hosts.
 
     Attributes:
-        local_rank: its number on its host.
-        local: ranks of its host.
-        host: its host's number.
+        local_rank: the rank's number on its host.
+        local: the number of ranks on this host.
+        host: the host's number.
     """
 
     local_rank: int
@@ -32,10 +32,10 @@ class Place:
 
 
 def find_place() -> Place:
-    """The place of this rank in the job, from the environment or, without it, from all ranks' host names.
+    """The place of this rank in the job, from the environment or else from all ranks' host names.
 
-    Every rank of the job has to call it: a rank without the variables waits for the others' names. They are
-    exchanged through the job's store, so that the call need not stand at the same place among collectives.
+    Every rank of the job has to call it: a rank without the variables waits for the names of the others.
+    Names are exchanged through the job's store, so the order of this call and collectives does not matter.
 
     Raises:
         ValueError: the environment contradicts itself.
@@ -54,7 +54,7 @@ def _key(rank: int) -> str:
 
 
 def host_name() -> str:
-    """What ranks on the same host have in common, and no others."""
+    """A name that is the same for all ranks on a host, and differs between hosts."""
     try:
         return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
     except OSError:
@@ -62,16 +62,16 @@ def host_name() -> str:
 
 
 def place_among(names: list[str], rank: int) -> Place:
-    """The place of a rank, by the names of all ranks' hosts, numbered in the order of their first ranks."""
+    """The place of a rank, from all ranks' host names; hosts are in the order of their first ranks."""
     own = names[rank]
     return Place(names[:rank].count(own), names.count(own), list(dict.fromkeys(names)).index(own))
 
 
 def read_environment() -> Place | None:
-    """The place of this rank in the job as torchrun tells it; None without all of its variables.
+    """The place of this rank in the job from torchrun's variables; None if one of them is missing.
 
     Raises:
-        ValueError: they contradict each other.
+        ValueError: the variables contradict each other.
     """
     values = [os.environ.get(name, "") for name in _VARIABLES]
     if not all(values):

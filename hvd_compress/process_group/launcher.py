@@ -15,15 +15,15 @@ from hvd_compress.ranks.errors import ExchangeError
 Begin = Callable[[Collectives], None]
 
 _REMAINDERS = -1
-"""In the place of a stage's number: collectives that are rare share a line."""
+"""The number of the line that all remainders share, in place of a stage's number."""
 
 
 class Ticket:
     """The right to start one collective of a line; used once.
 
     Args:
-        line: the collective's.
-        number: its place in the line.
+        line: the line of the collective.
+        number: the position of the ticket in the line.
     """
 
     def __init__(self, line: Line, number: int) -> None:
@@ -32,23 +32,23 @@ class Ticket:
         self._used = False
 
     def start(self, begin: Begin, over: Over) -> None:
-        """Calls ``begin`` with the line's group, now or after the tickets before; never two at a time.
+        """Calls ``begin`` with the line's group, at once or after the earlier tickets, never two at a time.
 
         Args:
-            begin: starts the collective. Where it raises, other ranks may have started theirs, so the line
-                is lost.
-            over: called with what ``begin`` has raised; or in place of it, with the reason, where the line
-                is lost.
+            begin: a function that starts the collective. If it raises, other ranks may have started their
+                collective, so the line is lost.
+            over: a function that is called with the error of ``begin``; or, if the line is lost already,
+                with the reason, in place of ``begin``.
         """
         self._used = True
         self._line._start(self._number, begin, over)
 
     def end(self, error: Exception | None) -> None:
-        """Has those behind it go on if it was not used.
+        """Lets the later tickets go on if this one was not used.
 
         Args:
-            error: None where no rank starts this collective. Otherwise others may have: they would take
-                what comes behind it for it, so the line is lost.
+            error: None if no rank starts this collective. Otherwise, other ranks may have started it and
+                would mistake the next collective for it, so the line is lost.
         """
         if self._used:
             return
@@ -59,14 +59,14 @@ class Ticket:
 
 
 class Line:
-    """A process group of its own, and launch tickets for it.
+    """A process group and launch tickets for its collectives.
 
-    Collectives of torch.distributed have no names: ranks must start those of a group in the same order.
-    Hooks take tickets in the order of the buckets, and a collective waits until those before it have been
-    started. A thread that comes early leaves its collective to the thread whose turn it is.
+    Collectives of torch.distributed have no names, so ranks must start those of a group in the same order.
+    Hooks take tickets in the order of the buckets, and a collective waits until the earlier ones have been
+    started. A thread that is too early leaves its collective to the thread whose turn it is.
 
     Args:
-        collectives: the ranks, in a group that no other line uses.
+        collectives: the collectives among the ranks, in a group that no other line uses.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -79,11 +79,11 @@ class Line:
         self._lost: Exception | None = None
 
     def close(self) -> None:
-        """As of the group."""
+        """Closes this rank's connections in the line's group."""
         self._collectives.close()
 
     def ticket(self) -> Ticket:
-        """The next one; to be taken in the same order on every rank."""
+        """Takes the next ticket; every rank has to take tickets in the same order."""
         self._tickets += 1
         return Ticket(self, self._tickets - 1)
 
@@ -123,11 +123,11 @@ class Line:
 
 
 class _Tickets:
-    """Those of one exchange.
+    """The tickets of one exchange.
 
     Args:
-        stages: the lines of its collectives; None where this rank is alone.
-        remainders: the lines of those that it may need behind them.
+        stages: the lines of the exchange's collectives; None for a collective of this rank alone.
+        remainders: the lines of the additional collectives that the exchange may need.
     """
 
     def __init__(self, stages: Sequence[Line | None], remainders: Sequence[Line | None]) -> None:
@@ -135,7 +135,7 @@ class _Tickets:
         self._remainders = [line.ticket() for line in remainders if line]
 
     def start(self, pending: Pending, begin: Begin, over: Over) -> None:
-        """As of the ticket of the collective that the exchange waits for."""
+        """Uses the ticket of the collective that the exchange waits for; see :meth:`Ticket.start`."""
         assert pending.request is not None
         remainder = pending.request.remainder
         ticket = self._remainders.pop(0) if remainder else self._stages[pending.stage]
@@ -143,7 +143,7 @@ class _Tickets:
         ticket.start(begin, over)
 
     def end(self, error: Exception | None) -> None:
-        """Has others go on that wait for collectives of this exchange, which do not come."""
+        """Lets the later tickets go on for all collectives that the exchange has not started."""
         for ticket in (*self._stages, *self._remainders):
             if ticket is not None:
                 ticket.end(error)
@@ -152,13 +152,13 @@ class _Tickets:
 class Launcher:
     """Resumes exchanges from the callbacks of their collectives: a driver for torch.distributed.
 
-    Hooks, which DDP calls in the same order on every rank, start the first collectives. But these end in
-    another order on each rank, and so would their successors start: so every stage has its own line, and
-    all remainders have one. An exchange that needs no remainders gives its tickets for them back at its
-    end.
+    Hooks, which DDP calls in the same order on every rank, start the first collectives. These end in a
+    different order on each rank, and the next collectives would start in that order. Therefore every stage
+    has its own line, and all remainders share one. An exchange that needs no remainders returns their
+    tickets at its end.
 
     Args:
-        collectives: all ranks.
+        collectives: the collectives among all ranks.
         group: the same ranks.
     """
 
@@ -171,11 +171,12 @@ class Launcher:
     def prepare(self, exchange: Exchange, packed: bool) -> None:
         """Makes the process groups for an exchange's collectives.
 
-        Called when all ranks have agreed on their exchanges, by every rank; waits for the others.
+        Every rank calls it when all ranks have agreed on their exchanges; waits for the other ranks.
 
         Args:
-            exchange: that will be submitted.
-            packed: whether its messages are packed (:func:`hvd_compress.exchanges.packing.packs`).
+            exchange: an exchange that will be submitted.
+            packed: whether the exchange's messages are packed
+                (:func:`hvd_compress.exchanges.packing.packs`).
         """
         keys = list(enumerate(exchange.stages))
         if packed:
@@ -187,7 +188,7 @@ class Launcher:
                 self._lines[key] = Line(self._collectives.among(ranks))
 
     def close(self) -> None:
-        """Closes the connections of all its groups."""
+        """Closes this rank's connections in the groups of all lines."""
         for line in (self._first, *self._lines.values()):
             line.close()
 
@@ -198,13 +199,14 @@ class Launcher:
         remainders: Sequence[Scope],
         over: Over,
     ) -> None:
-        """Has an exchange run through its stages. Returns at once.
+        """Runs an exchange through its stages. Returns at once.
 
         Args:
             pending: the exchange.
-            stages: the scopes of its collectives, which are prepared.
-            remainders: the scopes of those that it may need behind them, which are prepared.
-            over: called at its end.
+            stages: the scopes of the exchange's collectives, which have been prepared.
+            remainders: the scopes of the additional collectives that the exchange may need, which have been
+                prepared.
+            over: a function that is called at the end of the exchange.
         """
         tickets = _Tickets(
             [self._line(number, scope) for number, scope in enumerate(stages)],

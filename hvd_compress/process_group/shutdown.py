@@ -1,16 +1,16 @@
-"""Keeps a process and its process groups until the groups' threads are done with what belongs to Python.
+"""Keeps a process and its process groups alive until the groups' threads have released Python objects.
 
-The thread that ran a collective still has to drop what was called back and the tensors that were sent when
-the training loop already goes on. A thread that comes to that while the interpreter ends is stopped there
-by force, and takes the whole process with it ("terminate called without an active exception"). So does one
-that drops the last reference to its own process group, which would wait for it ("Resource deadlock
-avoided"). PyTorch's own synchronous collectives have the first problem too where a group outlives
-``destroy_process_group()``, as in a DDP model.
+When the training loop continues after a collective, the collective's thread still has to release the
+callback and the tensors that were sent. If the interpreter ends at that moment, it stops the thread by
+force, which ends the whole process ("terminate called without an active exception"). The process also ends
+if a thread releases the last reference to its own process group, which would then wait for the thread
+("Resource deadlock avoided"). PyTorch's own synchronous collectives have the first problem, too, if a group
+outlives ``destroy_process_group()``, for example in a DDP model.
 
-A collective whose peers have lost another rank ends when those do: when their connections close, perhaps
-while this interpreter ends. So this rank closes its own first, where that is possible. Gloo then ends what
-waits, but for a transfer in the midst of a message, here and at the other end; so what may still end by
-itself gets time to.
+A collective whose peers have lost another rank ends when the peers' connections close, perhaps while this
+interpreter ends. So this rank closes its own connections first if possible. Gloo then ends all waiting
+collectives on both sides, except for a transfer in the middle of a message; therefore collectives first get
+time to end by themselves.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ import torch.distributed as dist
 from hvd_compress.ranks import threads
 
 _TIMEOUT = 10.0
-"""Seconds. Only a thread that gets no time at all needs more than a few thousandths of one."""
+"""The longest wait in seconds. Only a thread that gets no CPU time needs more than a few milliseconds."""
 
 _MOMENT = 0.25
-"""Seconds, at the end of the process, for what synchronous collectives sent: one that gathers a
-checkpoint's state or sums a metric is often the last. Nothing tells when a thread has dropped that."""
+"""The time in seconds that threads get at the end of the process to release the tensors of synchronous
+collectives; often the last collective gathers a checkpoint's state or sums a metric. Nothing shows when a
+thread has released these tensors."""
 
 _PATIENCE = 2.0
-"""Seconds, at the end of a process without an error, for collectives to end by themselves."""
+"""The time in seconds that collectives get to end by themselves when a process ends without an error."""
 
 _TAG = 0x68766463
-"""Of receives that nobody answers: users' have small ones."""
+"""The tag of receives that no rank answers; users' tags are small numbers."""
 
 
 class _Underway:
-    """A collective, as long as a thread may have to do with it.
+    """A collective that a thread may still use.
 
     Args:
-        work: the collective; while it is held here, the thread's reference is not its last one.
-        call: what its future calls back, which the thread drops afterwards.
-        group: of the collective; what the thread drops may have the only other reference to it.
+        work: the collective; as long as this object holds it, the thread's reference is not the last one.
+        call: the callback of the collective's future; the thread releases it afterwards.
+        group: the process group of the collective; the objects that the thread releases may have the only
+            other reference to the group.
     """
 
     def __init__(
@@ -77,23 +79,24 @@ class _Underway:
 _lock = threading.Lock()
 _underway: list[_Underway] = []
 _starting: int | None = None
-"""The process that starts collectives: a forked one has its parent's without their threads."""
+"""The process that starts collectives; a forked process has its parent's, without their threads."""
 
 
 def note_collectives() -> None:
-    """Tells that this process is about to start collectives, whether or not they are held."""
+    """Notes that this process is about to start collectives, whether or not :func:`hold` gets them."""
     global _starting
     _starting = os.getpid()
 
 
 def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -> None:
-    """Holds a collective and its process group until the group's thread is done with it.
+    """Holds a collective and its process group until the group's thread has released the collective.
 
     Args:
-        work: it has been started.
-        call: what its future calls back. Nothing else may hold on to it, as frames in the traceback of an
-            error do to a function (a partial is right), and to their callers with all their variables.
-        group: of the collective.
+        work: the collective, which has been started.
+        call: the callback of the collective's future. Nothing else may keep a reference to it. Frames in
+            the traceback of an error keep references to a function, to their callers and to all their
+            variables, so the callback should be a partial.
+        group: the process group of the collective.
     """
     _let_go()
     with _lock:
@@ -101,9 +104,10 @@ def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -
 
 
 def release_with(owner: object, group: dist.ProcessGroup) -> None:
-    """Frees a process group of the package's own when what uses it is freed.
+    """Frees a process group that this package has made when its owner is freed.
 
-    Its threads and connections end then. Only Gloo's do so without the other ranks.
+    The group's threads and connections then end. Only Gloo's groups are freed: only they can end without
+    the other ranks.
     """
     if _gloo(group) is not None:
         _start_releasing()
@@ -111,14 +115,14 @@ def release_with(owner: object, group: dist.ProcessGroup) -> None:
 
 
 _released: SimpleQueue[tuple[dist.ProcessGroup, int] | None] = SimpleQueue()
-"""Groups to be freed, and the processes that made them. Owners are freed by any thread, perhaps by the
-group's own, which would wait for itself."""
+"""The groups to free, and the processes that made them. Any thread may free an owner, perhaps the group's
+own thread, which would wait for itself if it freed the group."""
 
 _releasing: int | None = None
 """The process in which a thread frees groups."""
 
 _of_the_parent: list[dist.ProcessGroup] = []
-"""Groups whose threads a forked process does not have: freeing them would wait for these."""
+"""Groups whose threads a forked process does not have; freeing such a group would wait for its threads."""
 
 
 def _start_releasing() -> None:
@@ -150,21 +154,24 @@ def _is_underway(group: dist.ProcessGroup) -> bool:
 
 
 naming = threading.Lock()
-"""Held where a group is made, or freed: PyTorch names a group by the groups that there are."""
+"""A lock that is held while a group is made or freed: PyTorch names a group by the number of groups."""
 
 
 class _Unregistered:
-    """In a group's place, where PyTorch counts groups to name the next one.
+    """A placeholder for a freed group in the table by which PyTorch counts groups to name the next one.
 
-    Ranks free groups at different times, and have to count alike.
+    Ranks free groups at different times, and must nevertheless have the same count.
     """
 
     def shutdown(self) -> None:
-        """Called where all groups are destroyed."""
+        """Called when all groups are destroyed."""
 
 
 def _unregister(group: dist.ProcessGroup) -> None:
-    """Has PyTorch forget a group. Its ``destroy_process_group()`` warns of groups with one backend."""
+    """Removes a group from PyTorch's tables.
+
+    PyTorch's ``destroy_process_group()`` is not used: it issues a warning for a group with one backend.
+    """
     c10d: Any = dist.distributed_c10d
     world = c10d._world
     name = world.pg_names.pop(group, None)
@@ -180,7 +187,7 @@ def _unregister(group: dist.ProcessGroup) -> None:
 
 
 def _let_go() -> None:
-    """Frees what the threads are done with, and with a destroyed group, ends the group's threads."""
+    """Frees collectives that threads have released, and so ends the threads of destroyed groups."""
     # Freed on return, without the lock: the end of a group waits for its threads, and they may come here.
     with _lock:
         dropped = [one for one in _underway if one.dropped]
@@ -198,7 +205,7 @@ def _end() -> None:
 
 
 def _wait() -> None:
-    """Waits until no thread has to do with a collective; ends those that do not end by themselves."""
+    """Waits until no thread uses a collective; ends collectives that do not end by themselves."""
     failed = getattr(sys, "last_value", None) is not None
     patience = _MOMENT if failed else _PATIENCE
     closed: dict[dist.ProcessGroup, bool] = {}
@@ -217,10 +224,13 @@ def _wait() -> None:
 
 
 def close(group: dist.ProcessGroup) -> bool:
-    """Closes a group's connections, where that is known to be possible, which ends its collectives.
+    """Closes a group's connections and so ends its collectives, if the backend is Gloo.
 
-    Gloo does so for all peers of a device when a receive from one of them times out; its ``abort()`` does
-    nothing.
+    Gloo closes the connections to all peers of a device when a receive from one of them times out; its
+    ``abort()`` does nothing.
+
+    Returns:
+        Whether the connections were closed.
     """
     backend = _gloo(group)
     if backend is None:
@@ -237,7 +247,7 @@ def close(group: dist.ProcessGroup) -> bool:
 
 
 def _gloo(group: dist.ProcessGroup) -> Any | None:
-    """A group's backend for the CPU, where that is Gloo."""
+    """A group's backend for the CPU if it is Gloo, otherwise None."""
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The buckets of one step: sent as they are handed over, decoded as they come back."""
+"""The buckets of one step, which are sent when they are handed over and decoded when results arrive."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from hvd_compress.process_group.launcher import Launcher
 
 
 class Step:
-    """Sends buckets and finishes them; nothing waits while gradients are still being computed.
+    """Sends buckets and decodes their results, without waiting while gradients are being computed.
 
-    A step is what is dropped as a whole: a backward pass, or one call of ``all_reduce``. Buckets are
-    decoded as they come. But one non-finite gradient makes the whole step worthless, so that no residual
-    may count it as sent, and this is known with the last bucket only. Residuals are settled before the last
-    bucket's future is completed, and so before the next step.
+    A step is the unit that is dropped as a whole: a backward pass, or one call of ``all_reduce``. Buckets
+    are decoded as they arrive. However, one non-finite gradient makes the whole step invalid, so that no
+    residual may count anything as sent, and only the last bucket decides this. Residuals are settled before
+    the last bucket's future completes, and so before the next step.
 
-    On a CUDA device all of this is put behind the buckets' collectives in a stream, when the last one is
-    added at the latest, and futures are complete for the host before anything has been done.
+    On a CUDA device, all this work follows the buckets' collectives in a stream; it is enqueued at the
+    latest when the last bucket is added, and futures complete for the host before the work is done.
 
     Args:
-        collectives: the ranks.
-        launcher: starts the buckets' collectives.
-        agreement: a comparison under way, or None; until it is settled, everything is held back, because
-            ranks that differ would mix up each other's messages.
-        prepare: called once they agree, by every rank, before anything is sent; may wait for the others.
-        settled: called once with all buckets, when all are back and their residuals are settled.
-        anywhere: says whether the step is dropped on any rank that has to drop it together with this one,
-            from whether the exchanges of this one say so.
+        collectives: the collectives among the ranks.
+        launcher: the launcher that starts the buckets' collectives.
+        agreement: a comparison in progress, or None; until it is settled, nothing is sent, because ranks
+            with different configurations would mix up each other's messages.
+        prepare: a function that every rank calls when the ranks agree, before anything is sent; may wait
+            for the other ranks.
+        settled: a function that is called once with all buckets, when all results have arrived and
+            residuals are settled.
+        anywhere: a function that takes whether this rank's exchanges drop the step, and returns whether any
+            rank drops the step that has to drop it together with this one.
 
     Attributes:
-        last_index: of the latest bucket.
+        last_index: the index of the latest bucket.
     """
 
     def __init__(
@@ -61,16 +63,16 @@ class Step:
         self.last_index = -1
 
     def add(self, bucket: Bucket) -> None:
-        """Sends one bucket, in the order of the buckets, which is the same on every rank."""
+        """Sends one bucket; every rank has to add buckets in the same order."""
         self._buckets.append(bucket)
         if self._agreement is None:
             self._send(bucket)
 
     def send_alone(self, bucket: Bucket) -> None:
-        """Sends the one bucket of a step, in place of :meth:`add` and :meth:`close`; without an agreement.
+        """Sends the only bucket of a step without an agreement, in place of :meth:`add` and :meth:`close`.
 
-        With these two, a bucket that came back in between would be complete before residuals are settled,
-        and the next step could begin. With this method, residuals are settled first.
+        If the results arrived between these two calls, the bucket would complete before residuals are
+        settled, and the next step could begin. With this method, residuals are settled first.
         """
         assert self._agreement is None
         self._buckets.append(bucket)
@@ -78,13 +80,13 @@ class Step:
         self._send(bucket)
 
     def close(self) -> None:
-        """Called after the last bucket.
+        """Ends the step; called after the last bucket.
 
-        Here an agreement is waited for: every rank comes here without waiting for another one before, and
-        has started it.
+        Waits for an agreement: every rank starts it, and calls this method without waiting for another rank
+        before.
 
         Raises:
-            ExchangeError: ranks differ.
+            ExchangeError: the ranks' configurations differ.
         """
         if self._agreement is not None:
             self._agreement.settle()
@@ -97,7 +99,7 @@ class Step:
             self._fail(self._error)  # Buckets added since then would wait for ever.
 
     def wait(self) -> None:
-        """Waits for all buckets, and raises what went wrong with one of them as what it was."""
+        """Waits for all buckets, and raises the original error if one of them failed."""
         for bucket in self._buckets:
             bucket.future.wait()
 

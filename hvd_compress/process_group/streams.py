@@ -1,4 +1,4 @@
-"""The streams of a CUDA device: one that the backward pass works in, and one beside it."""
+"""The streams of a CUDA device: the stream of the backward pass, and a side stream."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 
 
 class Beside(Protocol):
-    """A stream beside the one that is current where hooks are called."""
+    """A side stream, beside the stream that is current in hooks."""
 
     def entered(self) -> AbstractContextManager[None]:
-        """Makes it the current one, behind all that is in the current one by now."""
+        """Makes the side stream current, after all work that the current stream has so far."""
         ...
 
     def caught_up(self) -> None:
-        """Has the current stream wait for all that is in it by now."""
+        """Makes the current stream wait for all work that the side stream has so far."""
         ...
 
     def takes(self, tensor: torch.Tensor) -> None:
-        """Says that work in it uses a tensor: its memory must not be reused before that is done."""
+        """Records that the side stream uses a tensor, to prevent early reuse of its memory."""
         ...
 
 
 class SideStream(Beside):
     """Implements :class:`Beside` with a stream of a CUDA device.
 
-    What comes back from other ranks is decoded here, so that the backward pass does not wait for it.
+    Messages of other ranks are decoded in this stream, so that the backward pass does not wait for them.
 
     Args:
         device: a CUDA device.
@@ -60,7 +60,7 @@ class SideStream(Beside):
 
 
 class NoStream(Beside):
-    """Implements :class:`Beside` where the host itself waits: there is nothing beside it."""
+    """Implements :class:`Beside` without a stream, for collectives that the host itself waits for."""
 
     def entered(self) -> AbstractContextManager[None]:
         return nullcontext()

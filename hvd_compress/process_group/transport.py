@@ -1,4 +1,4 @@
-"""What carries messages that a caller waits for from rank to rank."""
+"""Collectives that carry messages between ranks while the caller waits."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from hvd_compress.ranks import agreement
 
 
 class Transport(Protocol):
-    """Collectives that the caller waits for, among the same ranks every time.
+    """Collectives that the caller waits for, always among the same ranks.
 
     Attributes:
         rank: this rank's number.
-        size: how many ranks there are; at least 2 in calls of the methods.
+        size: the number of ranks; at least 2 when the methods are called.
     """
 
     rank: int
     size: int
 
     def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
-        """Starts a comparison of what the ranks are about to do.
+        """Starts a comparison of the ranks' settings for the next exchange.
 
         Args:
-            settings: fit for JSON.
-            device: where the tensors are that will be sent.
+            settings: this rank's settings, JSON-serializable.
+            device: the device of the tensors that will be sent.
 
         Returns:
-            A function that waits for the result, and raises an ``ExchangeError`` on every rank where
-            settings differ.
+            A function that waits for the result, and raises an ``ExchangeError`` on every rank if settings
+            differ.
         """
         ...
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
-        """The result of a collective, as :class:`Collective` describes it.
+        """Runs a collective and returns its result, as :class:`Collective` describes it.
 
         Args:
             collective: an ``all_gather`` or an ``all_to_all``.
-            name: the same on every rank.
+            name: a name of the collective, the same on every rank.
         """
         ...
 
@@ -52,7 +52,7 @@ class Transport(Protocol):
 class ProcessGroupTransport:
     """Implements :class:`Transport` among the ranks of a ``torch.distributed`` process group.
 
-    CPU tensors travel in a new process group of the same ranks, so that the order of these collectives
+    CPU tensors are sent in a new process group of the same ranks, so that the order of these collectives
     does not depend on the order of others, such as DDP's.
 
     Args:

@@ -1,4 +1,4 @@
-"""What ranks of a process group tell each other beside their gradients: values, and states."""
+"""Exchanges of values and states, in addition to gradients, among the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import MOST_BYTES, check_lengths, deserialize, serialize
 
 _STATE_BYTES = 64
-"""Of a state, for each element of the model, at most: sixteen numbers of 32 bits."""
+"""The maximum bytes of a state for each element of the model: sixteen numbers of 32 bits."""
 
 
 def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> list[Any]:
-    """Every rank's value, by rank; an error of one rank is one of all.
+    """Exchanges values: returns every rank's value, by rank; an error on one rank is raised on all ranks.
 
     Args:
-        ranks: all of them call it.
-        value: this rank's, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
-        problem: what is wrong on this rank; it is raised when the others know.
+        ranks: the collectives among the ranks, all of which have to call it.
+        value: this rank's value, JSON-serializable (:func:`hvd_compress.ranks.values.serialize`).
+        problem: the error of this rank, or None; it is raised after the other ranks have been told.
 
     Raises:
         ExchangeError: something is wrong on another rank; or a value is too long, or was altered.
@@ -42,15 +42,16 @@ def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> li
 
 
 def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | None:
-    """Every rank's state, by rank, on the first one; None on the others.
+    """Gathers states: returns every rank's state, by rank, on the first rank, and None on the others.
 
     Args:
-        ranks: all of them call it.
-        state: this rank's, which ``torch.load`` can read with ``weights_only=True``.
-        elements: of the model, which limit a state's length.
+        ranks: the collectives among the ranks, all of which have to call it.
+        state: this rank's state, which ``torch.load`` can read with ``weights_only=True``.
+        elements: the number of the model's elements, which limits a state's length.
 
     Raises:
-        ExchangeError: on every rank, a state is too long; on the first one, it was altered.
+        ExchangeError: a state is too long (raised on every rank); or ``torch.load`` cannot read a state
+            with ``weights_only=True``, for example an altered one (raised on the first rank).
     """
     content = _saved(state)
     lengths = _lengths(ranks, len(content), _most(elements))
@@ -59,17 +60,17 @@ def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | 
 
 
 def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) -> Any:
-    """One rank's state, on every rank.
+    """Returns one rank's state on every rank.
 
     Args:
-        ranks: all of them call it.
-        state: as of :func:`gather_states`; only the source's counts.
-        source: the rank.
-        elements: as of :func:`gather_states`.
+        ranks: the collectives among the ranks, all of which have to call it.
+        state: the state, see :func:`gather_states`; only the source's is used.
+        source: the rank with the state.
+        elements: see :func:`gather_states`.
 
     Raises:
-        ExchangeError: on every rank, the state is too long, or is not one that ``torch.load`` can read with
-            ``weights_only=True``.
+        ExchangeError: the state is too long, or ``torch.load`` cannot read it with ``weights_only=True``
+            (raised on every rank).
     """
     content = _saved(state) if ranks.rank == source else b""
     length = _lengths(ranks, len(content), _most(elements))[source]
@@ -79,12 +80,17 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
 
 
 def message(content: bytes, length: int, device: torch.device) -> torch.Tensor:
-    """Bytes as a tensor, with zeros behind them, shape=(length,), uint8."""
+    """Bytes as a tensor, padded with zeros at the end, shape=(length,), uint8."""
     return torch.frombuffer(bytearray(content.ljust(length, b"\0")), dtype=torch.uint8).to(device)
 
 
 def contents(rows: torch.Tensor, lengths: Sequence[int]) -> list[bytes]:
-    """The bytes of gathered messages, shape=(ranks, bytes of the longest one), uint8."""
+    """The bytes of gathered messages without padding.
+
+    Args:
+        rows: the messages, shape=(ranks, bytes of the longest message), uint8.
+        lengths: the number of bytes in each message.
+    """
     pairs = zip(rows.cpu().numpy(), lengths, strict=True)
     return [row[:length].tobytes() for row, length in pairs]
 
