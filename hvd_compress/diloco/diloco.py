@@ -38,7 +38,7 @@ NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=Tru
 
 
 class DiLoCo:
-    """Trains each rank for ``sync_every`` steps by itself, then averages the ranks' changes, encoded.
+    """Averages the changes that each rank makes in ``sync_every`` steps by itself, encoded.
 
     This is distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin
     with the parameters of the group's first rank, including weights that are loaded into the model before

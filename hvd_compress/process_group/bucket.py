@@ -44,9 +44,9 @@ class Bucket:
         parts: the parts that are sent.
         changes: the changes of residuals other than those of the parts.
         rerouted: whether some tensor's route differs from the one in the ranks' last agreement.
-        inquiries: the parts that ask whether the routes have changed on all ranks, if some tensor was
-            encoded before the change. They have the form of the parts that a rank without the change
-            sends; the first part asks.
+        inquiries: the parts that ask whether the routes have changed on all ranks, if the former routes
+            encode some tensor. A rank without the change sends parts of the same number and form; the
+            first part asks.
         waiting: the number of parts whose results have not arrived yet.
         held: whether residuals are settled by the code that waits for the results, and not when the last
             result arrives.

@@ -441,6 +441,6 @@ def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
 
 
 def device_of(slots: Iterable[Slot]) -> torch.device:
-    """The device on which gradients are encoded: the first parameter's CUDA device, or else the CPU."""
+    """The device that encodes gradients: the first CUDA device with a parameter, or else the CPU."""
     devices = (slot.parameter.device for slot in slots)
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

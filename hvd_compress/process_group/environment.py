@@ -62,7 +62,7 @@ def host_name() -> str:
 
 
 def place_among(names: list[str], rank: int) -> Place:
-    """The place of a rank, from all ranks' host names; hosts are in the order of their first ranks."""
+    """The place of a rank, from all ranks' host names; hosts are numbered in the order of first ranks."""
     own = names[rank]
     return Place(names[:rank].count(own), names.count(own), list(dict.fromkeys(names)).index(own))
 

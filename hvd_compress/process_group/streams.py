@@ -21,7 +21,7 @@ class Beside(Protocol):
         ...
 
     def takes(self, tensor: torch.Tensor) -> None:
-        """Records that the side stream uses a tensor, to prevent early reuse of its memory."""
+        """Delays the reuse of a tensor's memory until the side stream's work so far is done."""
         ...
 
 
