@@ -1,7 +1,7 @@
 """Compressors for models that PyTorch's FSDP2 shards within a host and replicates between hosts (HSDP).
 
-``hvdc.Compressor(model, OneBit(), mesh=mesh)`` takes the place of FSDP2's own all-reduce between the
-replicas. Needs no Horovod.
+``hvdc.Compressor(model, OneBit(), mesh=mesh)`` replaces FSDP2's own all-reduce between the replicas. Needs
+no Horovod.
 """
 
 from hvd_compress.needs import need

@@ -35,32 +35,32 @@ from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
 _FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
-"""Exchanges that do not ask for hosts: here, the ranks of a host hold different shards."""
+"""Exchanges that do not depend on hosts: here, the ranks of a host hold different shards."""
 
 
 @guard
 class Compressor(ProcessGroupCompressor):
-    """Averages the shards of an FSDP2 model's gradients over its replicas, encoded.
+    """Averages the shards of an FSDP2 model's gradients over its replicas, in encoded form.
 
-    FSDP2 adds gradients up uncompressed among the ranks that share the parameters out, as those of a host.
-    The compressor sets FSDP2's all-reduce hook of every module, and averages each rank's shards with the
-    ranks that have the same ones. Residuals are those of the rank's shards alone.
-    Making it takes all ranks: they compare their settings, and the first replica's parameters and buffers
-    are broadcast to the others.
+    FSDP2 sums gradients uncompressed among the ranks that share the parameters out, such as those of a
+    host. The compressor sets FSDP2's all-reduce hook of every module, and averages each rank's shards with
+    the ranks that have the same shards. Residuals are those of the rank's shards alone. All ranks make the
+    compressor together: they compare their settings, and the first replica's parameters and buffers are
+    broadcast to the others.
 
     Args:
-        model: whose modules went through ``fully_shard(module, mesh=mesh["shard"])``.
-        codec: what shards of gradients are encoded with: a codec, a :class:`~hvd_compress.Route` or a
-            codec's name.
+        model: a model whose modules went through ``fully_shard(module, mesh=mesh["shard"])``.
+        codec: the encoding of shards of gradients: a codec, a :class:`~hvd_compress.Route` or a codec's
+            name.
         mesh: the ranks, as for FSDP2: replicas along its first dimension, shards along the second one.
-        process_group: in place of ``mesh``, the ranks with the same shards as this one.
-        options: :class:`~hvd_compress.engine.options.Options`; all exchanges but ``"hierarchical"``.
+        process_group: instead of ``mesh``, the ranks with the same shards as this one.
+        options: :class:`~hvd_compress.engine.options.Options`; all exchanges except ``"hierarchical"``.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y", or the model is not FSDP2's, adds
-            gradients up over the replicas itself, or has a hook.
-        ExchangeError: ranks differ, on every rank; or there is no process group.
-        NotImplementedError: this version of PyTorch has another FSDP2.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; or the model is not FSDP2's, sums
+            gradients over the replicas itself, or has a hook.
+        ExchangeError: ranks differ (then raised on every rank); or there is no process group.
+        NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
 
     _remedy = REMEDY
@@ -129,17 +129,17 @@ class Compressor(ProcessGroupCompressor):
         return {s.name: s.route for s in self._numbered if s.index not in frozen}
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, noise positions and owned parts, of its shards; every rank saves its own.
+        """Residuals, noise positions and owned parts of this rank's shards; every rank saves its own.
 
-        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy keeps them.
+        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy preserves them.
         """
         return {**super().state_dict(), "shard": self._shard}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` of the same rank left off.
+        """Continues where :meth:`state_dict` of the same rank was called.
 
         Raises:
-            ValueError: another rank, mesh, seed or model; nothing is changed then.
+            ValueError: the rank, mesh, seed or model differs; nothing has changed then.
         """
         expect_state("load_state_dict", state)
         if state.get("shard") != self._shard:
@@ -151,17 +151,17 @@ class Compressor(ProcessGroupCompressor):
         self._forget_agreement()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
-        """Continues where a job with another number of replicas left off.
+        """Continues where a job with another number of replicas stopped.
 
-        What was not sent keeps its part in the replicas' average, on other ranks
+        Unsent gradients keep their weight in the replicas' average, though on other ranks
         (:mod:`hvd_compress.ranks.resize`).
 
         Args:
             states: the :meth:`state_dict` of every rank of that job, in any order.
 
         Raises:
-            ValueError: not one state of each rank, another number of shards, seed or model; nothing is
-                changed then.
+            ValueError: there is not one state of each rank, or the number of shards, seed or model differs;
+                nothing has changed then.
         """
         states = list(states)
         for state in states:
@@ -184,7 +184,7 @@ class Compressor(ProcessGroupCompressor):
 
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
-        """FSDP2's hook: averages over the replicas what the shards' ranks have added up, in place."""
+        """FSDP2's hook: averages the sums of the shards' ranks over the replicas, in place."""
         keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
         if self._pass.watch():
             self._break_off()
@@ -204,7 +204,7 @@ class Compressor(ProcessGroupCompressor):
         self._attempt(lambda: self._average(unit, output))
 
     def _accumulate(self, unit: Unit, output: torch.Tensor) -> None:
-        """Keeps gradients for a later exchange; FSDP2 gets zeros."""
+        """Keeps gradients for a later exchange; FSDP2 receives zeros."""
         for place in unit.places:
             if place.begin is None:
                 continue
@@ -224,7 +224,7 @@ class Compressor(ProcessGroupCompressor):
         output.zero_()
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Works, unless something went wrong: the other ranks wait for this one until the step's end."""
+        """Calls ``work`` unless an earlier call failed; keeps an error until the step's end."""
         if self._failure is None:
             try:
                 work()
@@ -232,7 +232,7 @@ class Compressor(ProcessGroupCompressor):
                 self._failure = error
 
     def _break_off(self) -> None:
-        """Forgets a backward pass without an end: residuals are what they were before."""
+        """Forgets a backward pass that did not end: residuals return to what they were before it."""
         self._step = self._failure = None
         self._seen.clear()
         self._partial.clear()
@@ -306,7 +306,7 @@ class Compressor(ProcessGroupCompressor):
         return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
 
     def _close(self) -> None:
-        """Ends a step, on every rank alike: at the end of a pass, or where a module comes again in it."""
+        """Ends a step on every rank: at the end of a pass, or where a module is reduced again in it."""
         step, self._step = self._step, None
         self._seen.clear()
         if self._failure is not None:
@@ -315,7 +315,7 @@ class Compressor(ProcessGroupCompressor):
             self._attempt(step.close)
 
     def _end(self) -> None:
-        """Called at the end of a backward pass, by every rank: whether the step counts."""
+        """Ends the step and raises what failed in it; every rank calls it at the end of a backward pass."""
         for parameter in self._waiting:
             parameter.grad = None
         self._waiting.clear()
@@ -327,7 +327,7 @@ class Compressor(ProcessGroupCompressor):
             raise failure
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
-        """Replicas agree already, but know nothing of the other shards."""
+        """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
         dropped, failed, uneven = self._among_shards(dropped=bool(dropped), failed=False)
         if failed:
             raise ExchangeError(
@@ -343,7 +343,7 @@ class Compressor(ProcessGroupCompressor):
         return dropped
 
     def _among_shards(self, *, dropped: bool, failed: bool) -> tuple[bool, bool, bool]:
-        """Whether either is so on some rank that shares the parameters out with this one.
+        """Whether a step is dropped, or has failed, on any rank that this one shares the parameters with.
 
         Returns:
             Both, and whether replicas have used different parameters of some shard.
@@ -356,11 +356,11 @@ class Compressor(ProcessGroupCompressor):
         return bool(words[0]), bool(words[1]), bool(words[2])
 
     def _agree_at_first(self, problem: Exception | None, settings: dict[str, Any]) -> None:
-        """Compares settings over the whole mesh; an error of one rank is one of all.
+        """Compares settings over the whole mesh; an error on one rank makes all ranks raise.
 
         Args:
-            problem: what is wrong on this rank.
-            settings: that must be the same for all shards; shapes may not be.
+            problem: the error on this rank, or None.
+            settings: the settings that must be the same for all shards; shapes may differ.
         """
         device = device_of(self._slots)
         own = None if problem is None else f"{type(problem).__name__}: {problem}"
@@ -385,14 +385,14 @@ class Compressor(ProcessGroupCompressor):
 
 
 def _like(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a slot knows of a shard: dtype, shape and device, with memory for one element."""
+    """A tensor with the dtype, shape and device of a shard, and memory for one element."""
     return shard.detach().new_empty((), dtype=dtype).expand(shard.shape)
 
 
 def _difference(
     group: dist.ProcessGroup | None, device: torch.device, line: dict[str, Any]
 ) -> Exception | None:
-    """What ranks differ in."""
+    """The error that names the ranks' differences, or None."""
     try:
         Agreement(collectives_of(group, device), agreement.serialize(line)).settle()
     except ExchangeError as error:

@@ -14,12 +14,12 @@ def replicas(mesh: Any, group: Any, shard_mesh: DeviceMesh) -> dist.ProcessGroup
     """The process group of the ranks with this rank's shards.
 
     Args:
-        mesh: of two dimensions, replicas first, shards second; or None.
+        mesh: a mesh of two dimensions, replicas first and shards second; or None.
         group: the process group itself; or None.
-        shard_mesh: that the model is sharded over.
+        shard_mesh: the mesh over which the model is sharded.
 
     Raises:
-        TypeError, ValueError: not exactly one of the two, or not one that goes with the model's mesh.
+        TypeError, ValueError: not exactly one of the two was passed, or it does not fit the model's mesh.
         ExchangeError: this rank is not in the group.
     """
     if (mesh is None) == (group is None):

@@ -10,7 +10,7 @@ import torch
 
 
 class BackwardPass:
-    """Calls a function at the end of the backward pass under way; knows whether one broke off.
+    """Calls a function at the end of the backward pass in progress; knows whether a pass was interrupted.
 
     Args:
         end: the function.
@@ -21,12 +21,12 @@ class BackwardPass:
         self._queued: weakref.ref[functools.partial[None]] | None = None
 
     def watch(self) -> bool:
-        """Queues ``end``, unless the pass under way has it already.
+        """Queues ``end``, unless the pass in progress has it already.
 
-        A backward pass within another one, as activation checkpointing makes it, belongs to that one.
+        A backward pass within another one, as in activation checkpointing, belongs to the outer one.
 
         Returns:
-            Whether the pass before this one broke off: ``end`` was not called, and will not be.
+            Whether the pass before this one was interrupted: ``end`` was not called, and will not be.
         """
         # Autograd forgets its callbacks with the pass that they were queued in.
         broken = self._queued is not None and self._queued() is None

@@ -1,4 +1,4 @@
-"""FSDP2's reduce-scatter with payloads: each rank's gradients, to the ranks that hold their shards."""
+"""FSDP2's reduce-scatter with payloads: each rank sends its gradients to the ranks with their shards."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ REMEDY = (
 
 
 class CompressedReduceScatter:
-    """Has FSDP2 add gradients up among the ranks of a shard group in encoded form.
+    """Makes FSDP2 sum gradients among the ranks of a shard group in encoded form.
 
     FSDP2 calls the reduce-scatter of a module when the module's gradients are computed. Each rank then
-    encodes, for every rank, what that rank's shards get of its gradients, and sends the payloads in one
-    all_to_all. A rank decodes the payloads that it gets, its own one included, and adds them up in float32,
-    in rank order.
-    There is no error feedback: a rank would need a residual as large as the unsharded model.
+    encodes, for every rank, the part of its gradients that belongs to that rank's shards, and sends the
+    payloads in one all_to_all. A rank decodes the payloads that it receives, including its own, and adds
+    them up in float32, in rank order. There is no error feedback: a rank would need a residual as large as
+    the unsharded model.
 
-    Making it takes all ranks of the shard group: they compare their settings, make a process group of their
-    own, and set the reduce-scatter of all modules. FSDP2's all-gathers of parameters stay as they are.
-    With replicas, make a :class:`Compressor` or use FSDP2's own HSDP beside it.
+    All ranks of the shard group make it together: they compare their settings, make a process group of
+    their own, and set the reduce-scatter of all modules. FSDP2's all-gathers of parameters do not change.
+    With replicas, also make a :class:`Compressor` or use FSDP2's own HSDP.
 
     Before every exchange the ranks compare sizes. A module's gradients with an Inf or a NaN, or with a
     number that the codec cannot represent, become NaN in the module's shards on all ranks.
 
     Args:
-        model: whose modules went through ``fully_shard``, or a part of it.
-        codec: what gradients are encoded with, such as ``Int8()`` of :mod:`hvd_compress.codecs`, or its
-            name; not :class:`~hvd_compress.codecs.OneBit`, which needs error feedback, and not
+        model: a model, or a part of one, whose modules went through ``fully_shard``.
+        codec: the encoding of gradients, such as ``Int8()`` of :mod:`hvd_compress.codecs`, or its name;
+            not :class:`~hvd_compress.codecs.OneBit`, which needs error feedback, and not
             ``coding="entropy"``.
-        seed: of the stochastic codecs' noise, the same on every rank.
+        seed: the seed of the stochastic codecs' noise, the same on every rank.
         threads: kernel threads; None is ``torch.get_num_threads()``.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y", or the model is not FSDP2's or has
-            another reduce-scatter already. Nothing is set then.
-        ExchangeError: on every rank, the ranks' settings differ, or one has raised another error; or there
-            is no process group.
-        NotImplementedError: this version of PyTorch has another FSDP2.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; or the model is not FSDP2's, or
+            already has another reduce-scatter. Nothing is set then.
+        ExchangeError: the ranks' settings differ, or one rank has raised another error (then raised on
+            every rank); or there is no process group.
+        NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CompressedReduceScatter:
 
     @property
     def counters(self) -> Counters:
-        """A copy of what this rank has sent in the shard group; ``steps`` counts backward passes."""
+        """A copy of this rank's counts of traffic in the shard group; ``steps`` counts backward passes."""
         return replace(self._collectives.counters, steps=self._passes)
 
     def reset_counters(self) -> None:
@@ -118,15 +118,15 @@ class CompressedReduceScatter:
         self._passes = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the noise, the same on every rank: all that later exchanges depend on."""
+        """The position in the noise, the same on every rank; later exchanges depend on nothing else."""
         return {"version": _VERSION, "seed": self._seed, "exchanges": self._collectives.exchanges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` was called; every rank has to load.
 
         Raises:
-            TypeError: nothing that ``state_dict()`` returns.
-            ValueError: the state of another version, or with another seed.
+            TypeError: the argument is not a value of ``state_dict()``.
+            ValueError: the state is of another version, or has another seed.
         """
         expect_state("load_state_dict", state)
         for field, want in (("version", _VERSION), ("seed", self._seed)):
@@ -137,7 +137,7 @@ class CompressedReduceScatter:
         self._collectives.exchanges = state["exchanges"]
 
     def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
-        """A module's reduce-scatter, of ``whole``, shape=(ranks * n,), into ``own``, shape=(n,)."""
+        """Reduces ``whole``, shape=(ranks * n,), of a module into ``own``, shape=(n,)."""
         self._use.exchanged = True
         if self._pass.watch():  # The one before has ended with an error, which was raised then.
             self._collectives.failure = None
@@ -148,7 +148,7 @@ class CompressedReduceScatter:
             own.fill_(torch.nan)
 
     def _end(self) -> None:
-        """Called at the end of a backward pass, by every rank: raises what has failed in it, everywhere."""
+        """Called by every rank at the end of a backward pass; raises on all ranks what has failed in it."""
         self._passes += 1
         with self._collectives.keeping():
             self._collectives.settle()
@@ -156,7 +156,7 @@ class CompressedReduceScatter:
         self._raise_everywhere("end of a backward pass", failure)
 
     def _raise_everywhere(self, what: str, problem: Exception | None) -> None:
-        """Waits for the other ranks; raises what is wrong on this one, or what they say is wrong there."""
+        """Waits for the other ranks; raises the error of this rank, or one that another rank reports."""
         said = None if problem is None else f"{type(problem).__name__}: {problem}"
         try:
             self._collectives.agree({"what": what, "error": said}, self._device)
@@ -168,10 +168,10 @@ class CompressedReduceScatter:
 
 
 class _ReduceScatter:
-    """What FSDP2 calls for a module: its ``ReduceScatter``, which is not public.
+    """The object that FSDP2 calls for a module, an implementation of its non-public ``ReduceScatter``.
 
     Args:
-        reduce: is given the input, the output and the operation.
+        reduce: called with the input, the output and the operation.
     """
 
     def __init__(self, reduce: Callable[[torch.Tensor, torch.Tensor, Any], None]) -> None:
@@ -180,7 +180,7 @@ class _ReduceScatter:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for what is exchanged, and for the result."""
+        """Allocates memory for the message, and for the result."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -191,12 +191,12 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Over when it returns, on a device in the current stream, and so without a ``Work``."""
+        """Returns when the exchange is over, on a device in the current stream; so there is no ``Work``."""
         self._reduce(input_tensor, output_tensor, op)
 
 
 class _Collectives(EncodedCollectives):
-    """Keeps what fails within an exchange: other ranks may not come to a next one before this rank does.
+    """Stores errors within an exchange: other ranks may not reach the next one before this rank does.
 
     Attributes:
         failure: the first error.
@@ -209,7 +209,7 @@ class _Collectives(EncodedCollectives):
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keeps what raises in here."""
+        """Stores an exception that is raised in this context."""
         try:
             yield
         except Exception as error:
@@ -217,7 +217,7 @@ class _Collectives(EncodedCollectives):
 
 
 def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Reduced]) -> None:
-    """Raises where this rank's arguments are wrong, or gradients cannot be encoded."""
+    """Raises if this rank's arguments are wrong, or gradients cannot be encoded."""
     if codec.feedback.alpha == 1:
         raise ValueError(
             f"CompressedReduceScatter.codec: expected a codec that trains without error feedback, such as "
@@ -241,7 +241,7 @@ def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Reduc
 
 
 def _factor(op: Any, ranks: int) -> float:
-    """What an operation of torch.distributed multiplies a sum with."""
+    """The factor by which an operation of torch.distributed multiplies a sum."""
     kinds: Any = dist.ReduceOp.RedOpType
     operation: Any = dist.ReduceOp(op) if isinstance(op, kinds) else op
     kind, factor = operation.__getstate__()

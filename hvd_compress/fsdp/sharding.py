@@ -1,6 +1,6 @@
-"""What FSDP2 knows of a model: whose shards stand where in the memory that its hook is given.
+"""FSDP2's view of a model: the place of each shard in the memory that FSDP2 passes to its hook.
 
-Modules and their hooks are public; which parameters a module reduces, and in which order, is not.
+Modules and their hooks are public; the parameters that a module reduces, and their order, are not.
 Everything that is not public is read here.
 """
 
@@ -25,11 +25,11 @@ class Place:
     """A shard in the memory of a hook.
 
     Attributes:
-        number: of the parameter.
-        shape: of the shard.
-        strides: of the shard.
-        begin: its first element there; None where this rank's shard group has no gradient of it.
-        parameter: whose ``grad`` gets the shard.
+        number: the number of the parameter.
+        shape: the shape of the shard.
+        strides: the strides of the shard.
+        begin: its first element in that memory; None where this rank's shard group has no gradient for it.
+        parameter: the parameter whose ``grad`` receives the shard.
     """
 
     number: int
@@ -41,15 +41,15 @@ class Place:
 
 @dataclass(eq=False)
 class Unit:
-    """A module that FSDP2 reduces the gradients of at once.
+    """A module whose gradients FSDP2 reduces together.
 
     Attributes:
-        name: of the module in the model.
+        name: the name of the module in the model.
         module: the module.
-        numbers: of its parameters in the model.
-        group: what FSDP2 calls its parameter group.
-        places: of the parameters that need gradients, in the reduction under way.
-        elements: of that reduction.
+        numbers: the numbers of its parameters in the model.
+        group: FSDP2's parameter group of the module.
+        places: the places of the parameters that need gradients, in the reduction in progress.
+        elements: the number of elements in that reduction.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Unit:
     elements: int = 0
 
     def watch(self) -> None:
-        """Sets :attr:`places` before each reduction, in which FSDP2 leaves out what has no gradient."""
+        """Sets :attr:`places` before each reduction, in which FSDP2 omits parameters without a gradient."""
         post_backward = self.group.post_backward
 
         def watched(*unused: Any) -> None:
@@ -91,23 +91,23 @@ class Unit:
 
     @property
     def frozen(self) -> set[int]:
-        """The numbers of its parameters that are not trained now."""
+        """The numbers of its parameters that are not being trained."""
         pairs = zip(self.numbers, self.group.fsdp_params, strict=True)
         return {number for number, parameter in pairs if not _whole(parameter).requires_grad}
 
     @property
     def accumulates(self) -> bool:
-        """Whether ``set_requires_all_reduce(False)`` holds."""
+        """Whether ``set_requires_all_reduce(False)`` is in effect."""
         return not self.group.all_reduce_grads
 
     @property
     def adds_up(self) -> bool:
-        """Whether FSDP2 has divided by a divisor of the user's own, which counts all ranks."""
+        """Whether FSDP2 has divided by the user's own divisor, which counts all ranks."""
         return self.group.gradient_divide_factor is not None
 
 
 def _whole(parameter: Any) -> Any:
-    """Of what FSDP2 calls a parameter, that which a script freezes while its module is unsharded."""
+    """The tensor of FSDP2's parameter object that a script freezes while its module is unsharded."""
     return getattr(parameter, "_unsharded_param", parameter.sharded_param)
 
 
@@ -116,10 +116,10 @@ class Sharded:
     """A model that FSDP2 shards over one mesh.
 
     Attributes:
-        mesh: of one dimension.
-        units: its modules.
-        parameters: this rank's shards by name, and the dtype that their gradients are reduced in.
-        frozen: the numbers of those that need no gradient.
+        mesh: a mesh of one dimension.
+        units: the model's modules that are reduced together.
+        parameters: this rank's shards by name, and the dtypes in which their gradients are reduced.
+        frozen: the numbers of the parameters that need no gradient.
     """
 
     mesh: DeviceMesh
@@ -134,12 +134,12 @@ class Sharded:
 
 
 def sharded(model: torch.nn.Module) -> Sharded:
-    """Looks at a model.
+    """Reads how FSDP2 shards a model.
 
     Raises:
-        TypeError: it is not FSDP2's.
-        ValueError: a module of it has a hook, or is sharded in a way that leaves no place for one.
-        NotImplementedError: this version of PyTorch has another FSDP2.
+        TypeError: the model is not FSDP2's.
+        ValueError: one of its modules has a hook, or is sharded in a way that has no room for one.
+        NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
     modules = _modules(model, "Compressor", "fully_shard(module, mesh=mesh['shard'])")
     with _as_in_this_version():
@@ -152,15 +152,15 @@ def sharded(model: torch.nn.Module) -> Sharded:
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """A module that FSDP2 adds the gradients of up at once, among the ranks of a shard group.
+    """A module whose gradients FSDP2 sums together, among the ranks of a shard group.
 
     Attributes:
-        name: of the module in the model.
+        name: the name of the module in the model.
         module: the module.
         process_group: the ranks, the same for all modules of a model.
-        device: where gradients are.
-        dtype: that they are added up in.
-        elements: of all of its parameters, unsharded.
+        device: the device of the gradients.
+        dtype: the dtype in which gradients are summed.
+        elements: the number of elements of all its parameters, unsharded.
     """
 
     name: str
@@ -172,12 +172,12 @@ class Reduced:
 
 
 def reduced(model: torch.nn.Module) -> list[Reduced]:
-    """The modules whose reduce-scatter can be replaced; on a mesh with replicas, too.
+    """The modules whose reduce-scatter can be replaced; on a mesh with replicas as well.
 
     Raises:
         TypeError: the model is not FSDP2's.
-        ValueError: a module has another reduce-scatter already, or modules have different ranks.
-        NotImplementedError: this version of PyTorch has another FSDP2.
+        ValueError: a module already has another reduce-scatter, or modules have different ranks.
+        NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
     owner = "CompressedReduceScatter"
     modules = _modules(model, owner, "fully_shard(module)")
@@ -234,7 +234,7 @@ def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:
 
 @contextmanager
 def _as_in_this_version() -> Iterator[None]:
-    """Where something that is not public is missing, another version of PyTorch is why."""
+    """Reports a missing attribute that is not public as the sign of another version of PyTorch."""
     try:
         yield
     except AttributeError as error:
@@ -245,11 +245,11 @@ def _as_in_this_version() -> Iterator[None]:
 
 
 def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, Any, Any]]:
-    """What errors call a module, its name, the module, and what FSDP2 calls its parameter group.
+    """Yields for each module its name in errors, its name, itself and FSDP2's parameter group.
 
     Args:
-        modules: by name.
-        what: FSDP2 does not have for modules with several groups.
+        modules: the modules, by name.
+        what: the feature that FSDP2 does not have for modules with several groups.
     """
     seen: set[int] = set()
     for name, module in modules.items():

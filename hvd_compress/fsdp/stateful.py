@@ -15,16 +15,16 @@ from hvd_compress.fsdp.compressor import Compressor
 class RankStates:
     """The states of all ranks, each under the rank's number: ``dcp.save({"compressor": RankStates(c)})``.
 
-    torch.distributed.checkpoint takes tensors of one name on several ranks for copies of one another, and
-    residuals are not. So each rank's state is saved as one object with a name of its own.
+    torch.distributed.checkpoint treats tensors with the same name on several ranks as copies of each other,
+    which residuals are not. So each rank's state is saved as one object with its own name.
 
     Args:
-        compressor: this rank's.
-        saved_ranks: how many ranks saved the checkpoint that is to be loaded, if it was another number than
-            now.
+        compressor: this rank's compressor.
+        saved_ranks: the number of ranks that saved the checkpoint to be loaded, if it differs from the
+            current number.
 
     Raises:
-        TypeError: it is no compressor.
+        TypeError: the argument is not a compressor.
     """
 
     def __init__(self, compressor: Compressor, saved_ranks: int | None = None) -> None:
@@ -35,16 +35,16 @@ class RankStates:
         self._names = [f"rank {rank}" for rank in ranks]
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; with ``saved_ranks``, in the places of all that are to be loaded."""
+        """This rank's state; with ``saved_ranks``, under the names of all ranks to be loaded."""
         file = io.BytesIO()
         torch.save(self._compressor.state_dict(), file)
         return dict.fromkeys(self._names, file.getvalue())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the ranks left off.
+        """Continues where the ranks stopped.
 
         Raises:
-            ValueError: as by the compressor's ``load_state_dict`` and ``load_resized``.
+            ValueError: the same as from the compressor's ``load_state_dict`` and ``load_resized``.
         """
         states = [torch.load(io.BytesIO(state[name]), weights_only=True) for name in self._names]
         if self._resized:
