@@ -1,1 +1,1 @@
-"""Elastic Horovod, in every framework: what becomes of unsent gradients when ranks come and go."""
+"""Elastic Horovod in every framework: preserves unsent gradients when ranks are added or removed."""

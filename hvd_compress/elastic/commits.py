@@ -1,7 +1,8 @@
-"""What ranks commit of a compressor, and what becomes of it when ranks have come or gone.
+"""A compressor's commits, and their use after ranks were added or removed.
 
-A rank's *unsent* gradients are what it would still add to the sum of all ranks' gradients: its residual,
-and what it owes as the owner of parts. ``1 / K`` of it is its part in the average, which is kept.
+A rank's *unsent* gradients are the numbers that it still has to add to the sum of all ranks' gradients: its
+residual, and its debt as the owner of parts. ``1 / K`` of them is their weight in the average, which is
+kept.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class Commit:
     """A rank's part of a commit.
 
     Attributes:
-        place: the rank, and how many there were.
-        positions: in the noise, of each gradient: how often each kind of step was made.
-        names: of the gradients.
-        sizes: elements of each gradient.
-        state: the framework's own, copied.
-        norms: of what each rank has not sent, by rank; empty where ranks have not told each other.
-        total: what all ranks together have not sent, shape=(elements of all,), float32; None where
-            they have not added it up.
+        place: the rank, and the number of ranks.
+        positions: the positions in the noise, for each gradient: the number of steps made of each kind.
+        names: the names of the gradients.
+        sizes: the number of elements of each gradient.
+        state: the framework's own state, copied.
+        norms: the norm of each rank's unsent gradients, by rank; empty where ranks have not exchanged them.
+        total: the sum of all ranks' unsent gradients, shape=(elements of all,), float32; None where they
+            have not been added up.
     """
 
     place: tuple[int, int]
@@ -46,14 +47,15 @@ class Commit:
 
 @dataclass(frozen=True)
 class _Told:
-    """What ranks tell each other before they go on.
+    """The data that ranks send each other before they continue.
 
     Attributes:
-        place: of a rank's commit; None if it has made none.
+        place: the place of a rank's commit; None if it has made none.
         shared: whether its commit has a total.
-        positions: as of its commit, or as they are now; none where it does not know its gradients yet.
-        names: of the gradients, if it knows them.
-        sizes: elements of each gradient, if it knows them.
+        positions: the positions of its commit, or the current ones; empty where the rank does not know its
+            gradients yet.
+        names: the names of the gradients, if the rank knows them.
+        sizes: the number of elements of each gradient, if the rank knows them.
     """
 
     place: tuple[int, int] | None
@@ -64,7 +66,7 @@ class _Told:
 
 
 class Commits(ABC):
-    """The commits of one compressor: what a framework's own class does, and what all of them do with it."""
+    """The commits of one compressor: the part of each framework, and the part that all have in common."""
 
     def __init__(self) -> None:
         self._last: Commit | None = None
@@ -72,20 +74,20 @@ class Commits(ABC):
 
     @abstractmethod
     def take(self) -> Commit:
-        """This rank's part of a commit, of its state as it is now."""
+        """This rank's part of a commit of its current state."""
 
     @property
     @abstractmethod
     def place(self) -> tuple[int, int]:
-        """The compressor's rank, and how many there are."""
+        """The compressor's rank, and the number of ranks."""
 
     @abstractmethod
     def _unsent(self, commit: Commit) -> np.ndarray:
-        """What a rank would still add to the sum of all ranks' gradients, shape=(n,), float32."""
+        """The numbers a rank has yet to add to the sum of all ranks' gradients, shape=(n,), float32."""
 
     @abstractmethod
     def _gather(self, value: Any, what: str) -> list[Any]:
-        """Every rank's value, fit for JSON, by rank."""
+        """Every rank's value, fit for JSON, in the order of ranks."""
 
     @abstractmethod
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
@@ -93,21 +95,21 @@ class Commits(ABC):
 
     @abstractmethod
     def _go_back(self, commit: Commit) -> None:
-        """Restores the compressor as of a commit that it made in the same place."""
+        """Restores the compressor from a commit that it made in the same place."""
 
     @abstractmethod
     def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
-        """Gives the compressor what is unsent of each gradient, as residuals."""
+        """Gives the compressor the unsent part of each gradient, as residuals."""
 
     @abstractmethod
     def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
-        """Gives the compressor its positions in the noise, of each gradient."""
+        """Gives the compressor its positions in the noise for each gradient."""
 
     def take_together(self, share: bool) -> Commit:
-        """As :meth:`take`, with what the ranks tell each other; all of them come here.
+        """The same as :meth:`take`, with data that the ranks exchange; all of them call it.
 
         Args:
-            share: whether they add up what they have not sent.
+            share: whether they add up their unsent gradients.
         """
         commit = self.take()
         own = self._unsent(commit)
@@ -121,20 +123,20 @@ class Commits(ABC):
         self._last = self._next = commit
 
     def hand_over(self) -> None:
-        """Called by all ranks before some of them leave."""
+        """Takes a commit with a total, to continue from; all ranks call it before some of them leave."""
         self._next = self.take_together(share=True)
 
     def forget(self) -> None:
-        """Forgets what was handed over: ranks go back to the last commit."""
+        """Forgets the commit of :meth:`hand_over`: ranks go back to the last commit."""
         self._next = self._last
 
     def settle(self) -> None:
-        """Gives this rank what it begins with; called by all ranks, whose compressors have their places.
+        """Gives this rank its first state; called by all ranks, whose compressors have their places.
 
         Where no rank has committed anything, nothing changes.
 
         Raises:
-            ValueError: ranks have different gradients; on every rank.
+            ValueError: ranks have different gradients; raised on every rank.
         """
         commit = self._next
         now = self.take() if commit is None else commit
@@ -183,11 +185,11 @@ class Commits(ABC):
         )
 
     def _missing(self, commit: Commit | None, own: np.ndarray) -> np.ndarray:
-        """What lost ranks have not sent: the total, which ranks that stayed know, without their own.
+        """The unsent gradients of lost ranks: the total, which the remaining ranks know, minus their own.
 
         Args:
-            commit: on the rank that speaks for those that stayed; None on the others.
-            own: what this rank had not sent.
+            commit: the commit, on one of the remaining ranks; None on the others.
+            own: this rank's unsent gradients.
         """
         if commit is not None:
             assert commit.total is not None

@@ -1,4 +1,4 @@
-"""What elastic Horovod's states of all frameworks do with what ranks have not sent."""
+"""The handling of unsent gradients that elastic Horovod's states have in common in all frameworks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_compress.ranks import names
 
 
 class ResidualState(State):
-    """Before one of Horovod's states among the bases of a class: commits hold what is unsent as well."""
+    """Precedes one of Horovod's states among the bases of a class: commits also hold unsent gradients."""
 
     _commits: Sequence[Commits]  # Of a framework's class.
     _share_residuals: bool
@@ -23,17 +23,17 @@ class ResidualState(State):
         super().__init__(*args, **kwargs)
 
     def save(self) -> None:
-        """Keeps the state in memory, on this rank alone: :meth:`commit` is what ranks do together."""
+        """Keeps the state in memory, on this rank alone; :meth:`commit` is a call of all ranks together."""
         for commits in self._commits:
             commits.keep(commits.take())
         super().save()
 
     def commit(self) -> None:
-        """Keeps the state in memory, and looks whether hosts have come or gone; on all ranks together.
+        """Keeps the state in memory, and checks whether hosts were added or removed; a call of all ranks.
 
         Raises:
-            HostsUpdatedInterrupt: they have; for ``hvd.elastic.run``.
-            ExchangeError: gradients are on their way: call it after the step.
+            HostsUpdatedInterrupt: hosts were added or removed; ``hvd.elastic.run`` handles it.
+            ExchangeError: gradients are being sent: call it after the step.
         """
         taken = [commits.take_together(self._share_residuals) for commits in self._commits]
         super().save()
@@ -42,7 +42,7 @@ class ResidualState(State):
         self.check_host_updates()
 
     def sync(self) -> None:
-        """As of ``hvd.elastic.State``."""
+        """See ``hvd.elastic.State``."""
         # The first time, before the function that may make compressors.
         if not self._synchronized:
             self._made, self._synchronized = names.made(), True
@@ -51,14 +51,14 @@ class ResidualState(State):
     def reset(self) -> None:
         """Called by ``hvd.elastic.run`` when Horovod has been initialized again.
 
-        The function that it runs then makes its compressors again, under the names that they have in a new
+        The function that it runs then makes its compressors again, with the names that they have in a new
         process.
         """
         super().reset()
         names.count_from(self._made)
 
     def check_host_updates(self) -> None:
-        """As of ``hvd.elastic.State``; ranks that leave hand over what they have not sent."""
+        """See ``hvd.elastic.State``; ranks that leave hand over their unsent gradients."""
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt:
