@@ -1,4 +1,4 @@
-"""What the ranks of a job agree on: settings, who takes part, how many they are, and what they count.
+"""The matters that the ranks of a job agree on: settings, participants, their number, and counts.
 
 Depends on no framework and on no codec.
 """

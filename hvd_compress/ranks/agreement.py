@@ -1,4 +1,4 @@
-"""Ranks must agree on what they send: readable configurations, compared once."""
+"""Checks that ranks agree on what they send: readable configurations, compared once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 5
 
 
 def serialize(configuration: dict[str, Any]) -> bytes:
-    """One rank's configuration as a line of JSON, so that gathered lines can be told apart."""
+    """One rank's configuration as a line of JSON, so that gathered lines can be separated."""
     return json.dumps(configuration, sort_keys=True).encode() + b"\n"
 
 
@@ -23,7 +23,7 @@ def check(gathered: bytes) -> None:
         gathered: the ranks' lines, one after the other in rank order.
 
     Raises:
-        ExchangeError: naming every setting that differs, with each rank's value; or a line is no JSON.
+        ExchangeError: settings differ, with each rank's value of each of them; or a line is not JSON.
     """
     ranks = [_flatten(settings) for settings in deserialize(gathered.splitlines())]
     settings = sorted(set().union(*ranks))

@@ -1,4 +1,4 @@
-"""What a compressor has sent, and how long its kernels took."""
+"""Counts of a compressor's traffic, and of the time in its kernels."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["all_gather", "all_to_all", "all_reduce"]
-"""The collectives."""
+"""A kind of collective."""
 
 
 def sent_bytes(kind: Kind, ranks: int, message_bytes: float) -> float:
-    """Bytes that a rank sends in a collective where collectives are rings.
+    """The number of bytes that a rank sends in a collective where collectives are rings.
 
     Args:
-        kind: the collective.
-        ranks: how many take part.
-        message_bytes: what a rank contributes; in an ``all_to_all``, what it has for each rank.
+        kind: the kind of collective.
+        ranks: the number of ranks that take part.
+        message_bytes: bytes that a rank contributes; in an ``all_to_all``, bytes for each rank.
     """
     if kind == "all_reduce":
         return 2 * (ranks - 1) / ranks * message_bytes
@@ -37,10 +37,10 @@ class Counters:
         uncompressed_bytes: bytes of all gradients in their own dtype.
         message_bytes: bytes handed to collectives: payloads, uncompressed gradients, tokens.
         wire_bytes: bytes this rank sends where collectives are rings: ``(K - 1)`` times the payload for
-            an allgather, ``2 (K - 1) / K`` times the message for an allreduce; for an alltoall, what is
-            for others.
-        local_bytes: those of ``wire_bytes`` that a hierarchical exchange sends within a host.
-        encode_seconds: time in encode kernels, residual included.
+            an allgather, ``2 (K - 1) / K`` times the message for an allreduce; for an alltoall, the parts
+            for other ranks.
+        local_bytes: the part of ``wire_bytes`` that a hierarchical exchange sends within a host.
+        encode_seconds: time in encode kernels, including residuals.
         decode_seconds: time in decode kernels.
     """
 
@@ -55,12 +55,12 @@ class Counters:
 
     @property
     def ratio(self) -> float:
-        """``message_bytes`` over ``uncompressed_bytes``; NaN before the first gradient."""
+        """``message_bytes`` divided by ``uncompressed_bytes``; NaN before the first gradient."""
         return _quotient(self.message_bytes, self.uncompressed_bytes)
 
     @property
     def per_step(self) -> Counters:
-        """All counts over ``steps``, as floats; NaN before the first step."""
+        """All counts divided by ``steps``, as floats; NaN before the first step."""
         mean = Counters()
         for name, count in vars(self).items():
             setattr(mean, name, _quotient(count, self.steps))
@@ -87,6 +87,6 @@ class Counters:
         self.wire_bytes += message_bytes - own_bytes
 
     def add(self, other: Counters) -> None:
-        """Adds all counts of another."""
+        """Adds all counts of another object."""
         for name, more in vars(other).items():
             setattr(self, name, getattr(self, name) + more)

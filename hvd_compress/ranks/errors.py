@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class ExchangeError(RuntimeError):
-    """The ranks do not do the same thing, or the framework was asked for what compression cannot give.
+    """The ranks do not do the same thing, or the framework was asked for what compression cannot do.
 
     The step is lost and gathers may be left pending: end the job.
     """

@@ -1,4 +1,4 @@
-"""Were the ranks started by the launcher that Horovod knows?"""
+"""Checks whether the ranks were started by a launcher that Horovod knows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import warnings
 
 
 def warn_of_separate_jobs(size: int) -> None:
-    """Warns where a launcher has started several processes, and each is a job of its own for Horovod.
+    """Warns if a launcher has started several processes, each of which is a separate job for Horovod.
 
     Args:
-        size: ranks of the job, as Horovod has them.
+        size: the number of ranks of the job, according to Horovod.
     """
     started = os.environ.get("WORLD_SIZE", "")
     if size == 1 and started.isdigit() and int(started) > 1:

@@ -1,13 +1,13 @@
-"""What becomes of residuals when a job goes on with another number of ranks.
+"""Hands on residuals when a job continues with another number of ranks.
 
-A residual is gradient that has been computed and not yet sent. What counts is what it would have added to
-the ranks' *average*: that is kept, to the last element, wherever it lies afterwards.
+A residual is gradient that has been computed but not sent. What it would have added to the ranks'
+*average* is preserved, to the last element, on whichever rank it is afterwards.
 
 * A rank's own residual: new rank ``r`` of ``K'`` takes the sum of those of the old ranks ``r``, ``r + K'``,
   ``r + 2 K'``, ... of ``K``, times ``K' / K`` (:func:`heirs`). With more ranks than before, some start with
   zeros.
-* What a rank owns of a tensor that the ranks share (a two-shot exchange's second residuals, an owner step's
-  state) is cut anew: each element goes to its new owner (:func:`overlaps`).
+* A rank's part of a tensor that the ranks share (a two-shot exchange's second residuals, an owner step's
+  state) is divided again: each element goes to its new owner (:func:`overlaps`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 
 
 def heirs(old_size: int, new_size: int, rank: int) -> tuple[list[int], float]:
-    """Whose residuals a new rank takes over, and the factor on their sum."""
+    """The old ranks whose residuals a new rank takes over, and the factor on their sum."""
     return list(range(rank, old_size, new_size)), new_size / old_size
 
 
 def overlaps(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Which parts of the old ranges lie in the new one.
+    """The parts of the old ranges that lie in the new one.
 
     Args:
         ranges: the range [begin, end) that each old rank owned.
-        begin: of the new range.
-        end: of the new range.
+        begin: the begin of the new range.
+        end: the end of the new range.
 
     Returns:
         (old rank, begin, end) of every part that is not empty, elements counted in the whole tensor.

@@ -1,8 +1,8 @@
-"""Threads of exchanges, which are over before the interpreter ends.
+"""Threads of exchanges, which end before the interpreter does.
 
-A thread that comes back from C++ to Python while the interpreter ends is stopped there by force. PyTorch's
+A thread that returns from C++ to Python while the interpreter ends is stopped there by force. PyTorch's
 code does not allow that, and the whole process ends with "terminate called without an active exception". So
-a process that comes to its end first waits for these threads.
+a process waits for these threads before it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 _TIMEOUT = 10.0
-"""Seconds that a process waits at its end, for all threads together."""
+"""Seconds that a process waits at its end for all threads together."""
 
 _started: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = (
     weakref.WeakKeyDictionary()
@@ -25,9 +25,9 @@ def start(target: Callable[[], None], stop: Callable[[], object], name: str) -> 
     """Starts a thread that does not keep the process from ending.
 
     Args:
-        target: what it does.
-        stop: called at the end of the process, if the thread still runs then; makes it end soon.
-        name: of the thread.
+        target: the function that the thread runs.
+        stop: called at the end of the process if the thread still runs; makes the thread end soon.
+        name: the name of the thread.
     """
     thread = threading.Thread(target=target, name=name, daemon=True)
     _started[thread] = stop

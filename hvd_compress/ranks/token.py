@@ -1,12 +1,12 @@
-"""Small sums that tell who takes part in a step, and what Horovod was asked to do.
+"""Small sums that tell which ranks take part in a step, and what Horovod was asked to do.
 
-Every rank has the token ``[1, r + 1, (r + 1)^2]``. Summed over the ranks at the start of a step,
-the *participation check*, it tells whether all of them are there: a rank that has called ``hvd.join()``
+Every rank has the token ``[1, r + 1, (r + 1)^2]``. The sum of the tokens over the ranks at the start of a
+step, the *participation check*, tells whether all of them take part: a rank that has called ``hvd.join()``
 adds zeros.
 
 Horovod's optimizers allreduce whatever a compressor returns. Packed bits cannot be added, so they are
-gathered, and Horovod gets a token in the gradient's place. Compared with the participation check, the
-reduced token tells the operation that the user asked for.
+gathered, and Horovod receives a token instead of the gradient. The reduced token, compared with the
+participation check, tells the operation that the user asked for.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def make(rank: int) -> list[float]:
 
 
 def everybody(participants: Sequence[float], size: int) -> bool:
-    """Whether a participation check, the sum of the tokens, counted all of ``size`` ranks.
+    """Whether a participation check, the sum of the tokens, counted all ``size`` ranks.
 
-    No subset of the ranks has the sums of all of them.
+    No proper subset of the ranks has the same sums as all of them.
     """
     return _close(participants, of_everybody(size))
 
 
 def of_everybody(size: int) -> list[float]:
-    """The sum of the tokens of all of ``size`` ranks."""
+    """The sum of the tokens of all ``size`` ranks."""
     return [size, size * (size + 1) / 2, size * (size + 1) * (2 * size + 1) / 6]
 
 
 def reduced_for_everybody(reduced: Sequence[float], size: int) -> bool:
-    """Whether a reduced token may be the sum of all of ``size`` ranks' tokens, scaled in any way.
+    """Whether a reduced token may be the sum of all ``size`` ranks' tokens, scaled in any way.
 
-    No other subset of up to six ranks has such a sum, and few of more ranks have.
+    No proper subset of at most six ranks has such a sum, and few larger ones do.
     """
     scale = reduced[0] / size
     return _close(reduced, [scale * value for value in of_everybody(size)])
@@ -49,19 +49,19 @@ def reduced_for_everybody(reduced: Sequence[float], size: int) -> bool:
 def reduction_scale(
     reduced: Sequence[float], participants: Sequence[float], size: int, name: str
 ) -> float:
-    """The factor on the sum of the ranks' gradients that Horovod's operation stands for.
+    """The factor on the sum of the ranks' gradients that Horovod's operation implies.
 
     Args:
-        reduced: the token after Horovod's allreduce, its scaling included.
+        reduced: the token after Horovod's allreduce, including its scaling.
         participants: the sum of the tokens of the ranks that take part.
-        size: ranks of the compressor's process set.
+        size: the number of ranks in the compressor's process set.
         name: the tensor's name, for the message.
 
     Returns:
-        ``1 / size`` for Average, with predivide factors or without, and ``1`` for Sum.
+        ``1 / size`` for Average, with or without predivide factors, and ``1`` for Sum.
 
     Raises:
-        ExchangeError: Min, Max, Product, Adasum, or another process set.
+        ExchangeError: the operation is Min, Max, Product or Adasum, or is in another process set.
     """
     if _close(reduced, [value / size for value in participants]):
         return 1.0 / size

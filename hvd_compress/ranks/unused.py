@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 
 
 class Use(ABC):
-    """Whether a compressor has exchanged gradients.
+    """Records whether a compressor has exchanged gradients.
 
-    A compressor holds its own. This refers to no compressor, since it may outlive it.
+    Each compressor holds one. The record does not refer to the compressor, which it may outlive.
 
     Args:
-        name: what the compressor is called in the warning.
-        remedy: what a script has to do for the compressor to exchange gradients.
+        name: the compressor's name in the warning.
+        remedy: the change to a script that makes the compressor exchange gradients.
 
     Attributes:
         exchanged: whether an exchange has begun.
@@ -29,14 +29,14 @@ class Use(ABC):
     @property
     @abstractmethod
     def missed(self) -> bool:
-        """Whether training went on without it; asked when the process ends."""
+        """Whether training continued without the compressor; read when the process ends."""
 
     def suspect(self) -> None:
-        """Has the end of the process ask whether training went on without it."""
+        """Lets the end of the process check whether training continued without the compressor."""
         _suspects.append(self)
 
     def dismiss(self) -> None:
-        """Has the end of the process not ask."""
+        """Cancels that check."""
         _suspects[:] = [use for use in _suspects if use is not self]
 
 

@@ -1,6 +1,6 @@
-"""What ranks tell each other travels as JSON: a pickle could run any code on the rank that reads it.
+"""The values that ranks send each other, as JSON: a pickle could run any code on the rank that reads it.
 
-Lengths travel first, and are looked at before any rank takes memory for what follows.
+Lengths are sent first, and checked before any rank allocates memory for what follows.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any, TypeVar
 from hvd_compress.ranks.errors import ExchangeError
 
 MOST_BYTES = 1 << 26
-"""Of one rank's value: more than millions of parameters need. Every rank takes memory for the longest."""
+"""The most bytes of one rank's value: more than needed for millions of parameters. Every rank allocates
+memory for the longest value."""
 
 Record = TypeVar("Record")
 
 
 def serialize(value: Any) -> bytes:
-    """A value as JSON. Tuples become lists, and dataclasses objects; an Inf or a NaN stays."""
+    """A value as JSON. Tuples become lists, and dataclasses objects; Inf and NaN are preserved."""
     return json.dumps(value, default=dataclasses.asdict).encode()
 
 
 def deserialize(contents: Sequence[bytes]) -> list[Any]:
-    """The ranks' values, of what :func:`serialize` has made of each.
+    """The ranks' values, from the results of :func:`serialize`.
 
     Args:
-        contents: by rank.
+        contents: the results, in the order of ranks.
 
     Raises:
-        ExchangeError: what a rank has sent is no JSON.
+        ExchangeError: a rank's content is not JSON.
     """
     values = []
     for rank, content in enumerate(contents):
@@ -45,7 +46,7 @@ def deserialize(contents: Sequence[bytes]) -> list[Any]:
 
 
 def records(kind: type[Record], values: Sequence[Any]) -> list[Record]:
-    """The dataclass of each rank, from the values that were serialized from them.
+    """The dataclass of each rank, from the values that were serialized.
 
     Raises:
         ExchangeError: a value has other fields.
@@ -62,11 +63,11 @@ def records(kind: type[Record], values: Sequence[Any]) -> list[Record]:
 
 
 def check_lengths(lengths: Sequence[int], most: int = MOST_BYTES) -> None:
-    """Raises :class:`ExchangeError` where a rank is about to send more bytes than there can be.
+    """Raises :class:`ExchangeError` if a rank is about to send more bytes than there can be.
 
     Args:
-        lengths: of the messages that follow, by rank.
-        most: bytes of one message.
+        lengths: the lengths of the messages that follow, in the order of ranks.
+        most: the most bytes of one message.
     """
     if min(lengths) < 0 or max(lengths) > most:
         raise ExchangeError(
@@ -76,6 +77,6 @@ def check_lengths(lengths: Sequence[int], most: int = MOST_BYTES) -> None:
 
 
 def split(gathered: bytes, lengths: Sequence[int]) -> list[bytes]:
-    """The ranks' messages, which were gathered one after the other in the order of ranks."""
+    """The ranks' messages, from their concatenation in the order of ranks."""
     ends = [sum(lengths[: rank + 1]) for rank in range(len(lengths))]
     return [gathered[end - length : end] for end, length in zip(ends, lengths, strict=True)]
