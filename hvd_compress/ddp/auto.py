@@ -28,8 +28,8 @@ class Auto(Planning, Compressor):
 
     In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
     and the best plans are tried for a few steps each, no compression always among them
-    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes.
-    All ranks decide the same.
+    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes. All ranks decide the
+    same.
 
     A change of plan loses no gradient: what an earlier codec has not sent is added to the next gradient.
 

@@ -18,9 +18,9 @@ class Participation:
     The check also tells whether some rank has still to compare its settings with the others', for example
     because it has replaced another: then all of them compare.
 
-    An all_gather among ranks of which one has joined would crash Horovod, so messages are held
-    back until the result of the participation check is there: a sum of a few bytes, started by the step's
-    first gradient.
+    An all_gather among ranks of which one has joined would crash Horovod, so messages are held back until
+    the result of the participation check is there: a sum of a few bytes, started by the step's first
+    gradient.
 
     Args:
         collectives: the collectives among the ranks.

@@ -72,7 +72,6 @@ class Exchange(ABC):
             bucket: the bucket of the gradients.
             token: the token of the first gradient.
             everybody: whether all ranks take part in the step, shape=(), bool.
-            everybody: whether all ranks take part in the step, shape=(), bool.
         """
 
     @abstractmethod
