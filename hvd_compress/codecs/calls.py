@@ -58,7 +58,7 @@ def check_options(name: str, made: type, options: Mapping[str, Any]) -> None:
     """Raises ``TypeError`` where a keyword is none of those of what is made only later.
 
     Args:
-        name: of what is called, for the message.
+        name: the name of the callable, for the message.
         made: the class.
         options: the keyword arguments that it will get.
     """

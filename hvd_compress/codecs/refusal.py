@@ -1,4 +1,4 @@
-"""What Horovod's optimizers and tapes hear of a ``compression`` that is none."""
+"""The error for objects that are passed to Horovod as ``compression`` and are not compressors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NoReturn
 
 
 def refuse(got: str, codec: str) -> NoReturn:
-    """Raises ``TypeError``: for what Horovod has called ``compress``.
+    """Raises ``TypeError``, where Horovod calls ``compress`` of such an object.
 
     Args:
-        got: what was given as ``compression``.
-        codec: what stands in the codec's place in the line to write.
+        got: a description of the object.
+        codec: the expression for the codec in the line that the message suggests.
     """
     raise TypeError(
         f"compression: expected a compressor of Horovod's frontends, got {got}: write "

@@ -20,17 +20,17 @@ from hvd_compress.tensorflow.slots import Slot
 
 @dataclass(frozen=True)
 class Cut:
-    """How an exchange encodes a gradient.
+    """The pieces in which an exchange encodes a gradient.
 
     Attributes:
-        shared: how ranks share the gradient out; None where they do not.
+        shared: the division of the gradient among ranks; None if there is none.
         streams: the rank in the noise key of each payload.
         parts: the range [begin, end) of elements of each owner, which is encoded as a tensor of its own;
             nothing for the whole gradient. Of elements of the transposed matrix, where ``shared`` says so.
-        own: which of the parts this rank owns.
-        own_stream: the rank in the noise key of that part's average.
-        bits: of a lane of an integer sum, wide enough for the sum of the ranks' levels.
-        norms: of an integer sum.
+        own: the number of the part that this rank owns.
+        own_stream: the rank in the noise key of the average of this rank's part.
+        bits: the bits of a lane in an integer sum, enough for the sum of the ranks' levels.
+        norms: the number of norms in an integer sum.
     """
 
     shared: Shared | None
@@ -53,15 +53,15 @@ class Cut:
 
 
 class Coder:
-    """What one rank encodes and decodes with.
+    """The encoder and decoder of one rank.
 
     Args:
         operations: the module of operations.
-        ledger: the compressor's.
-        seed: of the noise.
-        warmup_steps: so many exchanges of a gradient at the start are not encoded.
+        ledger: the compressor's ledger.
+        seed: the seed of the noise.
+        warmup_steps: the number of first exchanges of each gradient that are not encoded.
         threads: kernel threads; None is TensorFlow's number for one operation.
-        device: where it works, and residuals are.
+        device: the device that encodes and decodes, and holds the residuals.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Coder:
 
     @property
     def threads(self) -> int:
-        """Of one kernel."""
+        """The number of threads of one kernel."""
         threads = self._threads or tf.config.threading.get_intra_op_parallelism_threads()
         return threads or len(os.sched_getaffinity(0))
 
@@ -98,11 +98,11 @@ class Coder:
         """Gives a gradient to its bucket.
 
         Args:
-            bucket: that it is in.
-            member: its number in the bucket.
-            gradient: of the slot's shape, :meth:`Cut.ordered`.
-            begun: what the step's messages depend on.
-            cut: how it is encoded.
+            bucket: the bucket of the gradient.
+            member: the number of the gradient in the bucket.
+            gradient: the gradient in the slot's shape, after :meth:`Cut.ordered`.
+            begun: the tensor on which all messages of the step depend.
+            cut: the pieces in which the gradient is encoded.
             state: the handles of the slot's variables, in the order of ``Slot.state``.
 
         Returns:
@@ -139,12 +139,12 @@ class Coder:
         """A bucket's first message, when all of its gradients are there; moves residuals on.
 
         Args:
-            bucket: of the gradients.
-            token: of the first one.
+            bucket: the bucket of the gradients.
+            token: the token of the first gradient.
             everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
             what: ``"payloads"``, ``"numbers"`` of parts as they are, or ``"norms"`` of an integer sum.
-            ranks: how many gather the message.
-            length: of the payloads in bytes, where all ranks have to send as many; None is what they have.
+            ranks: the number of ranks that gather the message.
+            length: the bytes of payloads that every rank sends; None is the length that the payloads have.
         """
         data, sizes, encoded = self._on_device(self._ops.hvdc_encode)(
             token,
@@ -164,9 +164,9 @@ class Coder:
         """The owner's work: the payloads of the averages of what ranks sent.
 
         Args:
-            bucket: of the gradients.
-            parts: what each rank sent of this rank's parts, one after the other, shape=(bytes,), uint8.
-            ranks: how many there are.
+            bucket: the bucket of the gradients.
+            parts: the ranks' messages with this rank's parts, one after the other, shape=(bytes,), uint8.
+            ranks: the number of ranks.
             numbers: whether numbers of the gradients' types were sent, and not payloads.
 
         Returns:
@@ -188,10 +188,10 @@ class Coder:
         """Makes the results of what came back.
 
         Args:
-            bucket: of the gradients.
+            bucket: the bucket of the gradients.
             what: ``"payloads"`` of whole gradients, ``"averages"`` of parts, or ``"levels"``.
-            copies: how many sent a payload of the same numbers.
-            weight: how many ranks' gradients each of these is the average of.
+            copies: the number of payloads of the same numbers.
+            weight: the number of ranks whose gradients each payload averages.
 
         Returns:
             An operation without outputs, which has to be run.

@@ -38,9 +38,9 @@ class CompressGradients(TrainerCallback):
 
     Args:
         trainer: the ``Trainer``, which alone knows the wrapped model.
-        codec: what gradients are encoded with: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
+        codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
             ``"auto"`` for :class:`hvd_compress.ddp.Auto`.
-        options: of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
+        options: the options of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
 
     Attributes:
         compressor: made when training starts; None before.
