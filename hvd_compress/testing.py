@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.codecs import HEADER_BYTES, Codec, ErrorFeedback, NoiseKey, read_header
+from hvd_compress.codecs import (
+    HEADER_BYTES,
+    Codec,
+    ErrorFeedback,
+    NoiseKey,
+    PayloadLayout,
+    read_header,
+)
 from hvd_compress.codecs.base import Shape, round_up
 from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
 from hvd_compress.codecs.registry import check_class
@@ -139,6 +146,8 @@ def _check_configuration(codec: Codec) -> None:
     _expect(
         again == codec and again.config_hash() == codec.config_hash(), codec, "to_config() and back"
     )
+    layout = codec.layout((3, 5))
+    _expect(isinstance(layout, PayloadLayout), codec, f"a PayloadLayout as layout, got {layout!r}")
     tracemalloc.start()
     try:
         codec.payload_bytes((2**16, 2**30))
@@ -156,9 +165,15 @@ def _check_payload(codec: Codec, shape: Shape) -> None:
         with np.errstate(all="ignore"):
             scales, codes = codec.quantize(x, shape, NoiseKey())
         full = (layout.blocks - 1) * layout.block_bytes + layout.last_bytes
-        got = (layout.count, str(scales.dtype), scales.shape, str(codes.dtype), codes.size)
-        want = (count, "float32", (layout.scales,), "uint8", full)
-        _expect(got == want, codec, f"count, scales and codes {want}, got {got}", shape)
+        for what, want, got in (
+            ("layout's count", count, layout.count),
+            ("layout's block modulo 64", 0, layout.block % 64),
+            ("dtype of scales", "float32", str(scales.dtype)),
+            ("shape of scales", (layout.scales,), scales.shape),
+            ("dtype of codes", "uint8", str(codes.dtype)),
+            ("bytes of codes", full, codes.size),
+        ):
+            _expect(got == want, codec, f"{what} {want}, got {got}", shape)
         used = HEADER_BYTES + round_up(4 * scales.size, 16) + codes.size
         spare = codec.payload_bytes(shape) - used
         _expect(0 <= spare < 16, codec, f"0 to 15 bytes of padding, got {spare}", shape)

@@ -184,7 +184,7 @@ class _Casts:
         (_Larger, "an error of at most"),
         (_Hides, "set a scale to NaN"),
         (_Writes, "leave its input"),
-        (_Short, "count, scales and codes"),
+        (_Short, "bytes of codes 1, got 0"),
     ),
 )
 def test_the_contract_finds_faults(fault: type, message: str) -> None:
