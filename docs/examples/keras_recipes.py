@@ -11,7 +11,7 @@ import hvd_compress.keras as hvdc
 
 
 class BackupResiduals(keras.callbacks.Callback):
-    """Has each rank save its residuals at the end of an epoch, and begin with them after a restart."""
+    """Saves each rank's residuals at the end of an epoch, and restores them after a restart."""
 
     def __init__(self, folder, epoch):
         super().__init__()

@@ -70,9 +70,11 @@ class ECQ(LevelCodec):
         return packing.pack_planes(symbols, self.bits)
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
+        """Unpacks codes from bit planes; the inverse of :meth:`pack`."""
         return packing.unpack_planes(codes, count, self.bits)
 
     def norms(self, x: np.ndarray) -> np.ndarray:
+        """The norm of each bucket; shape=(buckets,), dtype float32."""
         return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:

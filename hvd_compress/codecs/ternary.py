@@ -65,6 +65,7 @@ class Ternary(LevelCodec):
         return np.concatenate(codes)
 
     def unpack(self, codes: np.ndarray, count: int) -> np.ndarray:
+        """Unpacks codes from trits; the inverse of :meth:`pack`."""
         layout = self.layout((count,))
         digits = [
             packing.unpack_trits(codes[start * layout.block_bytes :][: packing.trit_bytes(n)], n)

@@ -236,6 +236,15 @@ class Compressor(ProcessGroupCompressor):
             self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
+        """Continues from the states of all ranks of a job of another size; nothing unsent is lost.
+
+        Args:
+            states: the results of :meth:`state_dict` on all former ranks, in rank order.
+
+        Raises:
+            ValueError: these are not the states of all ranks of one step, or have other tensors.
+            ExchangeError: tensors are being exchanged, or there is no process group.
+        """
         self._expect_idle("load_resized")
         states = list(states)
         with self._keys.of_states("load_resized", states):

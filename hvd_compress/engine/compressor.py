@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -144,9 +145,9 @@ class CompressorBase:
         self._batches = BatchCache(self._encoder, group, self._owner_step)
 
     @staticmethod
+    @abstractmethod
     def _ranks_of_job() -> int:
-        """The number of ranks that train, as far as this process knows."""
-        raise NotImplementedError
+        """The number of ranks that train, as far as this process knows; 1 after the job's end."""
 
     def _bind(self) -> None:
         """Calls :meth:`_join`, in a frontend that does not do so when a compressor is made."""

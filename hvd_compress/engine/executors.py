@@ -106,6 +106,12 @@ class Executors:
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
+        """Decodes and adds payloads with the kernels of the device of ``out``; arguments as in Kernels.
+
+        Raises:
+            PayloadError: a payload on the CPU was altered; on a device, :meth:`check` raises it later.
+            TypeError: there are no kernels for the device.
+        """
         kernels = self._of(out)
         keep_from_reuse(payloads, out)
         copied = self._runs_on_copies(codec, shape, out)

@@ -65,15 +65,19 @@ class Inquiry(Batch):
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
     ) -> torch.Tensor:
+        """Runs ``work`` without a guard: an inquiry computes nothing that can fail on one rank only."""
         return work()
 
     def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Computes no averages: an inquiry sends zeros."""
         return []
 
     def count_senders(self, counted: int) -> None:
+        """Notes how many ranks have sent levels; :meth:`check` expects none."""
         self._senders = counted
 
     def write_flags(self, flags: torch.Tensor) -> None:
+        """Marks every gradient as one whose route this rank has changed."""
         flags[: len(self.plan.slots)] = CHANGED
 
     def _encode(self, table: Table, *work: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from hvd_compress.engine.optimizer_steps import updates, watch
-from hvd_compress.ranks.unused import Use
+from hvd_compress.ranks.use import Use
 
 _watching: weakref.WeakSet[TorchUse] = weakref.WeakSet()
 
@@ -47,6 +47,7 @@ class TorchUse(Use):
 
     @property
     def missed(self) -> bool:
+        """Whether this compressor has not exchanged anything since an optimizer stepped without it."""
         return not self.exchanged
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:

@@ -125,6 +125,7 @@ class Compressor(ProcessGroupCompressor):
         )  # FSDP2's modules hold it, and are not copied either.
 
     def routes(self) -> dict[str, Route]:
+        """The route of each parameter that this rank trains, by name."""
         frozen = set().union(*(unit.frozen for unit in self._units))
         return {s.name: s.route for s in self._numbered if s.index not in frozen}
 

@@ -20,6 +20,7 @@ from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.sharding import Reduced, reduced
 from hvd_compress.process_group.encoded import EncodedCollectives
+from hvd_compress.process_group.environment import ranks_of_job
 from hvd_compress.process_group.transport import ProcessGroupTransport
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -88,7 +89,7 @@ class CompressedReduceScatter:
             noise_rank=dist.get_rank(),  # Replicas of a shard group draw other noise.
         )
         name = f"{type(self).__name__} {codec}"
-        self._use = TorchUse(name, REMEDY, model.parameters(), dist.get_world_size)
+        self._use = TorchUse(name, REMEDY, model.parameters(), ranks_of_job)
         self._passes = 0
         self._pass = BackwardPass(self._end)
         self._device = modules[0].device

@@ -109,6 +109,7 @@ class SerialBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
+        """Encodes one entry after the other; arguments and errors are those of ``Batch.encode``."""
         check_lengths(
             len(self.arrays.sizes),
             values=values,
@@ -142,6 +143,7 @@ class SerialBatch(Batch):
     def decode_sum(
         self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
     ) -> bool:
+        """Decodes one entry after the other; arguments and errors are those of ``Batch.decode_sum``."""
         check_lengths(len(self.arrays.sizes), values=values, steps=steps)
         check_message("rows", rows.shape[1], self.message_bytes)
         nonfinite = False

@@ -111,7 +111,7 @@ class CudaKernels(Kernels):
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.encode`.
+        """Encodes on the device; arguments are those of ``Kernels.encode``.
 
         ``payload`` must be aligned to 16 bytes.
         """
@@ -149,7 +149,7 @@ class CudaKernels(Kernels):
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
-        """See :meth:`hvd_compress.kernels.interface.Kernels.decode_sum`.
+        """Decodes and adds on the device; arguments are those of ``Kernels.decode_sum``.
 
         ``decode_sum`` raises only for a wrong number or size of payloads; for altered payloads,
         :meth:`check` raises.

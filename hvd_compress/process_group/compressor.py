@@ -32,7 +32,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.bucket import Bucket, Part
 from hvd_compress.process_group.collectives import Collectives, is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.environment import Place, find_place
+from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher
 from hvd_compress.process_group.step import Step
 from hvd_compress.ranks import agreement
@@ -108,7 +108,7 @@ class ProcessGroupCompressor(CompressorBase):
 
     @staticmethod
     def _ranks_of_job() -> int:
-        return dist.get_world_size() if dist.is_initialized() else 1
+        return ranks_of_job()
 
     def _begin_unbound(self) -> None:
         """Resets the attributes that the compressor gets when it joins a process group."""

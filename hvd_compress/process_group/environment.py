@@ -31,6 +31,11 @@ class Place:
     host: int
 
 
+def ranks_of_job() -> int:
+    """The number of ranks in the default process group; 1 before it is made, and after its end."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def find_place() -> Place:
     """The place of this rank in the job, from the environment or else from all ranks' host names.
 

@@ -47,12 +47,12 @@ class TensorFlowCommits(Commits):
 
     @property
     def place(self) -> tuple[int, int]:
-        """See :class:`Commits`."""
+        """The compressor's rank, and the number of ranks."""
         owner = self._compressor.owner
         return owner.rank, owner.size
 
     def take(self) -> Commit:
-        """See :class:`Commits`; the state is the unsent part of each gradient, even if not traced again.
+        """Copies this rank's part of a commit: the unsent part of each gradient, even if not traced again.
 
         Raises:
             ValueError: some variables cannot be told apart.
@@ -124,7 +124,7 @@ class _Kept:
     left: dict[str, list[_Left]]
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        """See :class:`hvd_compress.tensorflow.state.Heritage`."""
+        """Assigns the next entry with the name of the slot's variable to the slot, or zeros."""
         mine = self.left.get(slot.variable_name)
         if mine is None and self.left:
             warnings.warn(

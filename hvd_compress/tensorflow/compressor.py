@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -33,7 +33,6 @@ from hvd_compress.ranks import names
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.ranks.unused import Use
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -51,6 +50,7 @@ from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, source_of
 from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inheritance
 from hvd_compress.tensorflow.step import Step
+from hvd_compress.tensorflow.use import TensorFlowUse
 
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know; it is large, so that the gradient is encoded."""
@@ -61,27 +61,6 @@ _EXCHANGES: dict[str, type[Exchange]] = {
     "integer_sum": IntegerSum,
     "hierarchical": Hierarchical,
 }
-
-
-class TensorFlowUse(Use):
-    """A :class:`~hvd_compress.ranks.unused.Use` in TensorFlow.
-
-    TensorFlow does not report training. So a compressor counts as missed only if no compressor of the
-    process has exchanged anything: a script may make one only to print it, besides the one that it trains
-    with.
-    """
-
-    _made: ClassVar[list[Use]] = []
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            name, "pass it to hvd.DistributedGradientTape as compression= on every rank"
-        )
-        self._made.append(self)
-
-    @property
-    def missed(self) -> bool:
-        return not any(use.exchanged for use in self._made)
 
 
 @dataclass(eq=False)

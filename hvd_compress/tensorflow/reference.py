@@ -38,9 +38,10 @@ def reference_spec(codec: Codec) -> Spec:
         codec: a codec, which sees each gradient as a matrix of its first dimension and all others.
     """
     key = codec.codec_id, codec.config_hash()
-    if key not in _known:
+    known = key in _known
+    _known[key] = codec  # Also where a notebook has defined the class again.
+    if not known:
         _register()
-        _known[key] = codec
         warnings.warn(
             f"{codec} has no kernel for TensorFlow: its NumPy reference encodes and decodes in host "
             f"memory, which is slow",

@@ -179,7 +179,7 @@ class Inheritance:
     names: Sequence[str] = ()
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        """See :class:`Heritage`."""
+        """Assigns to the slot what this rank inherits of the gradient in the slot's position."""
         _check_order(self.names, slot.index, slot.variable_name)
         if slot.index not in self.left or self.heir is None:
             return

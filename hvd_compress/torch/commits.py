@@ -46,7 +46,7 @@ class TorchCommits(Commits):
         self._begun = self.take()
 
     def take(self) -> Commit:
-        """See :class:`Commits`; the state is that of ``snapshot``.
+        """Copies this rank's part of a commit; the state is that of ``snapshot``.
 
         Raises:
             ExchangeError: gradients are being sent.
@@ -61,7 +61,7 @@ class TorchCommits(Commits):
 
     @property
     def place(self) -> tuple[int, int]:
-        """See :class:`Commits`."""
+        """The compressor's rank, and the number of ranks."""
         return self.compressor._rank, self.compressor._size
 
     def unsent(self) -> dict[str, torch.Tensor]:

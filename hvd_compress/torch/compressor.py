@@ -66,7 +66,6 @@ class Compressor(CompressorBase, HorovodCompressor):
     """
 
     _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
-    _ranks_of_job = staticmethod(hvd.size)
     _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
     _changes: Changes  # Of gradients that Horovod adds up itself.
@@ -217,6 +216,10 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._tokens = self._token.repeat(len(list(self._slots)), 1)
         self._token_rows = list(self._tokens)
 
+    @staticmethod
+    def _ranks_of_job() -> int:
+        return hvd.size() if hvd.is_initialized() else 1
+
     def _busy(self) -> bool:
         return self._exchanging or self._step.busy or any(slot.pending for slot in self._slots)
 
@@ -279,9 +282,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         left = [s for s in self._frozen if s.parameter.grad is not None and not s.frozen]
         if left:
             self._frozen.difference_update(left)
-            names = ", ".join(sorted(slot.name for slot in left))
+            missed = ", ".join(sorted(slot.name for slot in left))
             warnings.warn(
-                f"expected this optimizer to exchange all gradients, got none of {names}: Horovod "
+                f"expected this optimizer to exchange all gradients, got none of {missed}: Horovod "
                 f"exchanges what required gradients when hvd.DistributedOptimizer was made; unless another "
                 f"optimizer has them, make it again after requires_grad_(True), or ranks drift apart",
                 stacklevel=2,

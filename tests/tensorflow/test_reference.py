@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -16,6 +18,7 @@ from hvd_compress.tensorflow import reference
 from hvd_compress.tensorflow.native import operations
 from tests.ranks import on_ranks
 from tests.stranger import installed
+from tests.stranger.twobit import TwoBit
 from tests.tensorflow.probes import (
     SHAPES,
     THRESHOLD,
@@ -102,6 +105,23 @@ def test_its_errors_reach_the_operations() -> None:
         assert (
             functions.encode_batch(tensor, 1, message.ctypes.data, 1, None) == reference._BAD_SPEC
         )
+
+
+@on_ranks(1, launcher="tensorflow")
+def test_a_class_that_is_defined_again() -> None:
+    """As in a notebook: graphs that are traced from then on run the new one."""
+    operations()
+    for scale in (1, 2):
+
+        @dataclass(frozen=True)
+        class Scaled(TwoBit):
+            factor: ClassVar[int] = scale
+
+            def dequantize(self, scales: Any, codes: Any, shape: Any) -> Any:
+                return super().dequantize(scales, codes, shape) * np.float32(self.factor)
+
+        spec = reference.reference_spec(Scaled())
+        assert reference._known[spec.codec, spec.config_hash].factor == scale
 
 
 @on_ranks(1, launcher="tensorflow")

@@ -11,23 +11,15 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.ranks.values import MOST_BYTES
 from hvd_compress.tensorflow.collectives import called
 from hvd_compress.tensorflow.values import tell
-from tests import pickles
+from tests import pickles, told
 from tests.ranks import on_ranks
 
 
 @on_ranks(2, launcher="tensorflow")
 def test_values_come_back_and_a_length_beyond_all_bounds_is_an_error_on_every_rank() -> None:
-    value = [{"rank": hvd.rank()}, [None, float("inf")], "é" * hvd.rank()]
-    told = tell(value, "told")
-    assert [one[0]["rank"] for one in told] == [0, 1]
-    assert told[hvd.rank()] == value
-    with pytest.raises(
-        hvdc.ExchangeError, match=f"expected messages of at most {MOST_BYTES} bytes"
-    ):
-        tell("a" * MOST_BYTES * hvd.rank(), "told too much")
+    told.check(tell, hvd.rank())
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -21,7 +21,11 @@ def _main(use: bool) -> None:
     )
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
-    print("trained")
+    later = torch.nn.Linear(64, 64)
+    beside = hvdc.Int8(later)
+    hvd.shutdown()  # Training may go on alone.
+    torch.optim.SGD(later.parameters(), lr=0.1).step()
+    print("trained", beside)
 
 
 _main(sys.argv[1] == "used")

@@ -61,7 +61,11 @@ def _main(use: bool) -> None:
     _step(local := _net())
     if use:
         of_all_reduce.all_reduce([p.grad for p in local.parameters()], of_tensors)
-    print("trained", len([of_the_model, of_replicas, of_shards, of_tensors]))
+    later = shard(_net(), mesh_of(1))
+    beside = of_fsdp.CompressedReduceScatter(later, Int8())
+    dist.destroy_process_group()  # Training may go on alone.
+    torch.optim.SGD(later.parameters(), lr=0.1).step()
+    print("trained", len([of_the_model, of_replicas, of_shards, of_tensors, beside]))
 
 
 _main(sys.argv[1] == "used")
