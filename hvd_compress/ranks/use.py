@@ -50,8 +50,8 @@ def _warn() -> None:
     for use in _suspects:
         if use.missed:
             warnings.warn(
-                f"expected an exchange by the compressor ({use.name}), got none in the whole run: the "
-                f"ranks have trained without it; {use.remedy}",
+                f"expected an exchange by the compressor ({use.name}), got none in the whole run: if "
+                f"the ranks have trained, they did so without it; {use.remedy}",
                 UserWarning,
                 stacklevel=1,
             )
