@@ -199,8 +199,10 @@ def test_wrong_uses() -> None:
         make(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(SGD())))
     with pytest.raises(TypeError, match=r"got builtins\.str"):
         make("adam")
-    with pytest.raises(TypeError, match="a compressor for TensorFlow"):
-        make(SGD(), "onebit")
+    with pytest.raises(ValueError, match="onebitt"):
+        make(SGD(), "onebitt")
+    with pytest.raises(TypeError, match="expected a codec or its name"):
+        make(SGD(), object())
     with pytest.raises(ValueError, match=r"hvd.Average or hvd.Sum"):
         make(SGD(), op=hvd.Min)
     with pytest.raises(ValueError, match=r"op=hvd.Average with gradient_predivide_factor"):
