@@ -32,7 +32,7 @@ from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut

@@ -14,9 +14,10 @@ from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.reference import Simulation
-from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import FLOAT_BYTES, Gradient
 from hvd_compress.torch.collectives import Collectives, Scopes

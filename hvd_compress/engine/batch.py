@@ -12,20 +12,19 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
+from hvd_compress.engine import packing
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.plan import BucketPlan, Table
-from hvd_compress.engine.slots import Holder, transpose, transpose_back
+from hvd_compress.engine.slots import Holder, Pair, columns, transpose, transpose_back
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""A residual, and the array for the next one."""
 
 OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
 """Changes the average of a part in place, on the owner; the state is kept from step to step."""
@@ -63,6 +62,7 @@ class Batch:
     """
 
     encodes = True
+    all_gather, two_shots = packing.all_gather, packing.two_shots
 
     def __init__(
         self,
@@ -174,6 +174,31 @@ class Batch:
         self.step_averages(averages)
         return averages
 
+    def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
+        """All gradients' parts without encoding, ordered by owner, and the bytes for each owner."""
+        owners = self.plan.owners
+        assert owners is not None
+        parts, sizes = [], []
+        for owner in range(owners.size):
+            size = 0
+            for member, flat in zip(self.plan.members, self.flats, strict=True):
+                begin, end = owners.part(member, owner)
+                parts.append(flat[begin:end])
+                size += (end - begin) * flat.element_size()
+            sizes.append(size)
+        return torch.cat(parts).view(torch.uint8), sizes
+
+    def average_parts(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The same as :meth:`average`, from the ranks' messages of :meth:`parts_to_owners`.
+
+        The ranks' parts are added in rank order from +0, without the owner step.
+        """
+        sizes = self.plan.owned_sizes
+        sums = torch.zeros(sum(sizes), dtype=torch.float32, device=rows.device)
+        for row in rows.view(-1).view(self.flats[0].dtype).view(len(rows), sums.numel()):
+            sums += row
+        return sums.mul_(1 / len(rows)).split(sizes)
+
     def step_averages(self, averages: Sequence[torch.Tensor]) -> None:
         """Changes finite averages in place with the owner step, if there is one.
 
@@ -185,6 +210,10 @@ class Batch:
         for position, average in enumerate(averages):
             if average.numel() and bool(average.isfinite().all()):
                 self._run_owner_step(position, average)
+
+    def levels(self) -> LevelBatch:
+        """The gradients as levels that ranks add."""
+        return LevelBatch(self)
 
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
@@ -247,10 +276,9 @@ class Batch:
         """
         size = self.plan.group.size
         if counted != size and self.error is None:
-            names = ", ".join(slot.name for slot in self.plan.slots)
             self.error = ExchangeError(
-                f"{names}: expected the levels of all {size} ranks, got those of {counted}; the own "
-                f"errors of the others say why"
+                f"{self.plan.names}: expected the levels of all {size} ranks, got those of {counted}; "
+                f"the own errors of the others say why"
             )
 
     def load_by(self, write: Callable[[float], None], flags: torch.Tensor) -> None:
@@ -487,13 +515,6 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
     return ExchangeError(
         f"set_codec: expected a call on every rank between the same two steps, got one on {who} only"
     )
-
-
-def columns(
-    pairs: Sequence[Pair | None],
-) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """The residuals, and the arrays for the next ones."""
-    return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]
 
 
 class Content(Protocol):

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hvd_compress.engine.batch import Batch, OwnerWork
+from hvd_compress.engine.cold_start import cold_start
 from hvd_compress.engine.comm import Comm, Exchanging
 from hvd_compress.engine.encode_context import EncodeContext
-from hvd_compress.engine.exchanges import exchange_of
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.plan import BucketPlan
 from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.packing import Length, describe
-from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 
 _MOST_PLANS = 256
@@ -95,8 +96,8 @@ class BatchCache:
                 self._encoder, slots, self._group, gradients[0], lengths
             )
         batch = Batch(self._encoder, plan, gradients, used, self.owner_step, encoded=encoded)
-        exchange = exchange_of(plan.exchange if encoded else "cold_start")
-        return batch, exchange(batch, self.comm)
+        run = EXCHANGES[plan.exchange].run if encoded else cold_start
+        return batch, run(batch, self.comm)
 
     def inquire(
         self, former: Sequence[tuple[Slot, Route]], gradients: Sequence[torch.Tensor]
@@ -109,7 +110,7 @@ class BatchCache:
         """
         lengths = self._lengths_of(former)
         inquiry = Inquiry(self._encoder, self._group, former, gradients, lengths)
-        return inquiry, exchange_of(inquiry.plan.exchange)(inquiry, self.comm)
+        return inquiry, EXCHANGES[inquiry.plan.exchange].run(inquiry, self.comm)
 
     def _lengths_of(self, routes: Iterable[tuple[Slot, Route]]) -> dict[str, Length]:
         """The lengths of a bucket's messages, by name."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from hvd_compress.exchanges.registry import Group, Scope
+from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
 
 Exchanging = Generator["Collective", torch.Tensor, None]

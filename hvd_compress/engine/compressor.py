@@ -21,10 +21,11 @@ from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.slots import Owned, Slot
 from hvd_compress.engine.state import resize, restore, snapshot
 from hvd_compress.engine.use import TorchUse
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.packing import packs
-from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
     ENCODABLE,

@@ -12,9 +12,9 @@ from hvd_compress.engine.batch import Batch, change_of_some
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.plan import BucketPlan, Table
 from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.layout import CHANGED
 from hvd_compress.exchanges.packing import Length
-from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 
 

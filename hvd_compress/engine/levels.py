@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.batch import Batch, columns
+from hvd_compress.engine.slots import columns
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.exchanges.layout import CHANGED, USED, LevelLayout
+from hvd_compress.exchanges.layout import CHANGED, USED
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.batch import Batch
 
 _FACTORS = torch.tensor(integer_sum.FACTORS, dtype=torch.int64, device="cpu")
 
@@ -19,15 +22,14 @@ class LevelBatch:
 
     Args:
         batch: the batch.
-        layout: makes the layout of the two messages, if the batch's plan does not have it yet.
 
     Attributes:
         flags: the position of the first flag in the message of norms.
     """
 
-    def __init__(self, batch: Batch, layout: Callable[[], LevelLayout]) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._layout, self._kernels = batch.plan.level_table(layout)
+        self._layout, self._kernels = batch.plan.level_table()
         self._own = self._norms = torch.empty(0, dtype=torch.float32, device="cpu")
         self.flags = self._layout.norms - len(batch.plan.members)
 
@@ -81,8 +83,8 @@ class LevelBatch:
         """
         if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
             self._batch.error = self._batch.error or PayloadError(
-                f"{self._names}: expected levels and norms that agree with their checks, got some that "
-                f"were altered on their way"
+                f"{self._batch.plan.names}: expected levels and norms that agree with their "
+                f"checks, got some that were altered on their way"
             )
         self._batch.count_senders(int(words[-2]))
 
@@ -102,17 +104,14 @@ class LevelBatch:
         flags = self._norms[self.flags :].tolist()
         if not bool((self._norms >= self._own).all()) or not {0, USED, CHANGED}.issuperset(flags):
             raise PayloadError(
-                f"{self._names}: expected the ranks' largest norms, got some that were altered on their way"
+                f"{self._batch.plan.names}: expected the ranks' largest norms, got some that were "
+                f"altered on their way"
             )
 
     def _check_of(self, words: torch.Tensor) -> int:
         """The check of the levels, plus that of the norms for each rank that has counted itself."""
         columns = _columns(words[:-1]) + words[-2] * _columns(self._norms.view(torch.int32))
         return int((columns % integer_sum.MODULUS) @ _FACTORS) % integer_sum.MODULUS
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(slot.name for slot in self._batch.plan.slots)
 
 
 def _columns(words: torch.Tensor) -> torch.Tensor:

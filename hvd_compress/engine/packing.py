@@ -6,12 +6,12 @@ See :mod:`hvd_compress.exchanges.packing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective, Comm
 from hvd_compress.engine.plan import Table
 from hvd_compress.exchanges.packing import (
@@ -21,6 +21,9 @@ from hvd_compress.exchanges.packing import (
     places_by_owner,
     places_by_section,
 )
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.batch import Batch
 
 Sending = Generator[Collective, torch.Tensor, torch.Tensor]
 """A part of an exchange: yields collectives, receives their results, and returns the combined result."""

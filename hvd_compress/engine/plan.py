@@ -11,9 +11,11 @@ import torch
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.layout import LevelLayout, Member, MessageLayout, OwnedPart, Owners
+from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.layout import Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length, packs
-from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.kernels.batch import Arrays, Entry
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
 from hvd_compress.kernels.interface import Batch as NativeBatch
@@ -80,7 +82,12 @@ class BucketPlan:
         self._lengths = lengths
         self._kept: dict[str, object] = {}
         self._tables: dict[str, Table] = {}
-        self._levels: tuple[LevelLayout, CpuLevelBatch] | None = None
+        self._levels: tuple[integer_sum.LevelLayout, CpuLevelBatch] | None = None
+
+    @property
+    def names(self) -> str:
+        """The names of the gradients, for messages."""
+        return ", ".join(slot.name for slot in self.slots)
 
     def table(self, name: str, layout: Callable[[], MessageLayout]) -> Table:
         """The table of a message.
@@ -124,10 +131,10 @@ class BucketPlan:
             self._lengths[name] = Length(full)
         return self._lengths[name]
 
-    def level_table(self, layout: Callable[[], LevelLayout]) -> tuple[LevelLayout, CpuLevelBatch]:
-        """The layout of an integer sum's messages, and the kernels for them; see :meth:`table`."""
+    def level_table(self) -> tuple[integer_sum.LevelLayout, CpuLevelBatch]:
+        """The layout of an integer sum's messages, and the kernels for them."""
         if self._levels is None:
-            made = layout()
+            made = integer_sum.layout(self.members, self.group.size)
             entries = []
             for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
                 assert isinstance(member.codec, LevelCodec)

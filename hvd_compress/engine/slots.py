@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,9 @@ from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A residual, and the array for the next one."""
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 
@@ -40,7 +43,7 @@ class Holder:
         """The number of elements in the residual."""
         raise NotImplementedError
 
-    def take_up(self, loss_scale: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def take_up(self, loss_scale: float, device: torch.device) -> Pair:
         """The residual in the units of the next gradient, zeros at first, and the array for the next one.
 
         Args:
@@ -266,3 +269,10 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
+
+
+def columns(
+    pairs: Sequence[Pair | None],
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """The residuals, and the arrays for the next ones."""
+    return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]

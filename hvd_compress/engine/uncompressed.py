@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.engine.comm import Collective, Comm, Exchanging
+from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges import uncompressed
 from hvd_compress.ranks.counters import Counters
 
 
@@ -19,6 +20,9 @@ class Uncompressed:
         buffer: the memory that holds exactly these gradients, one behind the other, or a single sparse
             gradient; None if there is no such memory.
         divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
+
+    Attributes:
+        values: the gradients to add, and then their sum, shape=(n,).
     """
 
     error: Exception | None = None
@@ -38,20 +42,18 @@ class Uncompressed:
         self._buffer = buffer
         if buffer is None or buffer.dtype != dtype:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(dtype)
-        self._values = buffer.div_(divisor) if divisor > 1 else buffer
+        self.values = buffer.div_(divisor) if divisor > 1 else buffer
         self._sent = Counters()
 
-    def exchange(self, comm: Comm) -> Exchanging:
-        """The exchange, like those of the functions in :mod:`hvd_compress.engine.exchanges`."""
-        self._values = yield comm.all_reduce(self._values)
+    exchange = uncompressed.run
 
     def write(self, scale: float) -> None:
         """Writes ``scale`` times the sum over the gradients."""
         if scale * self._divisor != 1:
-            self._values.mul_(scale * self._divisor)
-        if self._values is self._buffer:
+            self.values.mul_(scale * self._divisor)
+        if self.values is self._buffer:
             return
-        parts = self._values.split([gradient.numel() for gradient in self._gradients])
+        parts = self.values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():
                 gradient.copy_(part.view(gradient.shape))

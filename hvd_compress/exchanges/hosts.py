@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from hvd_compress.codecs import Codec
-from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES
-from hvd_compress.exchanges.shards import Shards
-
 
 @dataclass(frozen=True)
 class Hosts:
@@ -72,25 +68,3 @@ def describe(rank: int, size: int, local_rank: int, local_size: int, cross_rank:
     if rank == cross_rank * local_size + local_rank and size % local_size == 0:
         return f"{local_size} ranks each, numbered host by host"
     return f"rank {rank} as local rank {local_rank} of {local_size} on host {cross_rank}"
-
-
-def check(name: str, codec: Codec, shards: Shards, hosts: Hosts, element_bytes: int) -> None:
-    """Raises ``ValueError`` if the hierarchical exchange cannot carry a tensor.
-
-    Args:
-        name: the tensor's name.
-        codec: the codec that encodes the tensor's parts.
-        shards: the tensor's parts.
-        hosts: the ranks on their hosts.
-        element_bytes: the bytes of an element in the tensor's own dtype.
-    """
-    largest = max(
-        shards.count * element_bytes,
-        hosts.local * max(map(shards.length, range(shards.size))) * element_bytes,
-        hosts.count * sum(shards.payload_bytes(codec)),
-    )
-    if largest > MAX_GATHERED_BYTES:
-        raise ValueError(
-            f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one message, got {largest}; exclude "
-            f"the tensor"
-        )

@@ -10,8 +10,23 @@ and the check of its words and norms to the second. Checks are linear: their sum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from hvd_compress.codecs import Codec, LevelCodec
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.packing import WORD_BITS, lane_bits
+from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.layout import Member
+from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine.comm import Comm, Exchanging
+    from hvd_compress.exchanges.reference import Simulation
 
 _UNCOMPRESSED_BITS = 16
 """The bits of an element in an allreduce of halves, which does not lose anything by rounding to levels."""
@@ -41,12 +56,22 @@ def most_ranks(codec: LevelCodec) -> int:
     return (2 ** (bits - 1) - 1) // codec.top_level
 
 
-def check(name: str, codec: Codec, size: int) -> LevelCodec:
-    """Checks that the integer sum can carry the codec's levels; returns the codec.
+def steps(gradient: Gradient) -> Steps:
+    """Ranks compute norms, share the maximum, encode levels with it, and sum the levels."""
+    codec, shape = gradient.codec, gradient.shape
+    assert isinstance(codec, LevelCodec)
+    words = codec.level_words(shape, bits_of(codec, gradient.hosts.size))
+    return (
+        Computation(added=gradient.count),
+        all_reduce(codec.layout(shape).scales),
+        Computation(encoded=gradient.count),
+        all_reduce(words, WORD_BITS // 8),
+        Computation(decoded=gradient.count),
+    )
 
-    Raises:
-        ValueError: the codec has no levels or entropy codes them, or lanes would be too wide to be useful.
-    """
+
+def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Group) -> None:
+    """Raises ``ValueError`` if the codec has no levels or entropy codes them, or lanes are too wide."""
     if not isinstance(codec, LevelCodec):
         raise ValueError(
             f"{name}: expected a codec of evenly spaced levels around 0 for exchange='integer_sum', such "
@@ -59,10 +84,95 @@ def check(name: str, codec: Codec, size: int) -> LevelCodec:
             f"and send no payloads that an entropy code could shorten; use coding='plain', or another "
             f"exchange"
         )
-    if size > most_ranks(codec):
+    if group.size > most_ranks(codec):
         raise ValueError(
             f"{name}: expected at most {most_ranks(codec)} ranks for exchange='integer_sum' with "
-            f"{codec.top_level} levels, got {size}: sums of {bits_of(codec, size)} bits are no shorter "
-            f"than 16-bit floats; use fewer levels, exchange='two_shot' or fp16"
+            f"{codec.top_level} levels, got {group.size}: sums of {bits_of(codec, group.size)} bits are no "
+            f"shorter than 16-bit floats; use fewer levels, exchange='two_shot' or fp16"
         )
-    return codec
+
+
+def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+    """What every rank receives."""
+    codec, kept = ranks.codec, [residuals[name] for residuals in ranks.residuals]
+    assert isinstance(codec, LevelCodec)
+    inputs = [ranks.compensate(g, h) for g, h in zip(gradients, kept, strict=True)]
+    if not inputs[0].size:
+        return inputs[0]
+    norms = np.max([ranks.arithmetic.norms(codec, x) for x in inputs], axis=0)
+    ranks.see(norms)
+    total = np.zeros(inputs[0].size, np.int32)
+    for rank, x in enumerate(inputs):
+        levels = ranks.arithmetic.to_levels(codec, x, norms, ranks.noise(name, rank))
+        total += levels
+        ranks.carry(gradients[rank], kept[rank], codec.from_levels(levels, norms))
+    return codec.from_levels(total, norms) * np.float32(scale)
+
+
+@dataclass(frozen=True)
+class LevelPiece:
+    """A gradient as levels that ranks add.
+
+    Attributes:
+        member: the gradient's position in the bucket.
+        bits: the number of bits in a lane.
+        norm_offset: the offset of the gradient's norms in the message of norms, in float32 numbers.
+        norms: the number of the gradient's norms.
+        word_offset: the offset of the gradient's levels in the message of levels, in words of 4 bytes.
+        words: the number of the gradient's words.
+    """
+
+    member: int
+    bits: int
+    norm_offset: int
+    norms: int
+    word_offset: int
+    words: int
+
+
+@dataclass(frozen=True)
+class LevelLayout:
+    """A bucket's two messages in an integer sum.
+
+    Attributes:
+        pieces: one piece per gradient.
+        norms: the number of float32 numbers in the message of norms; the last ones, one per gradient, are
+            flags.
+        words: the number of words in the message of levels; the last two count the ranks and check the sum.
+    """
+
+    pieces: tuple[LevelPiece, ...]
+    norms: int
+    words: int
+
+
+def layout(members: Sequence[Member], size: int) -> LevelLayout:
+    """The layout of every gradient's norms and levels, for sums over ``size`` ranks."""
+    pieces = []
+    norm_offset = word_offset = 0
+    for position, member in enumerate(members):
+        codec = member.codec
+        assert isinstance(codec, LevelCodec)
+        bits = bits_of(codec, size)
+        norms, words = codec.layout(member.shape).scales, codec.level_words(member.shape, bits)
+        pieces.append(LevelPiece(position, bits, norm_offset, norms, word_offset, words))
+        norm_offset += norms
+        word_offset += words
+    words = word_offset + EXTRA_WORDS
+    return LevelLayout(tuple(pieces), norm_offset + len(members), words)
+
+
+def run(batch: Batch, comm: Comm) -> Exchanging:
+    """Shares the largest norms, and then adds levels.
+
+    The flags are sent with the norms: their maximum is 1 if some rank used the gradient. A rank that fails
+    adds zeros, and does not count itself in the word behind the levels.
+    """
+    levels = batch.levels()
+    norms = yield comm.all_reduce(levels.norms(), "max")
+    words = yield comm.all_reduce(levels.encode(norms))
+    levels.check(words)
+    batch.load_by(lambda scale: levels.decode(words, scale), norms[None, levels.flags :])
+
+
+EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, on_device=False)

@@ -8,15 +8,13 @@ backward pass. The sizes and offsets of payloads are multiples of 16 bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from hvd_compress.codecs import Codec, LevelCodec
+from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape, round_up
-from hvd_compress.exchanges import integer_sum, two_shot
-from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 
 ALIGNMENT = 16
@@ -149,6 +147,22 @@ class Owners:
         """
         return self._shards(member).of(self.own if owner is None else owner)
 
+    def sections(self, members: Sequence[Member], stream: Callable[[int], int]) -> MessageLayout:
+        """The layout of a message with every part of every gradient, by owner, without flags.
+
+        Args:
+            members: the members of the bucket.
+            stream: returns the rank in the noise keys of an owner's parts.
+        """
+        pieces: list[Piece] = []
+        ends = [0]
+        for owner in range(self.size):
+            parts, end = self._parts(members, owner, ends[-1], stream(owner))
+            pieces += parts
+            ends.append(end)
+        sections = tuple(end - begin for begin, end in pairwise(ends))
+        return MessageLayout(tuple(pieces), ends[-1], ends[-1], sections)
+
     def message(self, members: Sequence[Member], stream: int) -> MessageLayout:
         """The layout of this rank's message of averages, as long as the longest owner's message."""
         pieces, _ = self._parts(members, self.own, 0, stream)
@@ -193,84 +207,6 @@ class Owners:
 
     def _shards(self, member: Member) -> Shards:
         return member.shared.shards(self.size, member.index)
-
-
-def shards(members: Sequence[Member], rank: int, size: int) -> MessageLayout:
-    """The layout of the first message of two shots: the parts of every gradient by owner, without flags."""
-    owners = Owners(size, rank, size)
-    pieces: list[Piece] = []
-    ends = [0]
-    for owner in range(size):
-        stream = two_shot.first_stream(rank, owner, size)
-        parts, end = owners._parts(members, owner, ends[-1], stream)
-        pieces += parts
-        ends.append(end)
-    sections = tuple(end - begin for begin, end in pairwise(ends))
-    return MessageLayout(tuple(pieces), ends[-1], ends[-1], sections)
-
-
-def own_stream(rank: int, size: int) -> int:
-    """The rank in the noise key of an owner's averages in two shots."""
-    return two_shot.second_stream(rank, size)
-
-
-def host_owners(rank: int, hosts: Hosts) -> Owners:
-    """The owners on a rank's host."""
-    return Owners(hosts.local, hosts.local_rank(rank), hosts.local)
-
-
-@dataclass(frozen=True)
-class LevelPiece:
-    """A gradient as levels that ranks add.
-
-    Attributes:
-        member: the gradient's position in the bucket.
-        bits: the number of bits in a lane.
-        norm_offset: the offset of the gradient's norms in the message of norms, in float32 numbers.
-        norms: the number of the gradient's norms.
-        word_offset: the offset of the gradient's levels in the message of levels, in words of 4 bytes.
-        words: the number of the gradient's words.
-    """
-
-    member: int
-    bits: int
-    norm_offset: int
-    norms: int
-    word_offset: int
-    words: int
-
-
-@dataclass(frozen=True)
-class LevelLayout:
-    """A bucket's two messages in an integer sum.
-
-    Attributes:
-        pieces: one piece per gradient.
-        norms: the number of float32 numbers in the message of norms; the last ones, one per gradient, are
-            flags.
-        words: the number of words in the message of levels; the last two count the
-            ranks and check the sum.
-    """
-
-    pieces: tuple[LevelPiece, ...]
-    norms: int
-    words: int
-
-
-def levels(members: Sequence[Member], size: int) -> LevelLayout:
-    """The layout of every gradient's norms and levels, for sums over ``size`` ranks."""
-    pieces = []
-    norm_offset = word_offset = 0
-    for position, member in enumerate(members):
-        codec = member.codec
-        assert isinstance(codec, LevelCodec)
-        bits = integer_sum.bits_of(codec, size)
-        norms, words = codec.layout(member.shape).scales, codec.level_words(member.shape, bits)
-        pieces.append(LevelPiece(position, bits, norm_offset, norms, word_offset, words))
-        norm_offset += norms
-        word_offset += words
-    words = word_offset + integer_sum.EXTRA_WORDS
-    return LevelLayout(tuple(pieces), norm_offset + len(members), words)
 
 
 def _with_flags(pieces: Sequence[Piece], end: int, members: int) -> MessageLayout:

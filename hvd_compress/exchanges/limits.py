@@ -13,3 +13,11 @@ def check_gather(name: str, payload_bytes: int, size: int) -> None:
             f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one gather, got {size} ranks times "
             f"{payload_bytes}; use a codec with fewer bits or exclude the tensor"
         )
+
+
+def check_message(name: str, size: int, advice: str) -> None:
+    """Raises ``ValueError`` if a message is too large; the error gives the advice."""
+    if size > MAX_GATHERED_BYTES:
+        raise ValueError(
+            f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one message, got {size}; {advice}"
+        )

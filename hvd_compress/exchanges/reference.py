@@ -1,22 +1,23 @@
 """The NumPy reference of the exchanges: slow, short, and the definition for the frontends.
 
-The reference has no messages, buckets or threads, and needs no framework. Each exchange in
-docs/exchanges.md is one method here.
+The reference has no messages, buckets or threads, and needs no framework. Each exchange's own module has
+the ``reference`` of one tensor; the simulation here holds the ranks' residuals from step to step.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchanges import two_shot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.shards import Shared, shared, transpose, transpose_back
 
 Arrays = Mapping[str, np.ndarray]
@@ -57,11 +58,13 @@ class Simulation:
         local: the number of ranks on each host; only ``hierarchical`` uses it.
         seed: the seed of the noise.
         owner_step: the same as in the compressors; only ``two_shot`` supports it.
-        warmup_steps: the same as in the compressors, for simulations with an owner step; without an owner
-            step, warm-up steps are plain means.
+        warmup_steps: the same as in the compressors.
         arithmetic: the arithmetic of the ranks; None means the codecs' references.
 
     Attributes:
+        codec: the codec.
+        arithmetic: the arithmetic of the ranks.
+        hosts: the ranks on their hosts.
         step: the position in the noise, which is the number of steps so far.
         residuals: the residuals of each rank by tensor, shape=(n,), float32; empty if ranks keep none.
         owned: the residuals of each rank's own parts by tensor, shape=(n_part,), float32, in the order of
@@ -83,20 +86,18 @@ class Simulation:
         warmup_steps: int = 0,
         arithmetic: Arithmetic | None = None,
     ) -> None:
-        self._arithmetic = arithmetic or Arithmetic()
-        self._exchange: Callable[[str, list[np.ndarray], float], np.ndarray]
-        self._exchange = getattr(self, f"_{exchange}")
-        self._codec, self._feedback, self._seed = codec, feedback, seed
-        self._shapes, self._size, self._owner_step = dict(shapes), size, owner_step
-        self._warmup_steps = warmup_steps
-        self._hosts = Hosts(size, local)
-        self._owners = {"two_shot": size, "hierarchical": local}.get(exchange, 0)
+        self.codec, self.arithmetic = codec, arithmetic or Arithmetic()
+        self._shapes, self.hosts = dict(shapes), Hosts(size, local)
+        self._exchange, self._feedback, self._seed = EXCHANGES[exchange], feedback, seed
+        self._size, self._owner_step, self._warmup_steps = size, owner_step, warmup_steps
+        owners = self._exchange.owners(Group(0, size, self.hosts))
+        self._owners = owners.size if owners else 0
         self.step = 0
         ranks = range(size)
-        whole = exchange != "hierarchical"
         counts = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        kept = counts if self._exchange.residuals else {}
         self.residuals: list[dict[str, np.ndarray]] = [
-            {name: np.zeros(n, np.float32) for name, n in counts.items() if whole} for _ in ranks
+            {name: np.zeros(n, np.float32) for name, n in kept.items()} for _ in ranks
         ]
         self.owned: list[dict[str, np.ndarray]] = [
             {name: np.zeros(counts[name], np.float32)[self.part(name, rank)] for name in counts}
@@ -105,12 +106,12 @@ class Simulation:
             for rank in ranks
         ]
         self.states: dict[tuple[int, str], dict[str, Any]] = {}
-        self._finite = True
+        self._finite, self._cold = True, False
         self._before = self.residuals, self.owned, self.states
 
     def shared(self, name: str) -> Shared:
         """The division of a tensor among the owners, for an exchange that has owners."""
-        return shared(self._codec, self._shapes[name])
+        return shared(self.codec, self._shapes[name])
 
     def part(self, name: str, rank: int) -> slice:
         """The range of a tensor that a rank owns, possibly empty, in the order of :meth:`shared`."""
@@ -133,10 +134,9 @@ class Simulation:
             finite, the step is dropped: residuals and states are restored.
         """
         factor = 1 / self._size if scale is None else scale
-        exchange, cold = self._exchange, self._warmup_steps > 0
-        if cold:
-            self._warmup_steps -= 1
-            exchange = self._cold_start
+        self._cold = self._warmup_steps > 0
+        self._warmup_steps -= self._cold
+        exchange = UNCOMPRESSED if self._cold and self._owner_step is None else self._exchange
         self._before = copy.deepcopy((self.residuals, self.owned, self.states))
         self._finite = True
         received = {}
@@ -145,9 +145,12 @@ class Simulation:
                 if not any(name in one for one in gradients):
                     continue
                 zeros = np.zeros(shape)
+                order = self.shared(name).transposed if self._owners else None
                 flat = [one.get(name, zeros).astype(np.float32).reshape(-1) for one in gradients]
-                received[name] = exchange(name, flat, factor).reshape(shape)
-        self.step += not cold
+                sent = [transpose(one, order) for one in flat]
+                result = exchange.reference(self, name, sent, factor)
+                received[name] = transpose_back(result, order).reshape(shape)
+        self.step += not self._cold
         if not self._finite:
             self.drop_step()
         return received
@@ -156,122 +159,63 @@ class Simulation:
         """Restores the residuals and states from before the last step; the noise is not repeated."""
         self.residuals, self.owned, self.states = self._before
 
-    def _allgather(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        shape = self._shapes[name]
-        sent = [
-            self._send(name, self._codec, shape, gradient, self.residuals[rank][name], rank)
-            for rank, gradient in enumerate(gradients)
-        ]
-        return _sum(sent) * np.float32(scale)
+    def parts(self, name: str) -> Iterator[tuple[int, slice, Shape]]:
+        """The owners of non-empty parts of a tensor, their parts, and the shapes of these."""
+        shards = self.shared(name).shards(self._owners)
+        for owner in range(self._owners):
+            part = self.part(name, owner)
+            if part.stop > part.start:
+                yield owner, part, shards.shape(part.stop - part.start)
 
-    def _two_shot(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        result = np.empty_like(gradients[0])
-        cut = self.shared(name)
-        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
-        kept = [transpose(residuals[name], cut.transposed) for residuals in self.residuals]
-        for owner, (part, shape) in self._parts(name, range(self._size)):
-            sent = [
-                self._send(
-                    name,
-                    cut.codec,
-                    shape,
-                    gradient[part],
-                    kept[rank][part],
-                    two_shot.first_stream(rank, owner, self._size),
-                )
-                for rank, gradient in enumerate(gradients)
-            ]
-            average = _sum(sent) * np.float32(1 / self._size)
-            if self._owner_step is not None:
-                self._owner_step(average, self.states.setdefault((owner, name), {}))
-            stream = two_shot.second_stream(owner, self._size)
-            again = self._send(name, cut.codec, shape, average, self.owned[owner][name], stream)
-            result[part] = again * np.float32(scale * self._size)
-        for residuals, one in zip(self.residuals, kept, strict=True):
-            residuals[name] = transpose_back(one, cut.transposed)
-        return transpose_back(result, cut.transposed)
-
-    def _cold_start(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        """Averages in two shots without a codec, so that owners can step."""
-        result = np.empty_like(gradients[0])
-        cut = self.shared(name)
-        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
-        for owner, (part, _) in self._parts(name, range(self._size)):
-            average = _sum([gradient[part] for gradient in gradients]) * np.float32(1 / self._size)
-            assert self._owner_step is not None
-            if np.isfinite(average).all():
-                self._owner_step(average, self.states.setdefault((owner, name), {}))
-            self._finite &= bool(np.isfinite(average).all())
-            result[part] = average * np.float32(scale * self._size)
-        return transpose_back(result, cut.transposed)
-
-    def _hierarchical(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        result = np.empty_like(gradients[0])
-        cut = self.shared(name)
-        gradients = [transpose(gradient, cut.transposed) for gradient in gradients]
-        for local_rank, (part, shape) in self._parts(name, range(self._hosts.local)):
-            sent = []
-            for owner in self._hosts.between(local_rank):
-                host = [gradients[rank][part] for rank in self._hosts.within(owner)]
-                average = _sum(host) * np.float32(1 / self._hosts.local)
-                kept = self.owned[owner][name]
-                sent.append(self._send(name, cut.codec, shape, average, kept, owner))
-            result[part] = _sum(sent) * np.float32(scale * self._hosts.local)
-        return transpose_back(result, cut.transposed)
-
-    def _integer_sum(self, name: str, gradients: list[np.ndarray], scale: float) -> np.ndarray:
-        codec, feedback = self._codec, self._feedback
-        assert isinstance(codec, LevelCodec)
-        kept = [residuals[name] for residuals in self.residuals]
-        inputs = [self._input(g, h) for g, h in zip(gradients, kept, strict=True)]
-        if not inputs[0].size:
-            return inputs[0]
-        norms = np.max([self._arithmetic.norms(codec, x) for x in inputs], axis=0)
-        self._finite &= bool(np.isfinite(norms).all())
-        total = np.zeros(inputs[0].size, np.int32)
-        for rank, x in enumerate(inputs):
-            levels = self._arithmetic.to_levels(codec, x, norms, self._noise(name, rank))
-            total += levels
-            if feedback.enabled:
-                sent = codec.from_levels(levels, norms)
-                kept[rank][:] = feedback.carry(gradients[rank], kept[rank], sent)
-        return codec.from_levels(total, norms) * np.float32(scale)
-
-    def _parts(self, name: str, owners: range) -> list[tuple[int, tuple[slice, Shape]]]:
-        """The non-empty parts and their shapes, by owner."""
-        shape = self.shared(name).shards(self._owners).shape
-        parts = [(owner, self.part(name, owner)) for owner in owners]
-        return [(o, (p, shape(p.stop - p.start))) for o, p in parts if p.stop > p.start]
-
-    def _send(
-        self,
-        name: str,
-        codec: Codec,
-        shape: Shape,
-        numbers: np.ndarray,
-        residual: np.ndarray,
-        stream: int,
+    def send(
+        self, name: str, x: np.ndarray, residual: np.ndarray, stream: int, part: Shape | None = None
     ) -> np.ndarray:
-        """Returns the numbers that receivers decode, shape=(n,), float32; the residual keeps the rest."""
-        if not numbers.size:
-            return numbers
-        x = self._input(numbers, residual)
-        sent = self._arithmetic.through(codec, shape, x, self._noise(name, stream))
-        if self._feedback.enabled:
-            residual[:] = self._feedback.carry(numbers, residual, sent)
-        self._finite &= bool(np.isfinite(sent).all())
+        """Returns the numbers that receivers decode, shape=(n,), float32; the residual keeps the rest.
+
+        In warm-up steps with an owner step, no codec changes the numbers.
+
+        Args:
+            name: the tensor.
+            x: the numbers to send, shape=(n,), float32.
+            residual: the sender's residual, shape=(n,), float32.
+            stream: the rank in the noise key.
+            part: the shape of an owner's part; None if the numbers are the whole tensor.
+        """
+        if self._cold or not x.size:
+            self.see(x)
+            return x
+        codec, shape = self.codec, self._shapes[name]
+        if part is not None:
+            codec, shape = self.shared(name).codec, part
+        compensated, noise = self.compensate(x, residual), self.noise(name, stream)
+        sent = self.arithmetic.through(codec, shape, compensated, noise)
+        self.carry(x, residual, sent)
+        self.see(sent)
         return sent
 
-    def _input(self, numbers: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    def compensate(self, numbers: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """The numbers to encode, with the residual added if there is error feedback."""
         return self._feedback.compensate(numbers, residual) if self._feedback.enabled else numbers
 
-    def _noise(self, name: str, stream: int) -> NoiseKey:
+    def carry(self, numbers: np.ndarray, residual: np.ndarray, sent: np.ndarray) -> None:
+        """Writes what was not sent to the residual, if there is error feedback."""
+        if self._feedback.enabled:
+            residual[:] = self._feedback.carry(numbers, residual, sent)
+
+    def noise(self, name: str, stream: int) -> NoiseKey:
+        """The noise key of a tensor in this step."""
         return NoiseKey(self._seed, stream, list(self._shapes).index(name), self.step)
 
+    def run_owner_step(self, owner: int, name: str, average: np.ndarray) -> None:
+        """Changes the average of an owner's part in place, if it is finite and there is an owner step."""
+        if self._owner_step is not None and np.isfinite(average).all():
+            self._owner_step(average, self.states.setdefault((owner, name), {}))
 
-def _sum(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum in the order of the ranks, from +0, so that every receiver has the same bits."""
-    total = np.zeros(parts[0].shape, np.float32)
-    for part in parts:
-        total += part
-    return total
+    def see(self, numbers: np.ndarray) -> None:
+        """Drops the step if a number is not finite."""
+        self._finite &= bool(np.isfinite(numbers).all())
+
+    @staticmethod
+    def total(parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The sum in the order of the ranks, from +0, so that every receiver has the same bits."""
+        return sum(parts, np.zeros_like(parts[0]))

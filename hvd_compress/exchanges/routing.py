@@ -15,10 +15,6 @@ from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.exchanges import registry
-
-# Callers import the limits from here, too.
-from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES as MAX_GATHERED_BYTES
-from hvd_compress.exchanges.limits import check_gather as check_gather
 from hvd_compress.exchanges.packing import packs
 
 ENCODABLE = ("float32", "float16", "bfloat16")

@@ -1,9 +1,9 @@
-"""The steps of each exchange for one gradient: a rank's computation and messages.
+"""The steps of an exchange for one gradient: a rank's computation and messages.
 
-There is one function for each exchange. The performance model, the planner and the benchmarks get bytes
-and computation from here. The gradients of a bucket do each step together. The steps omit the bytes that a
-bucket adds to its messages: flags, the zeros behind an owner's message that is shorter than the longest
-one, and the words after an integer sum's levels. Payloads of varying length count with their
+Each module of an exchange has a function ``steps``, from which the performance model, the planner and the
+benchmarks get bytes and computation. The gradients of a bucket do each step together. The steps omit the
+bytes that a bucket adds to its messages: flags, the zeros behind an owner's message that is shorter than
+the longest one, and the words after an integer sum's levels. Payloads of varying length count with their
 expected bytes (:mod:`hvd_compress.codecs.lengths`), in messages of the length that ranks agree on after
 the first step (:mod:`hvd_compress.exchanges.packing`).
 """
@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hvd_compress.codecs import Codec, LevelCodec
+from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.lengths import expected_bytes
-from hvd_compress.codecs.packing import WORD_BITS
-from hvd_compress.exchanges import integer_sum as sums
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.packing import agreed
-from hvd_compress.exchanges.shards import Shared, shared
+from hvd_compress.exchanges.shards import Shared
 from hvd_compress.ranks.counters import Kind, sent_bytes
 
 FLOAT_BYTES = 4
@@ -101,69 +99,7 @@ def all_reduce(numbers: int, number_bytes: int = FLOAT_BYTES) -> Message:
     return Message("all_reduce", numbers * number_bytes, numbers * number_bytes, numbers)
 
 
-def uncompressed(gradient: Gradient) -> Steps:
-    """An ``all_reduce`` of the gradient itself, after the cast, if there is one."""
-    width = gradient.cast_bytes or gradient.element_bytes
-    cast = gradient.count if width != gradient.element_bytes else 0
-    return Computation(encoded=cast), all_reduce(gradient.count, width), Computation(decoded=cast)
-
-
-def allgather(gradient: Gradient) -> Steps:
-    """Every rank sends its payload to all others."""
-    payload = _payload(gradient.codec, gradient.shape, gradient.bits)
-    return (
-        Computation(encoded=gradient.count),
-        Message("all_gather", payload, payload),
-        Computation(decoded=gradient.hosts.size * gradient.count),
-    )
-
-
-def two_shot(gradient: Gradient) -> Steps:
-    """Ranks send each part to its owner, which averages the payloads of all ranks and sends the average."""
-    part = _parts(shared(gradient.codec, gradient.shape), gradient.hosts.size, gradient.bits)
-    return (
-        Computation(encoded=gradient.count),
-        Message("all_to_all", *part),
-        Computation(decoded=gradient.count, encoded=gradient.count / gradient.hosts.size),
-        Message("all_gather", *part),
-        Computation(decoded=gradient.count),
-    )
-
-
-def hierarchical(gradient: Gradient) -> Steps:
-    """Ranks send uncompressed parts within a host, then payloads of averages between and within hosts."""
-    hosts, local = gradient.hosts, gradient.hosts.local
-    cut = shared(gradient.codec, gradient.shape)
-    longest = max(cut.shards(local).lengths())
-    mean, largest = _parts(cut, local, gradient.bits)
-    return (
-        Message(
-            "all_to_all",
-            gradient.element_bytes * gradient.count / local,
-            gradient.element_bytes * longest,
-        ),
-        Computation(added=gradient.count, encoded=gradient.count / local),
-        Message("all_gather", mean, largest),
-        Message("all_gather", hosts.count * mean, hosts.count * largest),
-        Computation(decoded=hosts.count * gradient.count),
-    )
-
-
-def integer_sum(gradient: Gradient) -> Steps:
-    """Ranks compute norms, share the maximum, encode levels with it, and sum the levels."""
-    codec, shape = gradient.codec, gradient.shape
-    assert isinstance(codec, LevelCodec)
-    words = codec.level_words(shape, sums.bits_of(codec, gradient.hosts.size))
-    return (
-        Computation(added=gradient.count),
-        all_reduce(codec.layout(shape).scales),
-        Computation(encoded=gradient.count),
-        all_reduce(words, WORD_BITS // 8),
-        Computation(decoded=gradient.count),
-    )
-
-
-def _payload(codec: Codec, shape: Shape, bits: float | None) -> int:
+def payload_bytes(codec: Codec, shape: Shape, bits: float | None) -> int:
     """The bytes of a message that a payload takes."""
     capacity = codec.payload_bytes(shape)
     if not codec.varies:
@@ -172,10 +108,10 @@ def _payload(codec: Codec, shape: Shape, bits: float | None) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _parts(cut: Shared, owners: int, bits: float | None) -> tuple[float, int]:
+def part_bytes(cut: Shared, owners: int, bits: float | None) -> tuple[float, int]:
     """The mean and the maximum of the bytes of the owners' payloads."""
     shards, codec = cut.shards(owners), cut.codec
     lengths = shards.lengths()
-    sizes = {n: _payload(codec, shards.shape(n), bits) if n else 0 for n in lengths}
+    sizes = {n: payload_bytes(codec, shards.shape(n), bits) if n else 0 for n in lengths}
     total = sum(ranks * sizes[length] for length, ranks in lengths.items())
     return total / owners, max(sizes.values())

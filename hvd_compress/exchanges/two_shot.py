@@ -1,7 +1,7 @@
 """The two-shot exchange: each rank averages a part of the tensor, and sends the average to all ranks.
 
 The bytes that a rank sends do not grow with the number of ranks (1-bit SGD, section 3.1). Every rank
-encodes each owner's shard as a separate tensor, and sends the payload to the owner (first shot). The owner
+encodes each owner's part as a separate tensor, and sends the payload to the owner (first shot). The owner
 decodes and averages the payloads, encodes the average again, and sends it to all ranks (second shot).
 
 Owners average rather than add, because codecs with a fixed range would clip a sum; the factor that turns
@@ -10,9 +10,24 @@ the average into a sum is applied at the end.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from hvd_compress.codecs import Codec
-from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES
-from hvd_compress.exchanges.shards import Shards
+from hvd_compress.codecs.base import Shape
+from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.layout import Owners
+from hvd_compress.exchanges.limits import check_message
+from hvd_compress.exchanges.shards import shared, transpose, transpose_back
+from hvd_compress.exchanges.steps import Computation, Gradient, Message, Steps, part_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine.comm import Comm, Exchanging
+    from hvd_compress.exchanges.reference import Simulation
 
 MAX_RANKS = 65535
 """The largest number of ranks for which the noise has enough streams: see :func:`first_stream`."""
@@ -21,8 +36,8 @@ MAX_RANKS = 65535
 def first_stream(rank: int, owner: int, size: int) -> int:
     """The rank in the noise key of the payload from ``rank`` to ``owner``: ``rank * size + owner``.
 
-    The elements of every shard are numbered from 0, so that each shard needs separate noise; the key's
-    tensor and step are the same for all shards.
+    The elements of every part are numbered from 0, so that each part needs separate noise; the key's
+    tensor and step are the same for all parts.
     """
     return rank * size + owner
 
@@ -32,22 +47,76 @@ def second_stream(owner: int, size: int) -> int:
     return size * size + owner
 
 
-def check(name: str, codec: Codec, shards: Shards) -> None:
-    """Raises ``ValueError`` if this exchange cannot carry a tensor.
+def steps(gradient: Gradient) -> Steps:
+    """Ranks send each part to its owner, which averages the payloads of all ranks and sends the average."""
+    part = part_bytes(shared(gradient.codec, gradient.shape), gradient.hosts.size, gradient.bits)
+    return (
+        Computation(encoded=gradient.count),
+        Message("all_to_all", *part),
+        Computation(decoded=gradient.count, encoded=gradient.count / gradient.hosts.size),
+        Message("all_gather", *part),
+        Computation(decoded=gradient.count),
+    )
 
-    Args:
-        name: the tensor's name.
-        codec: the codec that encodes the tensor's parts.
-        shards: the tensor's parts.
-    """
-    if shards.size > MAX_RANKS:
+
+def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Group) -> None:
+    """Raises ``ValueError`` if there are too many ranks, or messages are too large."""
+    if group.size > MAX_RANKS:
         raise ValueError(
-            f"{name}: expected at most {MAX_RANKS} ranks for exchange='two_shot', got {shards.size}"
+            f"{name}: expected at most {MAX_RANKS} ranks for exchange='two_shot', got {group.size}"
         )
-    sizes = shards.payload_bytes(codec)
-    largest = max(sum(sizes), shards.size * max(sizes))
-    if largest > MAX_GATHERED_BYTES:
-        raise ValueError(
-            f"{name}: expected at most {MAX_GATHERED_BYTES} bytes in one message, got {largest}; use a "
-            f"codec with fewer bits or exclude the tensor"
+    cut = shared(codec, shape)
+    sizes = cut.shards(group.size).payload_bytes(cut.codec)
+    largest = max(sum(sizes), group.size * max(sizes))
+    check_message(name, largest, "use a codec with fewer bits or exclude the tensor")
+
+
+def owners(group: Group) -> Owners:
+    """Every rank owns a part."""
+    return Owners(group.size, group.rank, group.size)
+
+
+def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+    """What every rank receives."""
+    result, size = np.empty_like(gradients[0]), len(gradients)
+    matrix = ranks.shared(name).transposed
+    kept = [transpose(residuals[name], matrix) for residuals in ranks.residuals]
+    for owner, part, shape in ranks.parts(name):
+        sent = [
+            ranks.send(name, gradient[part], residual[part], first_stream(rank, owner, size), shape)
+            for rank, (gradient, residual) in enumerate(zip(gradients, kept, strict=True))
+        ]
+        average = ranks.total(sent) * np.float32(1 / size)
+        ranks.run_owner_step(owner, name, average)
+        residual, stream = ranks.owned[owner][name], second_stream(owner, size)
+        again = ranks.send(name, average, residual, stream, shape)
+        result[part] = again * np.float32(scale * size)
+    for residuals, one in zip(ranks.residuals, kept, strict=True):
+        residuals[name] = transpose_back(one, matrix)
+    return result
+
+
+def run(batch: Batch, comm: Comm) -> Exchanging:
+    """Sends parts to their owners, averages there, and gathers the averages."""
+    plan, rank, size = batch.plan, comm.rank, comm.size
+    owners, members = plan.owners, plan.members
+    assert owners is not None
+    parts = plan.table(
+        "parts", lambda: owners.sections(members, lambda owner: first_stream(rank, owner, size))
+    )
+    received = plan.table("received", lambda: owners.received(members))
+    own = plan.table("own", lambda: owners.message(members, second_stream(rank, size)))
+    length = own.layout.size
+    every = plan.table("every", lambda: owners.gathered(members, length))
+
+    def average(rows: torch.Tensor) -> torch.Tensor:
+        return batch.guard(
+            lambda: batch.encode_averages(own, batch.average(received, rows)), length
         )
+
+    rows = yield from batch.two_shots(comm, batch.encode(parts), average, parts, own, every)
+    flags = rows[:, own.layout.flags :]
+    batch.load(every, rows.view(1, -1), lambda piece, row: piece.offset // rows.shape[1], flags)
+
+
+EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, owners, remainders=("all", "all"))

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.codecs.base import Shape
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED, Group
+from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import Computation, Gradient
 from hvd_compress.perfmodel.collectives import Collective, Stage, collective

@@ -13,7 +13,7 @@ from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.uncompressed import Uncompressed
-from hvd_compress.exchanges.registry import Scope
+from hvd_compress.exchanges.base import Scope
 
 
 @dataclass(eq=False)

@@ -23,9 +23,10 @@ from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.packing import packs
-from hvd_compress.exchanges.registry import EXCHANGES, Group
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import shared
 from hvd_compress.process_group.agreement import Agreement

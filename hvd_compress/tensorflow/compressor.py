@@ -357,7 +357,7 @@ class Compressor(tf.Module, HorovodCompressor):
     @property
     def keeps_residuals(self) -> bool:
         """Whether each rank keeps residuals of its own gradients in all exchanges that may be used."""
-        return all(exchange.has_residuals for exchange in self._exchanges.values())
+        return all(exchange.common.residuals for exchange in self._exchanges.values())
 
     @property
     def process_set(self) -> Any:
@@ -407,7 +407,7 @@ class Compressor(tf.Module, HorovodCompressor):
             slot,
             owners=self.owners_of(slot),
             shared=self.shared(slot),
-            has_residuals=exchange.has_residuals if exchange else True,
+            has_residuals=exchange.common.residuals if exchange else True,
         )
 
     def _slot(self, source: Source, turn: int, like: Any, key: int | None = None) -> Slot:

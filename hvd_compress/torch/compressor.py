@@ -19,8 +19,8 @@ from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot
 from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
 from hvd_compress.ranks.errors import ExchangeError

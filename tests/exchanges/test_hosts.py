@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hvd_compress.codecs import Int8, OneBit
-from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges import hierarchical, hosts
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.shards import Shards
 
 
 def test_groups_of_three_hosts_of_two() -> None:
@@ -47,7 +47,7 @@ def test_ranks_differ_on_others(places: list[tuple[int, int, int]]) -> None:
 
 
 def test_what_cannot_take_it() -> None:
-    layout = Hosts(size=8, local=2)
-    hosts.check("w", Int8(), Shards(2**28, 2), layout, 4)
+    group = Group(0, 8, Hosts(size=8, local=2))
+    hierarchical.check("w", (2**28,), Int8(), 4, group)
     with pytest.raises(ValueError, match="w: expected at most 2147483647 bytes in one message"):
-        hosts.check("w", OneBit(), Shards(2**29, 2), layout, 4)
+        hierarchical.check("w", (2**29,), OneBit(), 4, group)

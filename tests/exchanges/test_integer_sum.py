@@ -10,6 +10,7 @@ import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, OneBit, Ternary
 from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges.base import Group
 
 
 def test_lanes_grow_with_the_logarithm_of_the_ranks() -> None:
@@ -26,21 +27,21 @@ def test_levels_take_whole_words() -> None:
 
 @pytest.mark.parametrize(("codec", "most"), ((Ternary(), 511), (ECQ(4), 127), (ECQ(127), 4)))
 def test_lanes_as_long_as_halves_are_refused(codec: Codec, most: int) -> None:
-    assert integer_sum.check("w", codec, most) is codec
+    integer_sum.check("w", (1,), codec, 4, Group(0, most))
     with pytest.raises(ValueError, match=f"w: expected at most {most} ranks .* sums of 11 bits"):
-        integer_sum.check("w", codec, most + 1)
+        integer_sum.check("w", (1,), codec, 4, Group(0, most + 1))
 
 
 @pytest.mark.parametrize("codec", (ECQ(coding="entropy"), Ternary(coding="entropy")), ids=str)
 def test_entropy_coding_is_refused(codec: Codec) -> None:
     with pytest.raises(ValueError, match=r"w: expected coding='plain' for exchange='integer_sum'"):
-        integer_sum.check("w", codec, 2)
+        integer_sum.check("w", (1,), codec, 4, Group(0, 2))
 
 
 @pytest.mark.parametrize("codec", (OneBit(), Int8("linear"), FP16()), ids=str)
 def test_codecs_without_levels_are_refused(codec: Codec) -> None:
     with pytest.raises(ValueError, match=r"w: expected a codec of evenly spaced levels.*two_shot"):
-        integer_sum.check("w", codec, 2)
+        integer_sum.check("w", (1,), codec, 4, Group(0, 2))
 
 
 def _check(words: np.ndarray) -> int:

@@ -60,7 +60,7 @@ def test_unpacking_brings_back_every_payload_and_the_flags(seed: int, least: int
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
 def test_sections_and_owners_are_messages_of_their_own(seed: int, size: int) -> None:
     owners = layout.Owners(size, 0, size)
-    parts, own = layout.shards(MEMBERS, 0, size), owners.message(MEMBERS, 0)
+    parts, own = owners.sections(MEMBERS, lambda owner: owner), owners.message(MEMBERS, 0)
     every = owners.gathered(MEMBERS, own.size)
     for found, split in (
         (parts, packing.places_by_section(parts)),

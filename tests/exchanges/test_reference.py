@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_compress.codecs import ECQ, ErrorFeedback, NoCompression, OneBit, Ternary
+from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoCompression, OneBit, Ternary
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.registry import EXCHANGES
 
@@ -43,8 +43,9 @@ def _unsent(simulation: Simulation, name: str, hosts: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("exchange", ("allgather", "two_shot", "hierarchical"))
-def test_without_a_codec_it_is_the_mean(exchange: str) -> None:
-    simulation = Simulation(exchange, NoCompression(), NONE, SHAPES, 4, local=2)
+@pytest.mark.parametrize(("codec", "warmup"), ((NoCompression(), 0), (ECQ(), 2)))
+def test_without_a_codec_it_is_the_mean(exchange: str, codec: Codec, warmup: int) -> None:
+    simulation = Simulation(exchange, codec, NONE, SHAPES, 4, local=2, warmup_steps=warmup)
     gradients = _gradients(0)
     mean, total = simulation.average(gradients), simulation.average(gradients, 1.0)
     for name in SHAPES:
@@ -142,6 +143,8 @@ def test_an_owner_step_sees_each_average_once() -> None:
         got = simulation.average([{"a": np.ones(3000)}, {"a": np.zeros(3000)}])
         assert (got["a"] == 2.5).all()
         assert seen == {1024: turn, 1976: turn}
+    simulation.average([{"a": np.append(np.ones(2000), np.full(1000, np.inf))}] * 2)
+    assert seen == {1024: 3, 1976: 2}
 
 
 def test_a_sum_of_integers_is_unbiased() -> None:

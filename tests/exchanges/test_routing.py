@@ -10,14 +10,8 @@ import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from hvd_compress.codecs.feedback import OFF
-from hvd_compress.exchanges.routing import (
-    MAX_GATHERED_BYTES,
-    UNCOMPRESSED_ROUTE,
-    Route,
-    Router,
-    check_gather,
-    warn_of_growth,
-)
+from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES, check_gather
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route, Router, warn_of_growth
 
 ONE_BIT = Route(OneBit(), ErrorFeedback(), "allgather")
 

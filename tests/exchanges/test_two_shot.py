@@ -11,6 +11,7 @@ from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.codecs.registry import CODECS
 from hvd_compress.exchanges import two_shot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.shards import Shards, tells_of_a_failure
 from hvd_compress.kernels.reference import ReferenceKernels
 
@@ -48,11 +49,11 @@ def test_streams_of_the_largest_job_fit_into_the_noise_key() -> None:
 
 
 def test_messages_that_overflow_horovods_counters() -> None:
-    two_shot.check("w", Int8(), Shards(2**30, 64))
+    two_shot.check("w", (2**30,), Int8(), 4, Group(0, 64))
     with pytest.raises(ValueError, match="w: expected at most 2147483647 bytes in one message"):
-        two_shot.check("w", Int8(), Shards(2**31, 64))
+        two_shot.check("w", (2**31,), Int8(), 4, Group(0, 64))
     with pytest.raises(ValueError, match="w: expected at most 65535 ranks"):
-        two_shot.check("w", OneBit(), Shards(10, 65536))
+        two_shot.check("w", (10,), OneBit(), 4, Group(0, 65536))
 
 
 def test_no_payload_looks_like_a_failure() -> None:

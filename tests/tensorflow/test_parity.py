@@ -19,7 +19,7 @@ from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.exchanges.registry import Group
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage

@@ -15,8 +15,8 @@ from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.registry import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.counters import Counters
 

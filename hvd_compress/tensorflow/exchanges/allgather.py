@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_compress.exchanges.limits import check_gather
+from hvd_compress.exchanges import allgather
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -14,12 +14,12 @@ from hvd_compress.tensorflow.slots import Slot
 class Allgather(Exchange):
     """Each rank sends its payloads to all others, and adds up those that it receives."""
 
+    common = allgather.EXCHANGE
     on_gpu = True
 
     def check(self, slot: Slot) -> None:
         if slot.shape is not None:  # Otherwise it is checked when it is encoded.
-            size = slot.route.codec.payload_bytes(slot.shape)
-            check_gather(slot.label, size, self.collectives.size)
+            super().check(slot)
 
     def cut(self, slot: Slot) -> Cut:
         return Cut(self.shared(slot), streams=[max(0, self.collectives.rank)])

@@ -7,7 +7,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from hvd_compress.exchanges.shards import Shared, shared
+from hvd_compress.codecs import Codec
+from hvd_compress.exchanges import base
+from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.hosts import Hosts
+from hvd_compress.exchanges.shards import Shards, Shared, shared
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
@@ -23,21 +27,31 @@ class Exchange(ABC):
         coder: this rank's encoder and decoder.
 
     Attributes:
-        has_residuals: whether ranks keep residuals of their own gradients.
+        common: the exchange's description, which does not depend on TensorFlow.
+        content: the content of the first message, as the operation names it.
         on_gpu: whether the exchange's operations have kernels for GPUs.
+        hosts: the ranks on their hosts; None if the exchange does not need them.
     """
 
-    has_residuals: ClassVar[bool] = True
+    common: ClassVar[base.Exchange]
+    content: ClassVar[str] = "payloads"
     on_gpu: ClassVar[bool] = False
+    hosts: Hosts | None = None
 
     def __init__(self, collectives: Collectives, coder: Coder) -> None:
         self.collectives = collectives
         self.coder = coder
 
     @property
+    def group(self) -> Group:
+        """The ranks."""
+        return Group(max(0, self.collectives.rank), self.collectives.size, self.hosts)
+
+    @property
     def owners(self) -> int:
         """The number of ranks that share out a gradient and keep residuals of their parts' averages."""
-        return 0
+        owners = self.common.owners(self.group)
+        return owners.size if owners else 0
 
     def shared(self, slot: Slot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
@@ -56,15 +70,20 @@ class Exchange(ABC):
         """
         return
 
-    @abstractmethod
     def check(self, slot: Slot) -> None:
         """Raises ``ValueError`` where a gradient cannot take this exchange."""
+        if slot.shape is None:
+            raise ValueError(
+                f"{slot.label}: expected a gradient whose shape tracing knows for exchange="
+                f"{slot.route.exchange!r}, got {slot.kind}: give it one with tf.ensure_shape, exclude it "
+                f"by name, or use the allgather"
+            )
+        self.common.check(slot.label, slot.shape, slot.route.codec, slot.dtype.size, self.group)
 
     @abstractmethod
     def cut(self, slot: Slot) -> Cut:
         """The parts and streams by which a gradient is encoded."""
 
-    @abstractmethod
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         """Encodes the gradients, once all of them are available.
 
@@ -73,6 +92,7 @@ class Exchange(ABC):
             token: the token of the first gradient.
             everybody: whether all ranks take part in the step, shape=(), bool.
         """
+        return self.coder.encode(bucket, token, everybody, self.content, ranks=1)
 
     @abstractmethod
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
@@ -86,11 +106,8 @@ class Exchange(ABC):
     def decode(self, bucket: Bucket) -> tf.Operation:
         """Decodes the received message into the results; returns an operation that has to run."""
 
-    def _check_shape(self, slot: Slot) -> None:
-        """Raises ``ValueError`` if tracing does not know the shape, which some exchanges need."""
-        if slot.shape is None:
-            raise ValueError(
-                f"{slot.label}: expected a gradient whose shape tracing knows for exchange="
-                f"{slot.route.exchange!r}, got {slot.kind}: give it one with tf.ensure_shape, exclude it "
-                f"by name, or use the allgather"
-            )
+    def _shards(self, slot: Slot) -> tuple[Shards, Codec]:
+        """The parts of a gradient, and their codec."""
+        cut = self.shared(slot)
+        assert cut is not None
+        return cut.shards(self.owners, slot.key), cut.codec

@@ -5,9 +5,8 @@ from __future__ import annotations
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges import hierarchical, hosts
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.shards import Shards, Shared
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -37,7 +36,9 @@ class Hierarchical(Exchange):
             exchange, or Horovod does not accept process sets; raised on every rank that makes one.
     """
 
-    has_residuals = False
+    common = hierarchical.EXCHANGE
+    content = "numbers"
+    hosts: Hosts
 
     def __init__(self, collectives: Collectives, coder: Coder) -> None:
         super().__init__(collectives, coder)
@@ -46,55 +47,43 @@ class Hierarchical(Exchange):
                 f"Compressor.process_set: expected None for exchange='hierarchical', got a set of "
                 f"{collectives.size} of {hvd.size()} ranks: hosts are those of the whole job"
             )
-        self._hosts = Hosts(hvd.size(), hvd.local_size())
+        self.hosts = Hosts(hvd.size(), hvd.local_size())
         self._local_rank = hvd.local_rank()
         self._agree()
         self._within: Collectives | None = None
         self._between: Collectives | None = None
-        for ranks in self._hosts.groups():
+        for ranks in self.hosts.groups():
             if len(ranks) == 1:
                 continue  # Nothing to send.
             group = collectives.among(ranks)
-            if ranks == self._hosts.within(collectives.rank):
+            if ranks == self.hosts.within(collectives.rank):
                 self._within = group
-            if ranks == self._hosts.between(collectives.rank):
+            if ranks == self.hosts.between(collectives.rank):
                 self._between = group
-
-    @property
-    def owners(self) -> int:
-        return self._hosts.local
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
         """See :class:`Exchange`; messages of uncompressed numbers stay within the host."""
         before = counters.wire_bytes
         if self._within is not None:
             counters.add_alltoall(distributed, kept)
-            counters.add_allgather(self._hosts.local, self._hosts.count * gathered)
+            counters.add_allgather(self.hosts.local, self.hosts.count * gathered)
         counters.local_bytes += counters.wire_bytes - before
         if self._between is not None:
-            counters.add_allgather(self._hosts.count, gathered)
-
-    def check(self, slot: Slot) -> None:
-        self._check_shape(slot)
-        shards, codec = self._shards(slot), self._shared(slot).codec
-        hosts.check(slot.label, codec, shards, self._hosts, slot.dtype.size)
+            counters.add_allgather(self.hosts.count, gathered)
 
     def cut(self, slot: Slot) -> Cut:
-        shards, rank = self._shards(slot), max(0, self.collectives.rank)
+        (shards, _), rank = self._shards(slot), max(0, self.collectives.rank)
         parts = [shards.of(owner) for owner in range(shards.size)]
         return Cut(
-            self._shared(slot), streams=[], parts=parts, own=self._local_rank, own_stream=rank
+            self.shared(slot), streams=[], parts=parts, own=self._local_rank, own_stream=rank
         )
-
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
-        return self.coder.encode(bucket, token, everybody, "numbers", ranks=1)
 
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         """See :class:`Exchange`; returns the payloads of all hosts for each local rank."""
         data, label = message.data, bucket.label
         if self._within is not None:
             data = self._within.all_to_all(data, message.sizes, f"{label}.within_host")
-        data = self.coder.average(bucket, data, ranks=self._hosts.local, numbers=True)
+        data = self.coder.average(bucket, data, ranks=self.hosts.local, numbers=True)
         if self._between is not None:
             length = self._length(bucket)
             data = self._between.all_gather_alike(data, length, f"{label}.between_hosts")
@@ -103,14 +92,13 @@ class Hierarchical(Exchange):
         return data
 
     def decode(self, bucket: Bucket) -> tf.Operation:
-        hosts, local = self._hosts.count, self._hosts.local
+        hosts, local = self.hosts.count, self.hosts.local
         return self.coder.decode(bucket, "averages", copies=hosts, weight=local)
 
     def _length(self, bucket: Bucket) -> int | None:
         """The number of bytes of this rank's averages, where it is known."""
-        slot = bucket.slots[0]
-        sizes = self._shards(slot).payload_bytes(self._shared(slot).codec)
-        return None if bucket.length is None else sizes[self._local_rank]
+        shards, codec = self._shards(bucket.slots[0])
+        return None if bucket.length is None else shards.payload_bytes(codec)[self._local_rank]
 
     def _agree(self) -> None:
         ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
@@ -122,11 +110,3 @@ class Hierarchical(Exchange):
                 f"exchange='hierarchical' within {_TIMEOUT:g} seconds of each other, got only some"
             )
         agreement.check(lines)
-
-    def _shared(self, slot: Slot) -> Shared:
-        found = self.shared(slot)
-        assert found is not None
-        return found
-
-    def _shards(self, slot: Slot) -> Shards:
-        return self._shared(slot).shards(self._hosts.local, slot.key)

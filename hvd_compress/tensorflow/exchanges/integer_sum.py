@@ -20,9 +20,8 @@ class IntegerSum(Exchange):
     TensorFlow's executor computes the levels when the ranks' norms are known.
     """
 
-    def check(self, slot: Slot) -> None:
-        self._check_shape(slot)
-        integer_sum.check(slot.label, slot.route.codec, self.collectives.size)
+    common = integer_sum.EXCHANGE
+    content = "norms"
 
     def cut(self, slot: Slot) -> Cut:
         codec, ranks = slot.route.codec, self.collectives
@@ -34,9 +33,6 @@ class IntegerSum(Exchange):
             bits=integer_sum.bits_of(codec, ranks.size),
             norms=codec.layout(slot.shape).scales,
         )
-
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
-        return self.coder.encode(bucket, token, everybody, "norms", ranks=1)
 
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self.collectives

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_compress.exchanges import two_shot
-from hvd_compress.exchanges.shards import Shards, Shared
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -18,28 +17,19 @@ class TwoShot(Exchange):
     TensorFlow's executor starts the second shot when the first one is over: they are a chain of operations.
     """
 
+    common = two_shot.EXCHANGE
     on_gpu = True
 
-    @property
-    def owners(self) -> int:
-        return self.collectives.size
-
-    def check(self, slot: Slot) -> None:
-        self._check_shape(slot)
-        two_shot.check(slot.label, self._shared(slot).codec, self._shards(slot))
-
     def cut(self, slot: Slot) -> Cut:
-        rank, size, shards = self.collectives.rank, self.collectives.size, self._shards(slot)
+        rank, size = self.collectives.rank, self.collectives.size
+        shards, _ = self._shards(slot)
         return Cut(
-            self._shared(slot),
+            self.shared(slot),
             streams=[two_shot.first_stream(rank, owner, size) for owner in range(size)],
             parts=[shards.of(owner) for owner in range(size)],
             own=max(0, rank),
             own_stream=two_shot.second_stream(rank, size),
         )
-
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
-        return self.coder.encode(bucket, token, everybody, "payloads", ranks=1)
 
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self.collectives
@@ -52,14 +42,6 @@ class TwoShot(Exchange):
 
     def _length(self, bucket: Bucket) -> int | None:
         """The number of bytes of each owner's averages, where it is known and the same for all."""
-        slot = bucket.slots[0]
-        sizes = set(self._shards(slot).payload_bytes(self._shared(slot).codec))
+        shards, codec = self._shards(bucket.slots[0])
+        sizes = set(shards.payload_bytes(codec))
         return sizes.pop() if bucket.length is not None and len(sizes) == 1 else None
-
-    def _shared(self, slot: Slot) -> Shared:
-        found = self.shared(slot)
-        assert found is not None
-        return found
-
-    def _shards(self, slot: Slot) -> Shards:
-        return self._shared(slot).shards(self.collectives.size, slot.key)

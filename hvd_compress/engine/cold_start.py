@@ -7,11 +7,9 @@ import torch
 from hvd_compress.codecs.base import round_up
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Comm, Exchanging
-from hvd_compress.engine.exchanges import parts
 from hvd_compress.exchanges.layout import ALIGNMENT
+from hvd_compress.exchanges.steps import FLOAT_BYTES
 from hvd_compress.ranks.errors import ExchangeError
-
-_NUMBER_BYTES = 4
 
 
 def cold_start(batch: Batch, comm: Comm) -> Exchanging:
@@ -25,12 +23,12 @@ def cold_start(batch: Batch, comm: Comm) -> Exchanging:
     assert owners is not None
     ranges = [[owners.part(member, owner) for member in members] for owner in range(owners.size)]
     longest = max(sum(end - begin for begin, end in own) for own in ranges)
-    at = round_up(longest * _NUMBER_BYTES, ALIGNMENT)
+    at = round_up(longest * FLOAT_BYTES, ALIGNMENT)
     size = at + round_up(len(members) + 1, ALIGNMENT)
 
     def work(rows: torch.Tensor) -> torch.Tensor:
         message = torch.zeros(size, dtype=torch.uint8, device=rows.device)
-        averages = parts.averages(batch, rows)
+        averages = batch.average_parts(rows)
         batch.step_averages(averages)
         numbers = torch.cat(list(averages)).view(torch.uint8)
         message[: numbers.numel()] = numbers
@@ -38,16 +36,15 @@ def cold_start(batch: Batch, comm: Comm) -> Exchanging:
         message[at + len(members)] = 1
         return message
 
-    received = yield comm.all_to_all(*parts.to_owners(batch))
+    received = yield comm.all_to_all(*batch.parts_to_owners())
     rows = yield comm.all_gather(batch.guard(lambda: work(received), size))
     numbers = rows[:, :at].contiguous().view(torch.float32)
 
     def write(scale: float) -> None:
         failed = (rows[:, at + len(members)] == 0).nonzero().flatten().tolist()
         if failed:
-            names = ", ".join(slot.name for slot in plan.slots)
             raise ExchangeError(
-                f"{names}: expected averages of every rank, got none from rank {failed[0]}, whose own "
+                f"{plan.names}: expected averages of every rank, got none from rank {failed[0]}, whose own "
                 f"error says why"
             )
         for row, own in zip(numbers, ranges, strict=True):
