@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.command_line import Parser
+from benchmarks.predict.plots import pyplot
 from benchmarks.results import Results, Run
-from hvd_compress.perfmodel.plots import pyplot
 
 COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 """Told apart by people with any colour vision (Okabe and Ito)."""

@@ -22,6 +22,8 @@ from benchmarks.command_line import Parser
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
+from benchmarks.predict.networks import NETWORKS
+from benchmarks.predict.profiles import PROFILES
 from benchmarks.results import Results
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, ErrorFeedback
@@ -31,7 +33,7 @@ from hvd_compress.perfmodel.arguments import add_machine, machine_of
 from hvd_compress.perfmodel.collectives import Collective
 from hvd_compress.perfmodel.cost import collective_seconds, seconds, stages_of, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
-from hvd_compress.perfmodel.networks import NETWORKS, Network
+from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.profiles import Profile
 from hvd_compress.perfmodel.step import StepTime, predict
 
@@ -132,7 +134,7 @@ def predictions(
         raise ValueError(f"expected a run of {LOCAL!r}, got {', '.join(measured)}")
     settings: dict[str, Any] = outcome.configuration
     network = network_of(settings["model"])
-    computation = profile.computation(network, settings["batch_size"], seconds=measured[LOCAL])
+    computation = profile.computation(network, measured[LOCAL])
     cluster = profile.cluster(outcome.ranks)
     last_layer = MODELS[settings["model"]].last_layer
 
@@ -234,7 +236,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument(
         "json", type=Path, help="of benchmarks.train with local, or of benchmarks.exchange"
     )
-    add_machine(parser, default="lab")
+    add_machine(parser, PROFILES, default="lab")
     parser.add_argument(
         "--measured",
         type=Path,
@@ -244,7 +246,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     args = parser.parse_args(command_line)
     try:
-        shown = _table_of(args.json, args.measured, machine_of(args))
+        shown = _table_of(args.json, args.measured, machine_of(args, PROFILES))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -56,6 +56,6 @@ def formula(self, node):
 
 def setup(app):
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
-    from benchmarks.perfmodel import figures
+    from benchmarks.predict import figures
 
     figures.main(Path(app.srcdir) / "generated")

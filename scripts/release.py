@@ -35,7 +35,6 @@ DATA = (
     "*/__init__.pyi",
     "csrc/**/*.h",
     "tensorflow/ops/*",
-    "perfmodel/profiles/*.json",
 )
 """What the wheel has beside modules and libraries, as setup.cfg names it."""
 

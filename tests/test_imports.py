@@ -20,7 +20,6 @@ ALLOWED = {
     "elastic": {"numpy", "horovod", "hvd_compress.ranks", "hvd_compress.elastic"},
     "perfmodel": {
         "numpy",
-        "matplotlib",
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.perfmodel.plots import pyplot
+from benchmarks.predict.plots import pyplot
 
 
 @contextmanager

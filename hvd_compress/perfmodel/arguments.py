@@ -7,16 +7,17 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from hvd_compress.codecs import codec_class
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel import profiles
 from hvd_compress.perfmodel.machines import Link
+from hvd_compress.perfmodel.profiles import Profile, speeds_of_record
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Profile)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -112,19 +113,22 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
     return made
 
 
-def add_machine(parser: argparse.ArgumentParser, default: str) -> None:
+def add_machine(
+    parser: argparse.ArgumentParser, profiles: Mapping[str, Profile], default: str
+) -> None:
     """Adds the arguments that choose a profile and change it.
 
     Args:
         parser: the parser to which the arguments are added.
+        profiles: the profiles to choose from, by name.
         default: the name of the default profile.
     """
     add = parser.add_argument
     add(
         "--machine",
-        choices=profiles.names(),
+        choices=profiles,
         default=default,
-        help="profile of machines and links",
+        help="profile of machines and links; default: %(default)s",
     )
     add("--local", type=int, metavar="N", help="ranks of a machine, in place of the profile's")
     add(
@@ -166,13 +170,13 @@ def add_machine(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
-def machine_of(args: argparse.Namespace) -> profiles.Profile:
+def machine_of(args: argparse.Namespace, profiles: Mapping[str, P]) -> P:
     """The profile that the arguments of :func:`add_machine` describe.
 
     Raises:
-        OSError, ValueError: an unknown profile, or a wrong file of speeds.
+        OSError, ValueError: a wrong file of speeds.
     """
-    profile = profiles.load(args.machine)
+    profile = profiles[args.machine]
     between, within = profile.between, profile.within
     title = profile.title
     if args.link is not None:
@@ -186,10 +190,9 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
         between = Link(between.bandwidth, args.latency)
     if args.within is not None:
         within = Link(args.within, within.latency)
+    speeds = profile.speeds
     if args.speeds is not None:
-        profile = profile.with_speeds(
-            profiles.speeds_of_record(json.loads(args.speeds.read_text()))
-        )
+        speeds = speeds_of_record(json.loads(args.speeds.read_text()))
     return dataclasses.replace(
         profile,
         title=title,
@@ -197,6 +200,7 @@ def machine_of(args: argparse.Namespace) -> profiles.Profile:
         within=within,
         local=profile.local if args.local is None else args.local,
         start=profile.start if args.start is None else args.start,
+        speeds=speeds,
     )
 
 

@@ -1,4 +1,4 @@
-"""``hvd-compress predict``, which predicts training times for workers, links, codecs and exchanges."""
+"""``hvd-compress predict``, which predicts step times for a user's network, links, codecs and exchanges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
-from hvd_compress.perfmodel import plots
 from hvd_compress.perfmodel.arguments import (
     add_machine,
     converter,
@@ -22,61 +21,50 @@ from hvd_compress.perfmodel.arguments import (
     routes,
     workers,
 )
-from hvd_compress.perfmodel.networks import NETWORKS
-from hvd_compress.perfmodel.own_network import network_of
-from hvd_compress.perfmodel.sweep import Job, Row, optimal_workers, sweep
+from hvd_compress.perfmodel.networks import network_of
+from hvd_compress.perfmodel.profiles import PROFILES
+from hvd_compress.perfmodel.sweep import Job, Row, sweep
 
 SCHEMA = "hvd_compress/predict/1"
 
+MODEL = "a JSON file of shapes by name, or module:function that returns such shapes or a model"
+
 
 def _predict(args: argparse.Namespace) -> int:
-    profile = machine_of(args)
-    network = network_of(args.model)
-    missing = []
-    if args.compute is None and args.model not in NETWORKS:
-        missing.append("--compute: expected the time of a step without exchange, such as 120ms")
-    if args.batch is None and network.name not in profile.rates:
-        missing.append("--batch: expected images of a step, such as 32")
-    if missing:
-        said = ", got none; ".join(missing)
-        raise ValueError(f"{said}, got none, for {network.name} on {profile.name}")
-    if args.plot:
-        plots.pyplot()  # Before a long prediction, not after it.
-    batch = profile.rates[network.name].batch if args.batch is None else args.batch
-    job = Job(
-        network,
-        profile,
-        batch,
-        args.scaling,
-        seconds=args.compute,
-        overlap=not args.no_overlap,
-        threshold=args.threshold,
-        bits=args.bits,
-    )
-    chosen = routes(args.codec, args.exchange)
-    rows = sweep(job, chosen, args.workers)
-    best: dict[str, int] = {}
-    if args.optimal:
-        best = {str(route): optimal_workers(job, route, args.optimal) for route in chosen}
-    print(_heading(job))
+    profile, network = machine_of(args, PROFILES), network_of(args.model)
+    alone = profile.computation(network, args.compute)
+    job = Job(network, profile, alone, args.batch, **options(args))
+    rows = sweep(job, routes(args.codec, args.exchange), args.workers)
+    report(heading(job), rows)
+    if args.json:
+        write_json(args.json, as_json(job, rows))
+    return 0
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a job that :func:`add_options` has arguments for."""
+    return {"overlap": not args.no_overlap, "threshold": args.threshold, "bits": args.bits}
+
+
+def heading(job: Job, share: str = "a worker") -> str:
+    """A line that names the job; ``share`` says whose images a batch has."""
+    return f"{job.network.name}, {job.batch} images {share} and step, {job.profile.title}"
+
+
+def report(title: str, rows: Sequence[Row]) -> None:
+    """Prints the predictions, and why exchanges would refuse to run."""
+    print(title)
     print(_table(rows))
-    for route, count in best.items():
-        print(f"{route}: computation and wire take equally long with about {count} workers")
     # The smallest number of workers stands for all: the rows come in their order.
     refused = {(row.codec, row.exchange): row.refused for row in reversed(rows) if row.refused}
     for (codec, exchange), reason in refused.items():
         print(textwrap.fill(f"* {codec}, {exchange}: {reason}", 110, subsequent_indent="  "))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(_as_json(job, rows, best), indent=2) + "\n")
-    if args.plot:
-        plots.throughput(rows, args.plot, title=_heading(job))
-    return 0
 
 
-def _heading(job: Job) -> str:
-    share = "a worker" if job.scaling == "weak" else "in all"
-    return f"{job.network.name}, {job.batch} images {share} and step, {job.profile.title}"
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file, in a folder that may be new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -120,14 +108,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _as_json(job: Job, rows: Sequence[Row], best: dict[str, int]) -> dict[str, Any]:
+def as_json(job: Job, rows: Sequence[Row]) -> dict[str, Any]:
+    """The job and its predictions as JSON types."""
     profile = job.profile
     return {
         "schema": SCHEMA,
         "model": job.network.name,
         "elements": job.network.elements,
         "batch": job.batch,
-        "scaling": job.scaling,
         "overlap": job.overlap,
         "bits": job.bits,
         "machine": {
@@ -137,27 +125,36 @@ def _as_json(job: Job, rows: Sequence[Row], best: dict[str, int]) -> dict[str, A
             "within": dataclasses.asdict(profile.within),
             "start": profile.start,
             "memory": profile.memory,
-            "sources": dict(profile.sources),
         },
-        "optimal_workers": best,
         "rows": [row.to_json() for row in rows],
     }
 
 
 def add_to(commands: Any) -> None:
     """Adds the command to ``hvd-compress``."""
-    predict = commands.add_parser(
+    parser = commands.add_parser(
         "predict",
         help="predict step times and throughput",
         description="Predicts the time of a training step: docs/perfmodel.md has the equations.",
     )
-    add = predict.add_argument
+    add = parser.add_argument
+    add("--model", required=True, help=MODEL)
     add(
-        "--model",
-        default="alexnet",
-        help=f"{', '.join(NETWORKS)}; or one of your own, with --compute: a JSON file of shapes by "
-        f"name, or module:function that returns such shapes or a model; default: %(default)s",
+        "--compute",
+        type=converter(duration),
+        required=True,
+        metavar="TIME",
+        help="measured step of a worker alone, such as 0.4s",
     )
+    add("--batch", type=int, required=True, metavar="N", help="images of a worker's step")
+    add_machine(parser, PROFILES, default="gpu")
+    add_options(parser)
+    parser.set_defaults(run=_predict)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that choose workers, codecs, exchanges and the output."""
+    add = parser.add_argument
     add(
         "--workers",
         type=converter(workers),
@@ -173,25 +170,6 @@ def add_to(commands: Any) -> None:
         help=f"{', '.join(CODECS)} or an installed package's, with settings as in onebit:group=512",
     )
     add("--exchange", nargs="+", choices=EXCHANGE_NAMES, default=["two_shot"])
-    add_machine(predict, default="terngrad_ethernet")
-    add(
-        "--scaling",
-        choices=("weak", "strong"),
-        default="weak",
-        help="more workers: more images a step, or fewer for each",
-    )
-    add(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="images a step, of a worker (weak) or of all (strong); default: the profile's",
-    )
-    add(
-        "--compute",
-        type=converter(duration),
-        metavar="TIME",
-        help="measured step of a worker alone, such as 0.4s, in place of the profile's",
-    )
     add(
         "--threshold",
         type=int,
@@ -206,13 +184,4 @@ def add_to(commands: Any) -> None:
         help="an element's, with coding=entropy; default: what normally distributed gradients take",
     )
     add("--no-overlap", action="store_true", help="exchange after the backward pass, not during it")
-    add(
-        "--optimal",
-        type=int,
-        default=0,
-        metavar="LIMIT",
-        help="also say how many workers, up to LIMIT, keep processors and wire busy",
-    )
     add("--json", type=Path, metavar="FILE")
-    add("--plot", type=Path, metavar="FILE", help="a picture of images a second over workers")
-    predict.set_defaults(run=_predict)

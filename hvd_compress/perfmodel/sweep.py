@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.perfmodel.cost import refusal
 from hvd_compress.perfmodel.networks import Network
 from hvd_compress.perfmodel.profiles import Profile
-from hvd_compress.perfmodel.step import StepTime, predict, tensors_of
-
-Scaling = Literal["weak", "strong"]
+from hvd_compress.perfmodel.step import Computation, StepTime, predict, tensors_of
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,8 @@ class Job:
     Attributes:
         network: the network.
         profile: the machines.
-        batch: the images per step: of each worker in weak scaling, of all workers in strong scaling.
-        scaling: whether more workers mean more images per step (weak) or fewer images for each (strong).
-        seconds: the measured seconds of a step of one worker alone with ``batch`` images; None means the
-            profile's rate.
+        alone: the computation of a worker's step.
+        batch: the images per worker and step.
         overlap: whether the exchange starts during the backward pass.
         threshold: the smallest number of elements that is compressed; Horovod reduces smaller tensors.
         bits: the average bits in an element's code, if payloads vary in length; None means those of
@@ -35,29 +31,28 @@ class Job:
 
     network: Network
     profile: Profile
-    batch: int
-    scaling: Scaling = "weak"
-    seconds: float | None = None
+    alone: Computation
+    batch: float
     overlap: bool = True
     threshold: int = DEFAULT_THRESHOLD
     bits: float | None = None
 
     def images(self, workers: int) -> float:
         """The images per worker and step."""
-        return self.batch if self.scaling == "weak" else self.batch / workers
+        return self.batch
+
+    def computation(self, workers: int) -> Computation:
+        """The computation of a worker's step."""
+        return self.alone
 
     def step(self, route: Route, workers: int) -> StepTime:
         """The predicted time of a step with the given number of workers."""
-        profile = self.profile
-        if self.seconds is not None and self.scaling == "strong":
-            raise ValueError("seconds of a step: expected weak scaling, got strong")
-        computation = profile.computation(self.network, self.images(workers), seconds=self.seconds)
         return predict(
             self.network,
-            computation,
+            self.computation(workers),
             Router(route, self.threshold),
-            profile.speed,
-            profile.cluster(workers),
+            self.profile.speed,
+            self.profile.cluster(workers),
             overlap=self.overlap,
             bits=self.bits,
         )
@@ -126,50 +121,9 @@ def sweep(job: Job, routes: Sequence[Route], workers: Sequence[int]) -> list[Row
     """Predicts every route with every number of workers.
 
     Raises:
-        ValueError: the workers do not fill the machines, or the profile has no rate for the network.
+        ValueError: the workers do not fill the machines.
     """
     return [row for route in routes for row in _of_route(job, route, workers)]
-
-
-def optimal_workers(job: Job, route: Route, limit: int) -> int:
-    """The number of workers that keeps both the processors and the wire busy (1-bit SGD, equation 3).
-
-    The job should use strong scaling. The result is a number of whole machines' workers, up to ``limit``.
-    """
-    full = job.profile.local
-    machines = balanced_workers(
-        lambda n: job.step(route, n * full).computation,
-        lambda n: job.step(route, n * full).wire,
-        max(1, limit // full),
-    )
-    return machines * full
-
-
-def balanced_workers(
-    computation: Callable[[int], float], communication: Callable[[int], float], limit: int
-) -> int:
-    """Solves 1-bit SGD's equation 3 for costs that both depend on the number of workers.
-
-    With fewer workers, the network waits for the computation; with more, the computation waits for the
-    network.
-
-    Args:
-        computation: a function from the number of workers to seconds, which decreases.
-        communication: a function from the number of workers to seconds, which does not decrease.
-        limit: the largest number to consider.
-
-    Returns:
-        The largest number of workers up to ``limit`` with ``computation >= communication``; 1 if there
-        is none.
-    """
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if computation(middle) >= communication(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _of_route(job: Job, route: Route, workers: Sequence[int]) -> Iterator[Row]:

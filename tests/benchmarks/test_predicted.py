@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks import predicted, results
 from benchmarks.compressions import parse
+from benchmarks.predict.profiles import load
 from hvd_compress.codecs import FP16, OneBit
 from hvd_compress.perfmodel.cost import seconds
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from hvd_compress.perfmodel.profiles import load
 from hvd_compress.perfmodel.step import tensors_of
 from tests.perfmodel.strategies import route_of
 

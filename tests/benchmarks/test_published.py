@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchmarks.perfmodel import figures
-from benchmarks.perfmodel.published import AppendixB, OneBitCosts, pulled_bits
+from benchmarks.predict import figures
+from benchmarks.predict.published import AppendixB, OneBitCosts, pulled_bits
 from tests.perfmodel.strategies import TRIES
 
 # 1-bit SGD, section 5.1: table 1 at 2,048 frames, 18.2 ms of post-processing and update together, of

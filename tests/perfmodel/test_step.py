@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import Route, Router
 from hvd_compress.perfmodel.cost import seconds, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from hvd_compress.perfmodel.networks import NETWORKS, Layer, Network
+from hvd_compress.perfmodel.networks import Layer, Network, network_of
 from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
 from hvd_compress.ranks.counters import Counters
 from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, TRIES, route_of
@@ -100,7 +101,7 @@ def test_one_tensor_after_the_backward_pass_is_the_model_of_one_tensor() -> None
 
 def test_bytes_are_those_that_horovods_ranks_counted() -> None:
     """AlexNet on two ranks: what ``benchmarks.train`` wrote for wire_bytes_per_step."""
-    alexnet = NETWORKS["alexnet"]()
+    alexnet = network_of(str(Path(__file__).parent.parent.parent / "docs/examples/alexnet.json"))
     times = Computation(tuple(LayerTime(0, 0) for _ in alexnet.layers))
     for route, counted in (
         (Route(NoCompression(), OFF), 244_403_360),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.models.torch import build
-from hvd_compress.perfmodel.networks import NETWORKS
+from benchmarks.predict.networks import NETWORKS
+from hvd_compress.perfmodel.networks import network_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,10 @@ def test_resnet_halves_its_images_where_it_should() -> None:
     assert work["conv3_1.2"] == 128 * 128 * 9 * 28**2
     assert work["conv3_1.shortcut"] == 256 * 512 * 28**2
     assert work["conv5_3.3"] == 512 * 2048 * 7**2
+
+
+def test_the_example_of_a_file_has_alexnets_shapes() -> None:
+    example = network_of(str(Path(__file__).parent.parent.parent / "docs/examples/alexnet.json"))
+    assert [(layer.name, layer.shapes) for layer in example.layers] == [
+        (layer.name, layer.shapes) for layer in NETWORKS["alexnet"]().layers
+    ]

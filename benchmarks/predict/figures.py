@@ -1,4 +1,4 @@
-"""Makes the figures and tables of docs/perfmodel.md: ``python -m benchmarks.perfmodel.figures OUT``.
+"""Makes the figures and tables of docs/perfmodel.md: ``python -m benchmarks.predict.figures OUT``.
 
 The site's configuration calls :func:`main`, so that page and model cannot differ.
 """
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.perfmodel.published import AppendixB, pulled_bits
+from benchmarks.predict import sweep as sweeping
+from benchmarks.predict.networks import NETWORKS
+from benchmarks.predict.profiles import load
+from benchmarks.predict.published import AppendixB, pulled_bits
 from hvd_compress import command_line
 from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.networks import NETWORKS
-from hvd_compress.perfmodel.profiles import Profile, load
+from hvd_compress.perfmodel.profiles import Profile
 from hvd_compress.perfmodel.sweep import Job, Row, sweep
 
 UP_TO_512 = [2**power for power in range(10)]
@@ -59,15 +61,16 @@ def main(out: Path) -> None:
 
 
 EXAMPLE = (
-    "predict --model alexnet --workers 1,4,8,64,512 --codec none fp16 onebit"
-    " --exchange two_shot allgather --link 1gbit --local 4"
+    "predict --model docs/examples/alexnet.json --compute 143ms --batch 128 --workers 1,4,8,64,512"
+    " --codec none fp16 onebit --exchange two_shot allgather --link 1gbit --local 4"
 )
 
 
 def example() -> str:
     """What the page's first command prints."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    root = Path(__file__).parent.parent.parent
+    with contextlib.chdir(root), contextlib.redirect_stdout(printed):
         command_line.main(EXAMPLE.split())
     return printed.getvalue()
 
@@ -84,8 +87,7 @@ def routes(scheme: str, *exchanges: str) -> list[Route]:
 
 def job(profile: str, network: str, **options: Any) -> Job:
     """A network on a profile's machines, with as many images a worker as the profile says."""
-    machines = load(profile)
-    return Job(NETWORKS[network](), machines, machines.rates[network].batch, **options)
+    return sweeping.job(NETWORKS[network](), load(profile), **options)
 
 
 def paper_bits(scheme: str, workers: int) -> float:
