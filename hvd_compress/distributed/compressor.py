@@ -24,7 +24,6 @@ from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
-from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison
@@ -140,7 +139,7 @@ class Compressor(ProcessGroupCompressor):
             self._tell(error)
             raise
         exchanges = {
-            (slot.route.exchange, packs(slot.route.codec, self._device.type))
+            (slot.route.exchange, slot.route.codec.varies)
             for slot in slots
             if not slot.route.uncompressed
         }

@@ -148,7 +148,6 @@ class Planning(CompressorBase, ABC):
                 kernels=self._kernels,
                 collective=self._run,
                 wait=partial(torch.cuda.synchronize, device) if device.type == "cuda" else None,
-                device_type=device.type,
             ),
         )
         if state is not None:

@@ -24,7 +24,6 @@ from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Member
-from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
@@ -39,7 +38,6 @@ from hvd_compress.exchanges.routing import (
     route_of,
     warn_of_dtypes,
     warn_of_growth,
-    warn_of_places,
 )
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -314,6 +312,12 @@ class CompressorBase:
                 f"exchange={route.exchange!r}, got one on {device}: its kernels are for CPUs; use another "
                 f"exchange"
             )
+        if route.codec.varies and device.type != "cpu":
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of the CPU for {route.codec}, got one on "
+                f"{device}: only CPUs have kernels for the entropy code; write coding='plain', which gives "
+                f"the same numbers"
+            )
         width = slot.parameter.element_size()
         exchange.check(slot.name, slot.shape, route.codec, width, self._group)
         owned, owners = slot.owned, exchange.owners(self._group)
@@ -355,7 +359,6 @@ class CompressorBase:
         if not route.uncompressed:
             self._check_route(slot, route)
             warn_of_growth(slot.name, slot.shape, route, slot.parameter.element_size())
-            warn_of_places(slot.name, route, slot.parameter.device.type)
 
     def _take_up(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Checks every gradient for changes since the parameter's route was chosen.
@@ -404,9 +407,8 @@ class CompressorBase:
         """The configuration that ranks compare: settings, and the dtype, shape, route and step of slots."""
         tensors = {}
         for slot in self._slots if slots is None else slots:
-            packed = packs(slot.route.codec, slot.parameter.device.type)
             tensors[slot.name] = (
-                f"{slot.dtype} {list(slot.shape)} by {slot.route}{', packed' * packed}, step {slot.step}"
+                f"{slot.dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
             )
         return {
             "format version": FORMAT_VERSION,

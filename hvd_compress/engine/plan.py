@@ -14,7 +14,7 @@ from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.layout import Member, MessageLayout, OwnedPart, Owners
-from hvd_compress.exchanges.packing import Length, packs
+from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.kernels.batch import Arrays, Entry
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
@@ -68,7 +68,7 @@ class BucketPlan:
         self.group = group
         self.exchange = slots[0].route.exchange
         self.members = [Member(slot.index, slot.shape, slot.route.codec) for slot in slots]
-        self.packed = any(packs(member.codec, like.device.type) for member in self.members)
+        self.packed = any(member.codec.varies for member in self.members)
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, PayloadError
+from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.base import round_up
 from hvd_compress.codecs.payload import FLAGS_OFFSET, HEADER_BYTES, length_in
 from hvd_compress.exchanges.layout import ALIGNMENT, MessageLayout, Piece
@@ -42,20 +42,6 @@ _HEADROOM = 16
 
 _CLASSES = 16
 """The number of lengths between a power of two and the next one."""
-
-
-def packs(codec: Codec, device_type: str) -> bool:
-    """Whether a codec's payloads are sent without the unused space behind them.
-
-    Payloads that a CUDA device has encoded are sent with that space: only the device knows their lengths.
-    If the CPU read these, and then the heads of all ranks' messages, it would wait twice for the device
-    in each exchange, and the backward pass could not overlap with its collectives.
-
-    Args:
-        codec: the codec.
-        device_type: PyTorch's name for the type of the device that holds the gradients.
-    """
-    return codec.varies and device_type == "cpu"
 
 
 class Length:

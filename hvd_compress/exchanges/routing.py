@@ -15,7 +15,6 @@ from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.exchanges import registry
-from hvd_compress.exchanges.packing import packs
 
 ENCODABLE = ("float32", "float16", "bfloat16")
 DEFAULT_THRESHOLD = 1024
@@ -250,22 +249,6 @@ def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) 
         warnings.warn(
             f"{name}, shape {shape}: {route.codec} takes {payload} bytes, more than the {count * width} of "
             f"the gradient itself: exclude it by name, or give it another codec in layers=",
-            stacklevel=3,
-        )
-
-
-def warn_of_places(name: str, route: Route, device_type: str) -> None:
-    """Warns if an entropy code saves no bytes, because messages are not packed.
-
-    Args:
-        name: the tensor's name.
-        route: the tensor's route.
-        device_type: PyTorch's name for the type of the device that holds the tensor.
-    """
-    if not route.uncompressed and route.codec.varies and not packs(route.codec, device_type):
-        warnings.warn(
-            f"{name}: {route.codec} makes no message shorter for a gradient on a device of type "
-            f"{device_type}: coding='plain' gives the same numbers, and takes less work",
             stacklevel=3,
         )
 

@@ -31,7 +31,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_PAYLOADS = 1024
 """The largest number of ranks whose payloads one call can add up."""
 
@@ -128,7 +128,7 @@ class CudaKernels(Kernels):
             f"encode: {codec!r}, shape {shape}",
             self._library.hvdc_cuda_encode,
             arrays.index,
-            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec), 0),
+            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             ctypes.byref(noise_of(noise)),
             arrays.pointer("gradient", gradient, count),
@@ -166,7 +166,7 @@ class CudaKernels(Kernels):
             f"decode_sum: {codec!r}, shape {shape}",
             self._library.hvdc_cuda_decode_sum,
             arrays.index,
-            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec), ranks),
+            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             step,
             arrays.rows("payloads", payloads),
@@ -247,9 +247,7 @@ class CudaKernels(Kernels):
         error = _Error.from_address(self._error.data_ptr())
         if error.status == 0:
             return
-        what = {3: "header", 4: "checksum", 6: "entropy code"}.get(
-            error.status, f"status {error.status}"
-        )
+        what = {3: "header", 4: "checksum"}.get(error.status, f"status {error.status}")
         codec, shape = self._calls.get(error.tag, ("unknown codec", "unknown"))
         rank = error.payload
         error.status = 0
@@ -351,7 +349,7 @@ _FAILED, _TOO_LARGE, _MISALIGNED = 16, 17, 18
 _SIGNATURES: Signatures = {
     "hvdc_cuda_abi_version": (ctypes.c_uint32, []),
     "hvdc_cuda_message": (ctypes.c_char_p, []),
-    "hvdc_cuda_workspace_bytes": (I64, [P, I32]),
+    "hvdc_cuda_workspace_bytes": (I64, [P]),
     "hvdc_cuda_square_sum_bytes": (I64, [I64]),
     "hvdc_cuda_prepare": (I32, [P]),
     "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
@@ -379,7 +377,7 @@ def _load(path: Path) -> ctypes.CDLL:
 @lru_cache(maxsize=4096)
 def _spec(codec: Codec, shape: Shape) -> Spec:
     spec = spec_of(codec, shape)
-    if spec is None:
+    if spec is None or codec.varies:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
     return spec
 

@@ -9,7 +9,6 @@ from typing import Any
 from hvd_compress.codecs import LevelCodec, NoiseKey
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
-from hvd_compress.exchanges.packing import packs
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"
@@ -41,7 +40,6 @@ class Prober:
         collective: a function that runs a collective among all ranks to its end; its arguments are the
             kind, the message and the name.
         wait: a function that waits until a device has finished its work; None if there is no device.
-        device_type: PyTorch's name for the type of the device that holds the gradients.
 
     Attributes:
         elements: the number of elements in the tensor for measuring codecs.
@@ -57,9 +55,7 @@ class Prober:
         kernels: Any,
         collective: Callable[[str, Any, str], object],
         wait: Callable[[], object] | None = None,
-        device_type: str = "cpu",
     ) -> None:
-        self._device_type = device_type
         self._size, self._array, self._kernels = size, array, kernels
         self._collective, self._wait = collective, wait or (lambda: None)
         self.elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
@@ -120,11 +116,8 @@ class Prober:
         times = [min(self._timed(work) for _ in range(_REPEATS)) for work in (encode, decode)]
         bits = 0.0
         if isinstance(codec, LevelCodec) and codec.varies:
-            length = codec.payload_bytes(shape)
-            if packs(codec, self._device_type):
-                header = bytes(int(byte) for byte in payload[:HEADER_BYTES])
-                length = payload_length(header, length)
-            bits = bits_of(codec, shape, length)
+            header = bytes(int(byte) for byte in payload[:HEADER_BYTES])
+            bits = bits_of(codec, shape, payload_length(header, codec.payload_bytes(shape)))
         return [*(seconds / self.elements for seconds in times), bits]
 
     def _timed(self, work: Callable[[], object]) -> float:

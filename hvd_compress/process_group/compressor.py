@@ -25,7 +25,6 @@ from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.packing import packs
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import shared
@@ -300,7 +299,7 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _prepare(self) -> None:
         used = {
-            (s.route.exchange, packs(s.route.codec, self._device.type))
+            (s.route.exchange, s.route.codec.varies)
             for s in self._slots
             if not s.route.uncompressed
         }

@@ -175,8 +175,7 @@ class Launcher:
 
         Args:
             exchange: an exchange that will be submitted.
-            packed: whether the exchange's messages are packed
-                (:func:`hvd_compress.exchanges.packing.packs`).
+            packed: whether the exchange's messages are packed, because payloads vary in length.
         """
         keys = list(enumerate(exchange.stages))
         if packed:

@@ -16,7 +16,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hvd_compress.engine import plan
 from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import cuda
 from hvd_compress.kernels.cuda import CudaKernels
@@ -142,15 +141,11 @@ def _run(*command: str) -> str:
 
 @contextmanager
 def deferred_kernels() -> Iterator[Checked]:
-    """Every tensor counts as one on a device whose kernels report errors later.
-
-    So messages are not packed.
-    """
+    """Every tensor counts as one on a device whose kernels report errors later."""
     kernels = emulated()
     kernels.settle = lambda: None  # type: ignore[method-assign]
     with (
         mock.patch.object(Executors, "deferred", lambda *_: kernels),
         mock.patch.object(Executors, "check", lambda *_: kernels.check()),
-        mock.patch.object(plan, "packs", lambda *_: False),
     ):
         yield kernels

@@ -14,23 +14,18 @@ from hvd_compress.codecs import (
     ECQ,
     ErrorFeedback,
     Int8,
-    LevelCodec,
     NoiseKey,
     OneBit,
-    PayloadError,
     Ternary,
 )
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.kernels.cpu import CpuKernels
 from tests.codecs.cases import (
-    any_change,
-    encode,
     floats,
     normal,
     shapes,
     special_values,
     tensors,
-    with_plain_codes,
 )
 from tests.codecs.rows import ROWS, Row
 from tests.cuda.executors import Checked, configure, emulated
@@ -71,11 +66,9 @@ SIZES = tuple(
 """Groups of one warp and of a block, held in two chunks, the largest that is held, and larger ones."""
 
 PLAIN = tuple(row for row in ROWS if not row.codec.varies)
-CODED = tuple(row for row in ROWS if row.codec.varies)
-"""Encoded by the kernels for plain codes, and then coded: what goes before is tested without."""
+"""An entropy code is the CPU's."""
 
 every_row = pytest.mark.parametrize("row", PLAIN, ids=str)
-every_coded_row = pytest.mark.parametrize("row", CODED, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -93,7 +86,7 @@ def encode_and_check(
     check_encode(kernels, row, shape, *arguments, offset=offset, device=kernels.device)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@every_row
 def test_golden_bytes(kernels: Checked, row: Row) -> None:
     payload, after = golden(row)
     residual = torch.from_numpy(gradients.residual()).to(kernels.device)
@@ -273,67 +266,6 @@ def test_decode_in_many_blocks_and_where_arrays_are_not_aligned(kernels: Checked
             )
 
 
-CODED_SHAPES = ((), (0,), (65,), (2100,), (71, 1009))
-"""Chunks of 1 and 2 states, and one of 16 beside one of 4."""
-
-
-@every_coded_row
-def test_entropy_coded_codes(kernels: Checked, row: Row) -> None:
-    """Encoded and added up, a payload with plain codes among them."""
-    for shape in CODED_SHAPES:
-        encode_and_check(kernels, row, shape, "float32", MODES[2])
-        coded = expected(row, shape, "float32", MODES[2], 1)[2].payload
-        assert isinstance(row.codec, ECQ | Ternary)
-        plain = with_plain_codes(row.codec, shape, normal(shape, seed=8), NOISE)
-        check_decode(
-            kernels,
-            row,
-            shape,
-            np.stack([coded, plain]),
-            torch.from_numpy(normal(shape, seed=7)),
-            step=1,
-            scale=-0.7,
-            accumulate=True,
-            device=kernels.device,
-        )
-
-
-@every_coded_row
-def test_entropy_coded_numbers_that_are_not_finite(kernels: Checked, row: Row) -> None:
-    shape, residual = (1100,), normal((1100,), seed=2)
-    gradient = torch.from_numpy(normal(shape))
-    gradient[705] = math.inf
-    want = reference_encode(row, shape, gradient, MODES[2], residual, NOISE)
-    arguments = (gradient, MODES[2], residual, NOISE, want)
-    check_encode(kernels, row, shape, *arguments, device=kernels.device)
-
-
-@pytest.mark.parametrize("codec", (CODED[1].codec, CODED[2].codec), ids=str)
-def test_any_codes_under_a_fitting_checksum(kernels: Checked, codec: LevelCodec) -> None:
-    """The device refuses what the reference refuses, and decodes the rest to the same numbers."""
-    shape, random = (4133,), np.random.default_rng(1)
-    # Most levels are 0, so that the code pays.
-    sent = encode(codec, shape, normal(shape) ** 5, noise=NoiseKey(step=3))
-    outcomes = {True: 0, False: 0}
-    for number in range(16):
-        changed = any_change(codec, shape, sent, number, random)
-        want = np.zeros(shape, np.float32)
-        out = torch.zeros(shape, device=kernels.device)
-        payloads = torch.from_numpy(changed[None]).to(kernels.device)
-        try:
-            REFERENCE.decode_sum(codec, shape, changed[None], want, step=3)
-        except PayloadError:
-            with pytest.raises(PayloadError, match="rank 0's payload: expected the entropy code"):
-                kernels.decode_sum(codec, shape, payloads, out, step=3)
-            assert bool(torch.isnan(out).all())
-            outcomes[False] += 1
-        else:
-            kernels.decode_sum(codec, shape, payloads, out, step=3)
-            assert np.array_equal(bits(out), bits(want)), number
-            outcomes[True] += 1
-    assert min(outcomes.values()) > 2
-
-
 @settings(
     max_examples=100,
     deadline=None,
@@ -370,7 +302,7 @@ def test_anything(kernels: Checked, data: st.DataObject) -> None:
     )
 
 
-@pytest.mark.parametrize("row", (*PLAIN, *CODED[1::2]), ids=str)
+@pytest.mark.parametrize("row", PLAIN, ids=str)
 @pytest.mark.parametrize(("processors", "order"), ((1, 1), (4, 2), (7, 3)))
 def test_the_order_in_which_threads_and_blocks_run_does_not_matter(
     row: Row, processors: int, order: int

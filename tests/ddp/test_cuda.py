@@ -76,7 +76,7 @@ def _as_on_the_cpu(
 
 
 class _OnADevice(DDP):
-    varies = False  # As under Horovod (tests/torch), and slow where threads take turns.
+    varies = False  # Only the CPU's kernels write an entropy code.
 
 
 def _contract(exchange: str, *held: Callable[[Frontend, str], None]) -> list[Callable[[], None]]:

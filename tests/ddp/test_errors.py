@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
-from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from hvd_compress.codecs import ErrorFeedback, Int8, OneBit, Ternary
 from hvd_compress.engine.drivers import Pending
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
@@ -251,6 +251,11 @@ def test_wrong_arguments_fail_at_construction() -> None:
             ValueError,
             "a: expected a parameter in the memory of cuda:0, as another's, got one on cpu",
             lambda: hvdc.Compressor(apart, OneBit()),
+        ),
+        (
+            ValueError,
+            r"b: .* the CPU for Ternary\(.*, got one on cuda:0: .*write coding='plain'",
+            lambda: hvdc.Compressor(apart[1:], Ternary(coding="entropy")),
         ),
         (
             ValueError,

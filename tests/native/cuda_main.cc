@@ -87,42 +87,15 @@ void FillNumbers(Random* random, int dtype, bool anything, Memory* memory) {
   }
 }
 
-// Entropy-coded payloads with a valid header, and tables, indices and words that are anything: both
-// sides say the same of them, and decode the same.
-void CheckAnyCodes(Random* random, const cases::Case& test, int64_t size, Memory* payloads,
-                   Memory* o0, Memory* o1, const hvdc_cuda_queue& queue) {
-  for (int k = 0; k < test.count; ++k) {
-    uint8_t* const payload = payloads->data + k * size;
-    cases::WriteCodedHeader(test.spec, payload, size);
-    // Table or index, so that they need not be possible.
-    const int64_t length = cases::PayloadLength(test.spec, payload, size);
-    if (length < 64 || (*random)() % 4) continue;
-    payload[48 + (*random)() % 16] ^= 1;
-    cases::WriteChecksum(payload, length);
-  }
-  Copy(*o0, o1);
-  hvdc_cuda_error error = {};
-  int32_t bad;
-  const int status =
-      hvdc_decode_sum(&test.spec, cases::kStep, payloads->data, size, size, test.count, 0.3f,
-                      o0->data, test.dtype, test.accumulate, 1, &bad);
-  DEMAND(hvdc_cuda_decode_sum(&test.spec, cases::kStep, payloads->data, size, size, test.count,
-                              0.3f, o1->data, test.dtype, test.accumulate, &error, 13,
-                              &queue) == HVDC_OK);
-  DEMAND(error.status == static_cast<uint32_t>(status));
-  DEMAND(status == HVDC_OK ? SameNumbers(*o0, *o1, test.dtype) : error.payload == bad);
-}
-
 void CheckOne(Random* random) {
   uint8_t bytes[cases::kSpecBytes];
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
   cases::Case test = cases::MakeCase(bytes);
   if ((*random)() % 4 == 0) test.spec.group = 64u * static_cast<uint32_t>(1 + (*random)() % 130);
-  // Threads that step through a chunk together take turns at each step, which takes long here.
-  if (test.spec.coding) {
-    test.spec.rows %= (*random)() % 16 ? 200 : 2500;
+  if (test.spec.coding) {  // Only the CPU has an entropy code.
+    test.spec.coding = HVDC_PLAIN;
+    test.spec.rows %= 2500;
     test.spec.columns = 1;
-    test.count = 1 + test.count % 2;
   }
   const hvdc_spec& spec = test.spec;
   const int64_t count = spec.rows * spec.columns;
@@ -132,7 +105,7 @@ void CheckOne(Random* random) {
   const bool feedback = (*random)() % 2;
   const int64_t slack = static_cast<int64_t>((*random)() % 4) * width;
 
-  Memory workspace(hvdc_cuda_workspace_bytes(&spec, test.count), 256, 0);
+  Memory workspace(hvdc_cuda_workspace_bytes(&spec), 256, 0);
   memset(workspace.data, 0xA5, static_cast<size_t>(workspace.size));
   const hvdc_cuda_queue queue = {0, 0, nullptr, workspace.data, workspace.size};
   hvdc_emulated_configure(1 + static_cast<int>((*random)() % 3),
@@ -199,7 +172,6 @@ void CheckOne(Random* random) {
   DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
                               test.dtype, test.accumulate, &error, 12, &queue) == HVDC_OK);
   error.status = HVDC_OK;
-  if (spec.coding) CheckAnyCodes(random, test, size, &p1, &o0, &o1, queue);
 }
 
 void CheckSquareSum(Random* random) {

@@ -27,6 +27,10 @@ from tests.torch.test_exchange import SHAPES
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 
 
+class _OnADevice(HorovodTorch):
+    varies = False  # Only the CPU's kernels write an entropy code.
+
+
 @pytest.fixture(autouse=True)
 def built() -> None:
     """Before the ranks start, which would build it at the same time."""
@@ -36,7 +40,7 @@ def built() -> None:
 @on_ranks(2)
 def test_every_codec_in_one_shot() -> None:
     with deferred_kernels():
-        results.every_codec(HorovodTorch(), "allgather")
+        results.every_codec(_OnADevice(), "allgather")
 
 
 @on_ranks(2)
@@ -50,7 +54,7 @@ def test_steps_that_the_script_drops() -> None:
 @on_ranks(2)
 def test_every_codec_in_two_shots() -> None:
     with deferred_kernels():
-        results.every_codec(HorovodTorch(), "two_shot")
+        results.every_codec(_OnADevice(), "two_shot")
 
 
 def _a_step_with_inf_is_dropped(exchange_name: str) -> None:

@@ -179,13 +179,19 @@ def test_lengths_outlive_plans_and_are_forgotten_by_all_ranks() -> None:
     assert ranks.started[0][0][1] == short
 
 
+@on_ranks(1)
+def test_a_parameter_on_a_gpu_is_refused_before_any_exchange() -> None:
+    given = [("a", elsewhere((5000,)))]
+    with pytest.raises(
+        ValueError, match=r"a: .* the CPU for ECQ\(.*got one on cuda.*write coding='plain'"
+    ):
+        hvdc.Compressor(given, Route(CODEC, WEAK))
+    hvdc.Compressor(given, Route(ECQ(), WEAK))
+
+
 @on_ranks(3)
 def test_buckets_that_need_more_beside_others_that_do_not() -> None:
     """Under Horovod, in buckets of one gradient, whose hooks fire in another order on each rank."""
-    with pytest.warns(
-        UserWarning, match=r"a: ECQ\(.* makes no message shorter for a gradient on a device"
-    ):
-        hvdc.Compressor([("a", elsewhere((5000,)))], Route(CODEC, WEAK))
     limit, buckets.LIMIT = buckets.LIMIT, 0
     names = list(SHAPES)
     for name in RANKS:

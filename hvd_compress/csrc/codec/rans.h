@@ -160,12 +160,6 @@ HVDC_HD void SetRansCode(RansEncodeTable* table, int code, uint32_t frequency, u
   table->slots[code] = frequency ? start << kRansPrecision | (kRansTotal - frequency) : 0;
 }
 
-// The frequency of a table's code; 0 where the code is not there.
-HVDC_HD uint32_t RansFrequency(const RansEncodeTable& table, uint32_t code) {
-  const uint32_t others = table.slots[code] & (kRansTotal - 1);
-  return table.inverse[code] ? kRansTotal - others : 0;
-}
-
 inline void MakeRansEncodeTable(const uint16_t* frequencies, int alphabet, RansEncodeTable* table) {
   memset(table, 0, sizeof(*table));
   uint32_t start = 0;

@@ -59,11 +59,13 @@ int Settle(int status, const hvdc_cuda_queue& queue) {
   return Check(cudaStreamSynchronize(StreamOf(queue)));
 }
 
-// Checks what every call has, and finds the layout and the workspace. payloads: to be decoded.
+// Entropy codes are the CPU's.
+bool HasKernel(const hvdc_spec& spec) { return ValidSpec(spec) && !IsEntropyCoded(spec); }
+
+// Checks what every call has, and finds the layout and the workspace.
 template <class Job>
-int Open(const hvdc_spec* spec, int dtype, int64_t payloads, const hvdc_cuda_queue* queue, Job* job,
-         Passes* passes) {
-  if (!queue || !spec || !ValidSpec(*spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
+int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* job, Passes* passes) {
+  if (!queue || !spec || !HasKernel(*spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
   job->spec = *spec;
   job->dtype = dtype;
   job->layout = MakeLayout(*spec);
@@ -74,8 +76,7 @@ int Open(const hvdc_spec* spec, int dtype, int64_t payloads, const hvdc_cuda_que
   *passes = MakePasses(*spec, job->layout);
   if (!Aligned(queue->workspace, 256)) return HVDC_CUDA_MISALIGNED;
   int64_t needed;
-  job->workspace = MakeWorkspace(*spec, job->layout, *passes, payloads,
-                                 static_cast<uint8_t*>(queue->workspace), &needed);
+  job->workspace = MakeWorkspace(*spec, *passes, static_cast<uint8_t*>(queue->workspace), &needed);
   if (!queue->workspace || queue->workspace_bytes < needed) return HVDC_CUDA_WORKSPACE;
   return HVDC_OK;
 }
@@ -97,7 +98,6 @@ __global__ void FillWorkspace(const Workspace workspace) {
   for (uint32_t i = threadIdx.x; i < HVDC_CUDA_MAX_PAYLOADS; i += blockDim.x) {
     workspace.checksums[i] = 0;
   }
-  for (uint32_t i = threadIdx.x; i < kMaxAlphabet; i += blockDim.x) workspace.counts[i] = 0;
   if (threadIdx.x == 0) *workspace.control = Control();
   __syncthreads();
   // One thread each: this is done once.
@@ -129,23 +129,22 @@ extern "C" uint32_t hvdc_cuda_abi_version(void) { return HVDC_CUDA_ABI_VERSION; 
 
 extern "C" const char* hvdc_cuda_message(void) { return message; }
 
-extern "C" int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec, int32_t payloads) {
-  if (!spec || !ValidSpec(*spec) || payloads < 0) return -1;
-  const Layout layout = MakeLayout(*spec);
+extern "C" int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
+  if (!spec || !HasKernel(*spec)) return -1;
   int64_t bytes;
-  MakeWorkspace(*spec, layout, MakePasses(*spec, layout), payloads, nullptr, &bytes);
+  MakeWorkspace(*spec, MakePasses(*spec, MakeLayout(*spec)), nullptr, &bytes);
   return bytes;
 }
 
 extern "C" int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
   const hvdc_spec spec = SquareSpec(count);
-  return hvdc_cuda_workspace_bytes(&spec, 0);
+  return hvdc_cuda_workspace_bytes(&spec);
 }
 
 extern "C" int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
   const hvdc_spec spec = SquareSpec(0);
   EncodeJob job = {};
-  const int status = Open(&spec, HVDC_DTYPE_FLOAT32, 0, queue, &job, &job.passes);
+  const int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
   if (status != HVDC_OK) return status;
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();
@@ -158,7 +157,7 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
                                 const hvdc_cuda_queue* queue) {
   EncodeJob job = {};
   if (!noise || !payload) return HVDC_BAD_SPEC;
-  int status = Open(spec, dtype, 0, queue, &job, &job.passes);
+  int status = Open(spec, dtype, queue, &job, &job.passes);
   if (status != HVDC_OK) return status;
   if (payload_bytes != job.layout.payload_bytes) return HVDC_BAD_SIZE;
   if (!Aligned(payload, 16) || !Aligned(gradient, ElementBytes(dtype))) return HVDC_CUDA_MISALIGNED;
@@ -179,11 +178,9 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   if (guard.status() != HVDC_OK) return guard.status();
   status = Statistics(job, StreamOf(*queue));
   if (status == HVDC_OK) status = Encode(job, StreamOf(*queue));
-  if (status == HVDC_OK && IsEntropyCoded(*spec)) status = EncodeEntropy(job, StreamOf(*queue));
   if (status != HVDC_OK) {
     // What the one has left for the other is not the next call's.
     cudaMemsetAsync(job.workspace.control, 0, sizeof(Control), StreamOf(*queue));
-    cudaMemsetAsync(job.workspace.counts, 0, sizeof(uint32_t) * kMaxAlphabet, StreamOf(*queue));
   }
   return Settle(status, *queue);
 }
@@ -197,7 +194,7 @@ int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int
   if (count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
   if (count > HVDC_CUDA_MAX_PAYLOADS) return HVDC_CUDA_TOO_LARGE;
   Passes passes;
-  const int status = Open(spec, dtype, count, queue, job, &passes);
+  const int status = Open(spec, dtype, queue, job, &passes);
   if (status != HVDC_OK) return status;
   if (payload_bytes != job->layout.payload_bytes) return HVDC_BAD_SIZE;
   if (count > 1 && stride < payload_bytes) return HVDC_BAD_SIZE;
@@ -261,7 +258,7 @@ extern "C" int hvdc_cuda_square_sum(const float* values, int64_t count, double* 
                                     const hvdc_cuda_queue* queue) {
   const hvdc_spec spec = SquareSpec(count);
   EncodeJob job = {};
-  int status = Open(&spec, HVDC_DTYPE_FLOAT32, 0, queue, &job, &job.passes);
+  int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
   if (status != HVDC_OK) return status;
   if (!Aligned(values, 4) || !Aligned(result, 8)) return HVDC_CUDA_MISALIGNED;
   job.gradient = values;

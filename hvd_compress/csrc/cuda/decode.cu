@@ -1,7 +1,5 @@
 // Decoding: all payloads in one pass, their checksums taken on the way and looked at by the last
-// block. Where the answer is needed first, payloads are checked in a pass of their own: before a
-// residual is taken back, which an altered payload must not touch, and before entropy-coded codes
-// are followed.
+// block.
 #define HVDC_ARCH device
 
 #include "codec/header.h"
@@ -56,12 +54,6 @@ struct PayloadSums {
   int32_t payloads, slots;
 };
 
-// Where checksums have been looked at.
-struct NoSums {
-  __device__ explicit NoSums(const DecodeJob&) {}
-  __device__ void Add(int32_t, const Totals&) const {}
-};
-
 // The words that quads do not add: header, scales, padding.
 __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   const Blocks& blocks = job.blocks;
@@ -101,7 +93,6 @@ __device__ inline bool Verify(const DecodeJob& job) {
     const unsigned long long sum = atomicExch(&job.workspace.checksums[k], 0ull);
     uint32_t status = HVDC_OK;
     if (sum != header.checksum) status = HVDC_BAD_CHECKSUM;
-    if (PayloadLength(job.spec, job.layout, header.flags) < 0) status = HVDC_BAD_CODES;
     if (!HeaderFits(job.spec, job.layout, job.step, header)) status = HVDC_BAD_HEADER;
     if (status != HVDC_OK) atomicMin(&worst, 8 * static_cast<uint32_t>(k) + status);
   }
@@ -152,8 +143,8 @@ __device__ inline void StoreSums(const DecodeJob& job, uint32_t element, uint32_
 
 // kQuads rows of a warp from an element on, of one payload after the other. kWhole: all of their
 // elements exist, and the tensors are aligned to four.
-template <class C, bool kWhole, int kQuads, class Sums>
-__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Sums& sums,
+template <class C, bool kWhole, int kQuads>
+__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const PayloadSums& sums,
                                   uint32_t first) {
   using Decoder = QuadDecoder<C, kWhole>;
   const uint32_t element = first + 4 * LaneOfWarp();
@@ -180,7 +171,7 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Su
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const QuadPlace<C, kWhole> place = place_of(i);
-      if constexpr (!kIsUnpacked<C>) Decoder::Count(place, now[i], &totals);
+      Decoder::Count(place, now[i], &totals);
       const Quad decoded = Decoder::Decode(job, coder, bytes, place, now[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -197,39 +188,14 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Su
   });
 }
 
-// Headers and checksums, before codes are looked at.
-__global__ void __launch_bounds__(kThreads) CheckPayloads(const DecodeJob job) {
-  const PayloadSums sums(job);
-  const uint32_t most = static_cast<uint32_t>(job.layout.payload_bytes / 4);
-  // Whole warps at a time, so that their sums can be taken.
-  for (uint32_t first = WarpOfGrid() * kWarpSize; first < most; first += ThreadsOfGrid()) {
-    const uint32_t at = first + LaneOfWarp();
-    for (int32_t k = 0; k < job.count; ++k) {
-      const uint8_t* const payload = job.payloads + k * job.stride;
-      const int64_t length = PayloadLength(job.spec, job.layout, FlagsOf(payload));
-      Totals totals;
-      if (at < kHeaderWords - 2 || (at >= kHeaderWords && at < length / 4)) {
-        totals.Word(reinterpret_cast<const uint32_t*>(payload)[at], at);
-      }
-      sums.Add(k, totals);
-    }
-  }
-  sums.Finish(job.workspace.checksums);
-  if (!LastBlock(job.workspace.control)) return;
-  const bool sound = Verify(job);
-  if (threadIdx.x == 0) job.workspace.control->sound = sound;
-}
-
 // A warp takes kQuads rows at a time.
 template <class C>
 __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
-  Control* const control = job.workspace.control;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
-  const std::conditional_t<kIsUnpacked<C>, NoSums, PayloadSums> sums(job);
-  const bool sound = !kIsUnpacked<C> || control->sound;
-  const uint32_t count = sound ? job.blocks.elements : 0;
+  const PayloadSums sums(job);
+  const uint32_t count = job.blocks.elements;
   for (uint32_t first = WarpOfGrid() * kSpan; first < count; first += WarpsOfGrid() * kSpan) {
     if (job.aligned && count - first >= kSpan) {
       DecodeRows<C, true, kQuads>(job, coder, sums, first);
@@ -239,16 +205,10 @@ __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
       }
     }
   }
-  if constexpr (kIsUnpacked<C>) {
-    if (!LastBlock(control)) return;
-    if (!sound) FillWithNan(job);
-    if (threadIdx.x == 0) control->tickets = control->sound = 0;
-  } else {
-    AddRest(job, sums);
-    sums.Finish(job.workspace.checksums);
-    if (!LastBlock(control)) return;
-    if (!Verify(job)) FillWithNan(job);
-  }
+  AddRest(job, sums);
+  sums.Finish(job.workspace.checksums);
+  if (!LastBlock(job.workspace.control)) return;
+  if (!Verify(job)) FillWithNan(job);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -279,30 +239,13 @@ int64_t BlocksForDecode(const DecodeJob& job) {
   return (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
 }
 
-int DecodePlain(const DecodeJob& job, cudaStream_t stream) {
+}  // namespace
+
+int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
   return WithCoder(job.spec, [&](auto coder) {
     using C = typename decltype(coder)::Type;
     return Launch(Decode<C>, BlocksForDecode(job), SharedForSums(job), stream, job);
   });
-}
-
-int DecodeUnpacked(DecodeJob job, cudaStream_t stream) {
-  const int status = UnpackCodes(job, stream);
-  if (status != HVDC_OK) return status;
-  job.blocks = UnpackedBlocks(job.spec, job.blocks);
-  return WithLevelCoder(job.spec, [&](auto coder) {
-    using C = Unpacked<typename decltype(coder)::Type>;
-    return Launch(Decode<C>, BlocksForDecode(job), 0, stream, job);
-  });
-}
-
-}  // namespace
-
-int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
-  if (!IsEntropyCoded(job.spec)) return DecodePlain(job, stream);
-  const int64_t blocks = (job.layout.payload_bytes / 4 + kThreads - 1) / kThreads;
-  const int status = Launch(CheckPayloads, blocks, SharedForSums(job), stream, job);
-  return status == HVDC_OK ? DecodeUnpacked(job, stream) : status;
 }
 
 int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,

@@ -14,17 +14,6 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// C's codes, where they were entropy coded: bit planes in the workspace, whatever plain ones are.
-template <class C>
-struct Unpacked : C {
-  static constexpr Packing kPacking = Packing::kPlanes;
-  using C::C;
-};
-template <class C>
-constexpr bool kIsUnpacked = false;
-template <class C>
-constexpr bool kIsUnpacked<Unpacked<C>> = true;
-
 // What a thread reads of a payload for one quad of codes.
 struct Codes {
   uint32_t words[4];
@@ -79,13 +68,9 @@ struct QuadDecoder {
   // Of one of the payloads.
   __device__ static Codes Read(const DecodeJob& job, int32_t rank, const Place& place) {
     const uint8_t* const payload = job.payloads + rank * job.stride;
-    const uint8_t* source = payload;
-    if constexpr (kIsUnpacked<C>) {
-      source = job.workspace.unpacked + rank * UnpackedBytes(job.spec, job.layout);
-    }
     Codes codes = {};
     if (place.reads) {
-      ReadWords(reinterpret_cast<const uint32_t*>(source) + place.index, codes.words);
+      ReadWords(reinterpret_cast<const uint32_t*>(payload) + place.index, codes.words);
     }
     if constexpr (!C::kCast && !kMatrix) {
       const float* const scales = reinterpret_cast<const float*>(payload + kHeaderBytes);

@@ -34,16 +34,6 @@ __device__ inline unsigned long long WarpSum(unsigned long long x) {
   return x;
 }
 
-// The sixteen threads that have a chunk of entropy-coded codes together, one state each: half a
-// warp. Both halves take as many steps, and so meet in each.
-__device__ inline uint32_t LaneOfHalf() { return threadIdx.x % kLanes; }
-__device__ inline uint32_t HalfOfWarp() { return threadIdx.x % kWarpSize / kLanes; }
-
-// Which threads of the half warp say yes.
-__device__ inline uint32_t HalfBallot(bool yes) {
-  return __ballot_sync(kFullWarp, yes) >> kLanes * HalfOfWarp() & 0xFFFFu;
-}
-
 // What a thread adds to the payload's header.
 struct Totals {
   uint64_t checksum = 0;

@@ -3,7 +3,6 @@
 #define HVDC_CUDA_JOBS_H_
 
 #include "codec/layout.h"
-#include "codec/rans.h"
 #include "hvdc_cuda.h"
 
 namespace hvdc {
@@ -20,35 +19,20 @@ struct Control {
   unsigned long long checksum;
   uint32_t tickets;    // blocks that are done
   uint32_t nonfinite;  // whether a scale, or what a cast decodes to, is not finite
-  uint32_t sound;      // whether payloads may be decoded, where that is known beforehand
-  uint32_t length;     // of an entropy-coded payload, in kLengthUnit; 0 where plain codes stay
-  uint32_t unfit;  // HVDC_CUDA_MAX_PAYLOADS less the first payload whose table or index is wrong
 };
 
-// A chunk that has been entropy coded, but is not in its payload.
-struct CodedChunk {
-  uint32_t states[kLanes];
-  uint32_t words;  // of 16 bits
-  uint32_t place;  // where it goes, in units of four bytes from the first chunk
-};
-
-// Parts of the workspace. The first four are in every one; the others are as long as the spec
-// asks, and decoding has what encoding has not.
+// Parts of the workspace. The first three are in every one; the others are as long as the spec
+// asks.
 struct Workspace {
   Control* control;
   unsigned long long* checksums;  // one a payload; zeros between calls
   Int8Tables* tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
-  uint32_t* counts;               // of codes; zeros between calls
   GroupScale* scales;             // of groups that are larger than what is held
   GroupStats* stats;              // of the groups' chunks, group by group
   GroupStats* folded;             // of 2,048 chunks each, where a group has more
   float* lower;                   // column sums of kRowChunk rows each
   float* upper;
   uint32_t* above;
-  RansEncodeTable* table;  // of entropy-coded codes
-  CodedChunk* chunks;
-  uint16_t* words;    // an element one, so many as there are at the most
-  uint8_t* unpacked;  // the codes of entropy-coded payloads, as bit planes
 };
 
 // Numbers below 2^31 are divided by one that many share: a multiplication and a shift on a device.
@@ -187,28 +171,9 @@ HVDC_HD Passes MakePasses(const hvdc_spec& spec, const Layout& layout) {
   return passes;
 }
 
-// Planes of codes that were entropy coded and are not any more.
-HVDC_HD int UnpackedPlanes(const hvdc_spec& spec) {
-  return EcqBits(static_cast<uint32_t>(Alphabet(spec) / 2));
-}
-
-// Bytes of one payload's.
-HVDC_HD int64_t UnpackedBytes(const hvdc_spec& spec, const Layout& layout) {
-  return RoundUp(PlaneBytes(layout.count, UnpackedPlanes(spec)), 16);
-}
-
-// Where such codes stand, from their own start on: blocks are whole tiles, but for the last one.
-HVDC_HD Blocks UnpackedBlocks(const hvdc_spec& spec, Blocks blocks) {
-  blocks.codes = 0;
-  blocks.planes = static_cast<uint32_t>(UnpackedPlanes(spec));
-  blocks.words = blocks.size / kTile * 2 * blocks.planes;
-  return blocks;
-}
-
-// The workspace that starts at memory, and how many bytes it takes. payloads: that are decoded at a
-// time.
-HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Layout& layout, const Passes& passes,
-                                int64_t payloads, uint8_t* memory, int64_t* bytes) {
+// The workspace that starts at memory, and how many bytes it takes.
+HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uint8_t* memory,
+                                int64_t* bytes) {
   int64_t used = 0;
   const auto take = [&](int64_t size) {
     uint8_t* part = memory + used;
@@ -220,8 +185,6 @@ HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Layout& layout, con
   all.checksums = reinterpret_cast<unsigned long long*>(
       take(HVDC_CUDA_MAX_PAYLOADS * static_cast<int64_t>(sizeof(unsigned long long))));
   all.tables = reinterpret_cast<Int8Tables*>(take(3 * static_cast<int64_t>(sizeof(Int8Tables))));
-  all.counts = reinterpret_cast<uint32_t*>(take(kMaxAlphabet * 4));
-  const int64_t shared = used;
   if (passes.columns) {
     const int64_t size = 4 * passes.chunks * spec.columns;
     all.lower = reinterpret_cast<float*>(take(size));
@@ -236,15 +199,6 @@ HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Layout& layout, con
         reinterpret_cast<GroupStats*>(take(chunks * static_cast<int64_t>(sizeof(GroupStats))));
     all.folded = reinterpret_cast<GroupStats*>(
         take(passes.rows * passes.folds * static_cast<int64_t>(sizeof(GroupStats))));
-  }
-  if (IsEntropyCoded(spec)) {
-    all.table = reinterpret_cast<RansEncodeTable*>(take(sizeof(RansEncodeTable)));
-    const int64_t chunks = Chunks(layout) * static_cast<int64_t>(sizeof(CodedChunk));
-    all.chunks = reinterpret_cast<CodedChunk*>(take(chunks));
-    all.words = reinterpret_cast<uint16_t*>(take(2 * layout.count));
-    all.unpacked = memory + shared;
-    const int64_t decoding = shared + payloads * UnpackedBytes(spec, layout);
-    if (decoding > used) used = decoding;
   }
   *bytes = used;
   return all;

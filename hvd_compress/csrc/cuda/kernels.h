@@ -14,11 +14,6 @@ namespace HVDC_ARCH {
 int Statistics(const EncodeJob& job, cudaStream_t stream);
 // The payload, scales known or held.
 int Encode(const EncodeJob& job, cudaStream_t stream);
-// Entropy codes a payload with plain codes, where that makes it shorter.
-int EncodeEntropy(const EncodeJob& job, cudaStream_t stream);
-// The codes of entropy-coded payloads, which have been checked, into the workspace; their tables
-// and indices are checked.
-int UnpackCodes(const DecodeJob& job, cudaStream_t stream);
 int DecodeSum(const DecodeJob& job, cudaStream_t stream);
 // Copies if *when is not 0.
 int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,

@@ -46,13 +46,6 @@ struct CoderType {
   using Type = C;
 };
 
-// Calls work with the CoderType of a valid spec whose codec has levels.
-template <class Work>
-int WithLevelCoder(const hvdc_spec& spec, const Work& work) {
-  if (spec.codec == HVDC_TERNARY) return work(CoderType<TernaryCoder<Thread>>());
-  return work(CoderType<EcqCoder<Thread>>());
-}
-
 // Calls work with the CoderType of a valid spec.
 template <class Work>
 int WithCoder(const hvdc_spec& spec, const Work& work) {
@@ -64,8 +57,9 @@ int WithCoder(const hvdc_spec& spec, const Work& work) {
       if (spec.variant == HVDC_LINEAR) return work(CoderType<LinearCoder<Thread>>());
       return work(CoderType<TableCoder<Thread>>());
     case HVDC_TERNARY:
+      return work(CoderType<TernaryCoder<Thread>>());
     case HVDC_ECQ:
-      return WithLevelCoder(spec, work);
+      return work(CoderType<EcqCoder<Thread>>());
     case HVDC_FP16:
       return work(CoderType<HalfCoder<Thread>>());
     case HVDC_BF16:

@@ -1,4 +1,4 @@
-// What is read of payloads' headers, and what is told of payloads that are wrong.
+// What is told of payloads that are wrong.
 #ifndef HVDC_CUDA_REPORT_H_
 #define HVDC_CUDA_REPORT_H_
 
@@ -6,10 +6,6 @@
 
 namespace hvdc {
 namespace HVDC_ARCH {
-
-__device__ inline uint32_t FlagsOf(const uint8_t* payload) {
-  return reinterpret_cast<const uint32_t*>(payload)[4];
-}
 
 // Plain writes, since atomic ones need not work on host memory; the status last, for a host that
 // looks at any time.

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 3
+#define HVDC_CUDA_ABI_VERSION 4
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -37,7 +37,7 @@ typedef struct {
 // What a payload that is not what it should be leaves behind. The first one stays until the caller
 // sets status to 0. May be in host memory that the device can write (pinned, mapped).
 typedef struct {
-  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES
+  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER or HVDC_BAD_CHECKSUM
   int32_t payload;  // its index in the call
   uint64_t tag;     // of the call
 } hvdc_cuda_error;
@@ -47,9 +47,9 @@ HVDC_API uint32_t hvdc_cuda_abi_version(void);
 // What the last failed call of this thread met, in CUDA's words; never null.
 HVDC_API const char* hvdc_cuda_message(void);
 
-// Bytes that any of the calls below need for this spec, or -1 where it is not valid. payloads: how
-// many are decoded in a call at the most; each takes some where codes are entropy coded.
-HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec, int32_t payloads);
+// Bytes that any of the calls below need for this spec, or -1 where it is not valid or has an
+// entropy code, for which there are no kernels.
+HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec);
 // The same for hvdc_cuda_square_sum.
 HVDC_API int64_t hvdc_cuda_square_sum_bytes(int64_t count);
 

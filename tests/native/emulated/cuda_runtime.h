@@ -86,21 +86,6 @@ inline int __any_sync(unsigned mask, int value) {
   for (int lane = 0; lane < 32; ++lane) any |= (mask >> lane & 1) && all[lane];
   return any;
 }
-inline unsigned __ballot_sync(unsigned mask, int value) {
-  const uint64_t* all = emulated::MeetWarp(emulated::Meeting::kVote, mask, value != 0);
-  unsigned ballot = 0;
-  for (int lane = 0; lane < 32; ++lane) {
-    if (mask >> lane & 1 && all[lane]) ballot |= 1u << lane;
-  }
-  return ballot;
-}
-template <class T>
-T __shfl_sync(unsigned mask, T value, int from, int width) {
-  const uint64_t* all =
-      emulated::MeetWarp(emulated::Meeting::kShuffle, mask, emulated::ToBits(value));
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  return emulated::FromBits<T>(all[lane / width * width + from % width]);
-}
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 
@@ -119,12 +104,6 @@ T atomicOr(T* at, T value) {
   return before;
 }
 template <class T>
-T atomicMax(T* at, T value) {
-  const T before = *at;
-  if (value > before) *at = value;
-  return before;
-}
-template <class T>
 T atomicMin(T* at, T value) {
   const T before = *at;
   if (value < before) *at = value;
@@ -138,8 +117,6 @@ T atomicExch(T* at, T value) {
 }
 
 // Arithmetic.
-
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fsub_rn(float x, float y) { return x - y; }

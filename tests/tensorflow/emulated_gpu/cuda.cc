@@ -51,8 +51,8 @@ HVDC_API int hvdc_emulated_gpu_open(const char* path) {
 
 uint32_t hvdc_cuda_abi_version(void) { return HVDC_EMULATED(hvdc_cuda_abi_version)(); }
 const char* hvdc_cuda_message(void) { return HVDC_EMULATED(hvdc_cuda_message)(); }
-int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec, int32_t payloads) {
-  return HVDC_EMULATED(hvdc_cuda_workspace_bytes)(spec, payloads);
+int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
+  return HVDC_EMULATED(hvdc_cuda_workspace_bytes)(spec);
 }
 int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
   return HVDC_EMULATED(hvdc_cuda_square_sum_bytes)(count);
