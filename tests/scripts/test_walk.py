@@ -1,0 +1,23 @@
+"""A gradient's way through the package stays as short as the pages say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests import jobs
+
+MOST_FILES = {"horovod": 32, "ddp": 33, "fsdp": 32, "diloco": 42}
+
+
+@pytest.mark.parametrize("frontend", MOST_FILES)
+def test_a_step_passes_few_files(frontend: str) -> None:
+    launcher = "horovodrun" if frontend == "horovod" else "torchrun"
+    printed = jobs.run(launcher, 2, jobs.forked(launcher, "scripts/walk.py", frontend), check=True)
+    files = set(re.findall(r" \d+  (\w+/[\w/]+\.py)$", printed, re.MULTILINE))
+    assert all((jobs.ROOT / "hvd_compress" / file).is_file() for file in files)
+    # One from each thread: that of the backward pass, and that in which collectives end.
+    assert {"engine/batch.py", "engine/drivers.py", "kernels/cpu_batch.py"} <= files
+    assert f"{frontend}: {len(files)} files" in printed
+    assert len(files) <= MOST_FILES[frontend], printed
