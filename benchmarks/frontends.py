@@ -27,10 +27,10 @@ from benchmarks.models import MODELS
 from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import CODECS
-from hvd_compress.engine.batch_cache import BatchCache
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
@@ -47,7 +47,7 @@ class TorchSide:
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
         group = Group(0, 1)
-        self._batches = BatchCache(EncodeContext(Executors(threads), 0, 0, None), group)
+        self._batches = BatchCache(EncodeContext(Executors(threads), 0, 0), group)
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
         self._slots = [
             Slot(name=f"gradient.{i}", index=i, parameter=gradient, route=route)

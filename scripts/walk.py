@@ -94,7 +94,7 @@ def traced(step: Callable[[], None]) -> Counter[tuple[str, str]]:
     with Adding("add_done_callback"), Adding("then"):
         threading.setprofile(note)
         noting(step)()
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return calls
 
 

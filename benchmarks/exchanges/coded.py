@@ -9,10 +9,10 @@ import torch
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
-from hvd_compress.engine.batch_cache import BatchCache
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -82,7 +82,7 @@ class Coded(Exchange):
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
-        encoder = EncodeContext(Executors(threads), 0, collectives.rank, None)
+        encoder = EncodeContext(Executors(threads), 0, collectives.rank)
         batches = BatchCache(encoder, group)
         transport = Scopes(collectives)
         exchange = EXCHANGES[self.name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ class ErrorFeedback:
         store(self, "alpha", float(self.alpha))
         store(self, "beta", float(self.beta))
 
-    @property
+    @cached_property
     def enabled(self) -> bool:
         """Whether a residual is kept at all."""
         return self.alpha != 0

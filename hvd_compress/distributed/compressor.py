@@ -130,7 +130,6 @@ class Compressor(ProcessGroupCompressor):
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op)}
                 bucket = Bucket(tensors, self._device, scale)
-                self._kernels.check()  # What a device has met in an earlier call.
                 self._collectives.begin_step()
                 self._begin_encoding()
                 self._pack(bucket, zip(slots, tensors, tensors, strict=True))

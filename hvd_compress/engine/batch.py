@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,14 +17,16 @@ from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
-from hvd_compress.engine.plan import BucketPlan, Table
-from hvd_compress.engine.slots import Holder, Pair, columns, transpose, transpose_back
+from hvd_compress.engine.residuals import Holder, Pair, columns, transpose, transpose_back
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.plan import BucketPlan, Table
 
 OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
 """Changes the average of a part in place, on the owner; the state is kept from step to step."""
@@ -83,7 +85,7 @@ class Batch:
         self._kernels = encoder.kernels
         self._owner_step = owner_step
         self.gradients = gradients
-        self._kernels.order(gradients[0])
+        self._order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
         self._originals = {
             position: gradient.clone()
@@ -144,7 +146,7 @@ class Batch:
         Raises:
             BatchPayloadError: a payload was altered in transit, or is missing.
         """
-        self._kernels.order(rows)
+        self._order(rows)
         with self.decoding():
             return table.kernels.decode_sum(values, self.steps, rows, scale)
 
@@ -262,7 +264,7 @@ class Batch:
                 name = self.plan.slots[piece.member].name
                 rank = sender(piece, error.rank)
                 raise self._explained(error, piece, rows, name, rank) from None
-            if pieces and self._kernels.deferred(rows) is not None:
+            if pieces and self.plan.deferred:
                 payloads = [rows[:, p.offset : p.offset + p.size] for p in pieces]
                 self.word = self._kernels.flags(payloads)
 
@@ -304,7 +306,7 @@ class Batch:
             assert self._write is not None
             # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
             write, self._write = self._write, None
-            self._kernels.order(self.flats[0])
+            self._order(self.flats[0])
             write(scale)
         except ExchangeError:
             self._check_changes()
@@ -328,7 +330,7 @@ class Batch:
         Args:
             dropped: whether the step is dropped; or a word on the device that is not 0 if it is.
         """
-        self._kernels.order(self.flats[0])
+        self._order(self.flats[0])
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1
@@ -395,6 +397,10 @@ class Batch:
         self.write_flags(own)
         return (given != own).any()
 
+    def _order(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            self._kernels.order(tensor)
+
     def _take_over(self) -> None:
         """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""
         encoder, plan = self._encoder, self.plan
@@ -444,7 +450,7 @@ class Batch:
         if holder is None or not enabled:
             return None
         if holder.residual is not None:
-            self._kernels.order(holder.residual)
+            self._order(holder.residual)
         pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device)
         self._changes[position].move(holder)
         return pair

@@ -1,8 +1,12 @@
-"""The collectives that an exchange may ask for."""
+"""The collectives that an exchange may ask for, and an exchange that waits for one.
+
+An exchange is a generator that yields :class:`Collective`. Drivers start these collectives and send back
+the results. Drivers do not depend on exchanges, nor exchanges on drivers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,3 +136,75 @@ class Comm:
     def all_reduce(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> Collective:
         """Computes the element-wise sum or maximum on every rank; ``values`` may be overwritten."""
         return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)
+
+
+class Pending:
+    """The running exchange of a bucket.
+
+    Args:
+        name: the name of the exchange's collectives, the same on every rank.
+        number: the exchange's position in an order that is the same on every rank.
+        exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
+        started: a function that is called with every collective that the exchange asks for.
+
+    Attributes:
+        name: the name of the exchange's collectives.
+        stage: the number of collectives that are over, without remainders.
+        request: the collective that the exchange waits for; None at the end.
+        error: the error of the generator or of a collective; None without one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        exchanging: Exchanging,
+        started: Callable[[Collective], None],
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.stage = 0
+        self.request: Collective | None = None
+        self.error: Exception | None = None
+        self._exchanging = exchanging
+        self._started = started
+        self._go_on(lambda: next(exchanging))
+
+    @property
+    def label(self) -> str:
+        """The name of the collective that the exchange waits for."""
+        remainder = self.request is not None and self.request.remainder
+        return f"{self.name}, stage {self.stage}" + ", remainder" * remainder
+
+    @property
+    def place(self) -> tuple[int, bool, int]:
+        """The position of the collective that the exchange waits for, in the order in which ranks wait."""
+        remainder = self.request is not None and self.request.remainder
+        return self.stage, remainder, self.number
+
+    def resume(self, result: torch.Tensor) -> None:
+        """Continues with a collective's result, to the next collective or to the end; never raises."""
+        self._go_on(lambda: self._exchanging.send(result))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the exchange with an error; only the first error is kept."""
+        self.request = None
+        self.error = self.error or error
+
+    @torch.no_grad()
+    def _go_on(self, step: Callable[[], Collective]) -> None:
+        try:
+            self._ask(step())
+            while self.request is not None and self.request.own is not None:
+                self._ask(self._exchanging.send(self.request.own))
+        except StopIteration:
+            self.request = None
+        except Exception as error:
+            self.fail(error)
+
+    def _ask(self, request: Collective) -> None:
+        # A remainder belongs to the stage before, whether some ranks of a host need one or not.
+        if self.request is not None and not request.remainder:
+            self.stage += 1
+        self.request = request
+        self._started(request)

@@ -13,12 +13,12 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.engine import owner_steps
-from hvd_compress.engine.batch_cache import BatchCache
-from hvd_compress.engine.changes import LastExchange
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
-from hvd_compress.engine.slots import Owned, Slot
+from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.residuals import LastExchange, Owned
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import resize, restore, snapshot
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.base import Group
@@ -138,9 +138,7 @@ class CompressorBase:
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._last.replace()
-        self._encoder = EncodeContext(
-            self._kernels, self._seed, group.rank, self._grad_scaler, self._last
-        )
+        self._encoder = EncodeContext(self._kernels, self._seed, group.rank, self._last)
         self._batches = BatchCache(self._encoder, group, self._owner_step)
 
     @staticmethod
@@ -280,9 +278,19 @@ class CompressorBase:
             )
 
     def _begin_encoding(self) -> None:
-        """Begins a step; called before its first gradient."""
-        self._use.exchanged = True
-        self._encoder.begin_step()
+        """Begins a step; called before its first gradient.
+
+        Raises:
+            PayloadError: a device has found an altered payload in an earlier step.
+        """
+        if self._kernels.cuda is not None:
+            self._kernels.check()
+        if not self._use.exchanged:
+            self._use.begin()
+        self._last.begin()
+        if self._grad_scaler is not None:
+            # Once: reading the loss scale waits for a GPU.
+            self._encoder.loss_scale = float(self._grad_scaler.get_scale())
         self._batches.begin_step()
 
     def _busy(self) -> bool:

@@ -30,15 +30,16 @@ class Executors:
 
     Attributes:
         threads: the number of threads of the CPU's kernels.
+        cuda: the CUDA kernels; None before the first CUDA tensor.
     """
 
     name = "torch"
+    cuda: CudaKernels | None = None
 
     def __init__(self, threads: int, *, chained: bool = False) -> None:
         self.threads = threads
         self._chained = chained
         self._cpu = CpuKernels(threads)
-        self._cuda: CudaKernels | None = None
         self._last: dict[torch.device, torch.cuda.Stream] = {}
         self._warned: set[Codec] = set()
 
@@ -50,9 +51,9 @@ class Executors:
         """
         if tensor.device.type != "cuda":
             return None
-        if self._cuda is None:
-            self._cuda = CudaKernels(TorchDevice(torch))
-        return self._cuda
+        if self.cuda is None:
+            self.cuda = CudaKernels(TorchDevice(torch))
+        return self.cuda
 
     def order(self, tensor: torch.Tensor) -> None:
         """Makes the current stream of a CUDA tensor's device wait for the stream of the last call.
@@ -171,8 +172,8 @@ class Executors:
         Raises:
             PayloadError: a payload was altered in transit.
         """
-        if self._cuda is not None:
-            self._cuda.check()
+        if self.cuda is not None:
+            self.cuda.check()
 
     def settle(self) -> None:
         """Waits for the CUDA devices that have had work, and calls :meth:`check`.

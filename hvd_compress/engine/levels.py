@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.slots import columns
+from hvd_compress.engine.residuals import columns
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.layout import CHANGED, USED
 

@@ -13,7 +13,6 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.comm import Collective, Comm
-from hvd_compress.engine.plan import Table
 from hvd_compress.exchanges.packing import (
     Head,
     Places,
@@ -24,6 +23,7 @@ from hvd_compress.exchanges.packing import (
 
 if TYPE_CHECKING:
     from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine.plan import Table
 
 Sending = Generator[Collective, torch.Tensor, torch.Tensor]
 """A part of an exchange: yields collectives, receives their results, and returns the combined result."""

@@ -2,165 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from hvd_compress.codecs.base import Shape, as_matrix
-from hvd_compress.engine.executors import keep_from_reuse
-from hvd_compress.exchanges.layout import OwnedPart
+from hvd_compress.engine.residuals import Holder, Owned
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""A residual, and the array for the next one."""
-
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-
-
-@dataclass(eq=False, kw_only=True)
-class Holder:
-    """A residual, and the one that replaces it if the current step counts.
-
-    Attributes:
-        residual: the values that have been computed and not yet sent, shape=(n,), float32; None before the
-            first step and without error feedback.
-        residual_scale: the loss scale that is contained in the residual.
-        next_residual: the array for the residual after the current step, like ``residual``; None before
-            the first step. :meth:`accept` swaps the two.
-    """
-
-    residual: torch.Tensor | None = None
-    residual_scale: float = 1.0
-    next_residual: torch.Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        """The number of elements in the residual."""
-        raise NotImplementedError
-
-    def take_up(self, loss_scale: float, device: torch.device) -> Pair:
-        """The residual in the units of the next gradient, zeros at first, and the array for the next one.
-
-        Args:
-            loss_scale: the loss scale of the next gradient.
-            device: the device of the next gradient; the model may have moved.
-        """
-        if self.residual is None:
-            self.residual = torch.zeros(self.count, dtype=torch.float32, device=device)
-            self.residual_scale = loss_scale
-        if self.residual.device != device:
-            self.residual = self.residual.to(device)
-        if self.residual_scale != loss_scale:
-            self.residual.mul_(loss_scale / self.residual_scale)
-            self.residual_scale = loss_scale
-        if self.next_residual is None or self.next_residual.device != device:
-            self.next_residual = torch.empty_like(self.residual)
-        return self.residual, self.next_residual
-
-    def accept(self, dropped: torch.Tensor | None = None) -> None:
-        """Replaces the residual with the one that the step has written.
-
-        Args:
-            dropped: a word on the residual's device, shape=(1,), int32, that only the device knows; if the
-                word is not 0, the residual keeps its value.
-        """
-        assert self.residual is not None and self.next_residual is not None
-        if dropped is not None:
-            keep_from_reuse(self.residual, self.next_residual)
-            kept = torch.where(dropped != 0, self.residual, self.next_residual)
-            self.next_residual.copy_(kept)
-        self.residual, self.next_residual = self.next_residual, self.residual
-
-    def take_back(self) -> None:
-        """Undoes :meth:`accept`; the former residual exists until the next gradient is encoded."""
-        self.residual, self.next_residual = self.next_residual, self.residual
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What the next step writes first is not worth its memory in a copy.
-        return {**self.__dict__, "next_residual": None}
-
-    def forget(self) -> None:
-        """Discards the residual and the array for the next one."""
-        self.residual = self.next_residual = None
-
-
-@dataclass(eq=False)
-class Owned(Holder):
-    """The record of a parameter's part that this rank owns.
-
-    Attributes:
-        begin: the part's first element, in row-major order of the gradient, or of its transposed matrix.
-        end: the element behind the last one of the part.
-        weight: the amount that a unit of ``residual`` would have added to the sum of all ranks' gradients.
-        transposed: whether elements are in the order of the gradient's transposed matrix.
-        state: the state of the owner step: tensors of shape (end - begin,), and numbers.
-    """
-
-    begin: int
-    end: int
-    weight: int
-    transposed: bool = False
-    state: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """The number of elements in the part."""
-        return self.end - self.begin
-
-    def spread(self, shape: Shape, factor: float) -> torch.Tensor:
-        """The residual at its places in the gradient, with zeros elsewhere; the residual must not be None.
-
-        Args:
-            shape: the gradient's shape.
-            factor: the factor of the residual.
-
-        Returns:
-            The scaled residual, shape=(n,), float32, on the residual's device.
-        """
-        assert self.residual is not None
-        return in_place(self.residual * factor, self.begin, shape, self.transposed)
-
-    @property
-    def part(self) -> OwnedPart:
-        """The part that this record describes."""
-        return self.begin, self.end, self.weight, self.transposed
-
-
-def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:
-    """A part's elements at their places in the gradient, with zeros elsewhere.
-
-    Args:
-        part: the elements of the part, shape=(n_part,).
-        begin: the part's first element, in the order in which ranks divide the gradient.
-        shape: the gradient's shape.
-        transposed: whether that order is the one of the transposed matrix.
-
-    Returns:
-        The elements in row-major order of the gradient, shape=(n,).
-    """
-    whole = part.new_zeros(math.prod(shape))
-    whole[begin : begin + part.numel()] = part
-    return transpose_back(whole, as_matrix(shape)) if transposed else whole
-
-
-def transpose(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
-    """The elements of a matrix in the order of its columns, shape=(n,).
-
-    Args:
-        x: the elements in row-major order, in any shape.
-        matrix: the numbers of rows and columns.
-    """
-    return x.reshape(matrix).t().reshape(-1)
-
-
-def transpose_back(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
-    """The inverse of :func:`transpose`."""
-    return transpose(x, (matrix[1], matrix[0]))
 
 
 @dataclass(eq=False)
@@ -269,10 +121,3 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
-
-
-def columns(
-    pairs: Sequence[Pair | None],
-) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """The residuals, and the arrays for the next ones."""
-    return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
-from hvd_compress.engine.slots import Owned, Slot, in_place, transpose
+from hvd_compress.engine.residuals import Owned, in_place, transpose
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks import resize as rule

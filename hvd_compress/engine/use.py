@@ -1,16 +1,31 @@
-"""Detects PyTorch optimizers that step without the compressor of their parameters."""
+"""Watches optimizers: do they step without the compressor, or are its gradients discarded?"""
 
 from __future__ import annotations
 
+import functools
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hvd_compress.engine.optimizer_steps import updates, watch
+from hvd_compress.engine.residuals import Changes
 from hvd_compress.ranks.use import Use
 
-_watching: weakref.WeakSet[TorchUse] = weakref.WeakSet()
+_MESSAGE = (
+    "expected a step of the optimizer between two exchanges, got gradients that were set to None: if the "
+    "script has thrown them away, call compressor.drop_step() on every rank, or error feedback brings them "
+    "back in later steps; if it has used them, ignore this warning"
+)
+
+
+class Watcher(Protocol):
+    """An object that is told about the steps of optimizers."""
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after every step of an optimizer, whatever its parameters are."""
 
 
 class TorchUse(Use):
@@ -38,8 +53,13 @@ class TorchUse(Use):
         self.watch_parameters(parameters)
         self._ranks = ranks
         self._suspected = False
-        _watching.add(self)
-        watch(self)
+        _compressors.add(self)
+        _watch(self)
+
+    def begin(self) -> None:
+        """Notes that an exchange has begun; steps of optimizers no longer matter then."""
+        self.exchanged = True
+        _watchers.discard(self)
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sets the parameters whose gradients are exchanged."""
@@ -54,9 +74,9 @@ class TorchUse(Use):
         """Called after every step of an optimizer."""
         if self.exchanged or self._suspected or self._ranks() == 1:
             return
-        if self._ids and not updates(optimizer, self._ids):
+        if self._ids and not _updates(optimizer, self._ids):
             return
-        if any(other.exchanged and self._shares(other) for other in tuple(_watching)):
+        if any(other.exchanged and self._shares(other) for other in tuple(_compressors)):
             return
         self._suspected = True
         self.suspect()
@@ -64,3 +84,100 @@ class TorchUse(Use):
     def _shares(self, other: TorchUse) -> bool:
         """Whether another compressor may have some of the same parameters."""
         return not self._ids or not other._ids or not self._ids.isdisjoint(other._ids)
+
+
+class Discarded:
+    """Warns once if the gradients of an exchange seem to have been discarded.
+
+    They seem discarded if residuals count them as sent, and if all of this is true until the next exchange:
+    gradients were None again, as after ``zero_grad()``; no optimizer of the parameters has made a step; and
+    the smallest parameter, checked in place of all of them, has not changed. Gradients that a script sets
+    to zero in place look like accumulated ones, and are not detected; neither are those of a step if only
+    a device knows whether the step counts.
+
+    Args:
+        parameters: the parameters whose gradients are exchanged.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        # Kept, so that no other tensor gets the id of one of them.
+        self._parameters = [p for p in parameters if p.requires_grad and p.is_leaf and p.numel()]
+        self._ids = {id(p) for p in self._parameters}
+        self._stepped = self._warned = False
+        self._suspected: list[Changes] = []
+        self._anew: set[bool] = set()
+        self._version, self._sample = -1, torch.empty(0, dtype=torch.float32, device="cpu")
+        if self._parameters:
+            self._smallest = min(self._parameters, key=torch.Tensor.numel)
+            _note_none(self._smallest, self._anew)
+            _watch(self)
+
+    def begin(self, last: Iterable[Changes]) -> None:
+        """Looks for steps since the last exchange; called before an exchange's first gradient.
+
+        Args:
+            last: the changes of the last exchange.
+        """
+        if self._warned or not self._parameters:
+            return
+        version = self._smallest._version
+        self._suspected = [] if self._stepped or version != self._version else list(last)
+        if not self._suspected:
+            # Some optimizers change what shares the parameter's memory, and not its version.
+            self._sample = self._smallest.detach().clone()
+        self._version, self._stepped = version, False
+
+    def end(self) -> None:
+        """Warns if gradients seem discarded; called after an exchange's last gradient."""
+        anew, suspected = bool(self._anew), self._suspected
+        self._anew.clear()
+        self._suspected = []
+        if (
+            anew
+            and any(one.counts() for one in suspected)
+            and torch.equal(self._sample, self._smallest.detach())
+        ):
+            self._warned = True
+            warnings.warn(_MESSAGE, UserWarning, stacklevel=2)
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after every step of an optimizer, whatever its parameters are."""
+        if not self._stepped:
+            self._stepped = _updates(optimizer, self._ids)
+
+
+def _note_none(parameter: torch.Tensor, anew: set[bool]) -> None:
+    # The hook lives as long as the parameter: it must not hold a compressor, nor the parameter itself.
+    own = weakref.ref(parameter)
+
+    def note(_: torch.Tensor) -> None:
+        held = own()
+        if held is not None and held.grad is None:
+            anew.add(True)
+
+    parameter.register_hook(note)
+
+
+_compressors: weakref.WeakSet[TorchUse] = weakref.WeakSet()
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+def _watch(watcher: Watcher) -> None:
+    """Reports steps to a watcher as long as something else refers to the watcher."""
+    _watch_optimizers()
+    _watchers.add(watcher)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_note_step)
+
+
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for one in tuple(_watchers):
+        one.note(optimizer)
+
+
+def _updates(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:
+    """Whether an optimizer has any of the parameters with the given ids."""
+    return any(id(p) in ids for group in optimizer.param_groups for p in group["params"])

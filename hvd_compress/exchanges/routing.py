@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, NoReturn
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, codec_class
@@ -61,12 +62,12 @@ class Route:
         """Raises ``TypeError``: Horovod calls it where a route was given in place of a compressor."""
         refuse("a Route", "Route(...)")
 
-    @property
+    @cached_property
     def uncompressed(self) -> bool:
         """Whether Horovod reduces the tensor itself, in :attr:`cast_dtype`."""
         return self.codec.name in _CAST_DTYPES and not self.feedback.enabled
 
-    @property
+    @cached_property
     def cast_dtype(self) -> str | None:
         """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]

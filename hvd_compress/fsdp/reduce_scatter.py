@@ -139,7 +139,8 @@ class CompressedReduceScatter:
 
     def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
         """Reduces ``whole``, shape=(ranks * n,), of a module into ``own``, shape=(n,)."""
-        self._use.exchanged = True
+        if not self._use.exchanged:
+            self._use.begin()
         if self._pass.watch():  # The one before has ended with an error, which was raised then.
             self._collectives.failure = None
         with self._collectives.telling(whole.device):

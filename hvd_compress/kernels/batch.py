@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
-from hvd_compress.kernels.cpu_arrays import as_numpy
+from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.native import Shape
 
@@ -172,19 +172,6 @@ def altered_payload(
     except PayloadError as error:
         return BatchPayloadError(f"rank {rank}'s {error}", number, rank)
     return None
-
-
-def check_lengths(count: int, **lists: Sequence[Any]) -> None:
-    """Raises ``ValueError`` unless every list has ``count`` items."""
-    for name, items in lists.items():
-        if len(items) != count:
-            raise ValueError(f"{name}: expected {count} items, got {len(items)}")
-
-
-def check_message(what: str, got: int, least: int) -> None:
-    """Raises ``PayloadError`` if a message is too short for its payloads."""
-    if got < least:
-        raise PayloadError(f"{what}: expected at least {least} bytes, got {got}")
 
 
 def check_places(what: str, multiple: int, places: Iterable[tuple[int, int]]) -> int:

@@ -13,17 +13,20 @@ from hvd_compress.kernels.batch import (
     Entry,
     SerialBatch,
     altered_payload,
-    check_lengths,
-    check_message,
     check_places,
 )
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.kernels.cpu_arrays import pointer_to, size_of
+from hvd_compress.kernels.cpu_arrays import (
+    TensorTable,
+    check_lengths,
+    check_message,
+    pointer_to,
+    size_of,
+)
 from hvd_compress.kernels.cpu_arrays import rows as rows_of
 from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.kernels.native import KernelError, spec_of
-from hvd_compress.kernels.tensor_table import TensorTable
 
 
 class CpuBatch(Batch):

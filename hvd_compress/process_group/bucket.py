@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.changes import Changes
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.inquiry import Inquiry
+from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges.base import Scope
 

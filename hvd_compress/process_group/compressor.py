@@ -13,13 +13,12 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.changes import Changes, LastExchange
-from hvd_compress.engine.comm import Exchanging
+from hvd_compress.engine.comm import Exchanging, Pending
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.drivers import Pending
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
+from hvd_compress.engine.residuals import Changes, LastExchange
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
@@ -240,7 +239,6 @@ class ProcessGroupCompressor(CompressorBase):
         return configuration
 
     def _begin(self) -> Step:
-        self._kernels.check()  # What a device has met in an earlier step.
         self._collectives.begin_step()
         self._begin_encoding()
         asked = None
@@ -375,8 +373,10 @@ class ProcessGroupCompressor(CompressorBase):
             return
         for pairs in encoded.values():
             before = [(slot, former[slot.index]) for slot, _ in pairs]
-            asked = self._batches.inquire(before, [tensor for _, tensor in pairs])
-            bucket.inquiries.append(_encoded_part(*asked))
+            alike = [tensor for _, tensor in pairs]
+            lengths = self._batches.lengths_of(before)
+            asked = Inquiry(self._encoder, self._group, before, alike, lengths)
+            bucket.inquiries.append(_encoded_part(asked, self._batches.exchange(asked)))
         for dtype, rows in uncompressed.items():
             zeros = [torch.zeros_like(row) for row in rows]
             bucket.inquiries.append(self._as_it_is(zeros, dtype, None, 1))

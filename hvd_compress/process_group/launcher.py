@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Pending
 from hvd_compress.exchanges.base import Exchange, Group, Scope
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.ranks.errors import ExchangeError

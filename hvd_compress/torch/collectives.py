@@ -76,7 +76,7 @@ def equal_hosts() -> bool:
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
 
-    Implements :class:`hvd_compress.engine.drivers.AsyncCollectives` for collectives among all of its ranks.
+    Implements :class:`hvd_compress.torch.progress.AsyncCollectives` for collectives among all of its ranks.
 
     Args:
         process_set: the same as the optimizer's; None is all ranks.
@@ -222,7 +222,7 @@ class Collectives:
 class Scopes:
     """The collectives of an exchange: among all ranks, those of a host, and those between hosts.
 
-    Implements :class:`hvd_compress.engine.drivers.AsyncCollectives`.
+    Implements :class:`hvd_compress.torch.progress.AsyncCollectives`.
 
     Args:
         collectives: the collectives among all ranks.

@@ -13,11 +13,11 @@ from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard_methods
-from hvd_compress.engine.changes import Changes
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.discarded import Discarded
 from hvd_compress.engine.options import Options
+from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.slots import NamedParameters, Slot
+from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -263,7 +263,6 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"hvd_compress.torch.elastic.TorchState, which keeps what the compressor has, or at least "
                 f"call compressor.rebind() after each hvd.init()"
             )
-        self._kernels.check()
         self._discarded.begin(self._last)
         self._begin_encoding()
         self._changes = self._last.changes()
@@ -298,7 +297,8 @@ class Compressor(CompressorBase, HorovodCompressor):
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
     ) -> torch.Tensor:
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
-        self._kernels.order(gradient)
+        if gradient.is_cuda:
+            self._kernels.order(gradient)
         scale = self._encoder.loss_scale
         if not idle:
             self._changes.release(slot, gradient, scale)

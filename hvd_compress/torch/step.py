@@ -11,8 +11,8 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.batch_cache import BatchCache
-from hvd_compress.engine.drivers import Pending, Poller
+from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges.hosts import Hosts
@@ -23,6 +23,7 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.buckets import Bucket, Buckets
 from hvd_compress.torch.collectives import Collectives, Scopes
 from hvd_compress.torch.participation import Participation
+from hvd_compress.torch.progress import Poller
 
 _log = logging.getLogger(__name__)
 

@@ -146,6 +146,6 @@ def deferred_kernels() -> Iterator[Checked]:
     kernels.settle = lambda: None  # type: ignore[method-assign]
     with (
         mock.patch.object(Executors, "deferred", lambda *_: kernels),
-        mock.patch.object(Executors, "check", lambda *_: kernels.check()),
+        mock.patch.object(Executors, "cuda", kernels),
     ):
         yield kernels

@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine import batch, executors, slots
+from hvd_compress.engine import batch, executors, residuals
 from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.collectives import Collectives
@@ -153,7 +153,7 @@ class Streams(TorchDispatchMode):
         self._patch(Step, "_resolve", self._resolve)
         self._patch(Compressor, "reduce", self._hook)
         self._patch(executors.Executors, "settle", self._synchronize)
-        for module in (executors, batch, slots):
+        for module in (executors, batch, residuals):
             self._patches.enter_context(mock.patch.object(module, "keep_from_reuse", self._keep))
         for name in _HOST_LOOKS:
             self._patch(torch.Tensor, name, self._look)

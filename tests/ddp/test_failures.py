@@ -14,7 +14,7 @@ import torch.distributed as dist
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Pending
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.process_group.launcher import Ticket
 from tests.contract.cases import SHAPES, USUAL

@@ -18,8 +18,7 @@ from hvd_compress import FP16, Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Collective
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Collective, Pending
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher
 from tests.contract.cases import ROWS, SHAPES, USUAL

@@ -67,7 +67,7 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
 
 
 def _batches(before: Callable[[], None]) -> Any:
-    from hvd_compress.engine.batch_cache import BatchCache
+    from hvd_compress.engine.plan import BatchCache
 
     make = BatchCache.make
 

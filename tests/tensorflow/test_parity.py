@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import LevelCodec, NoiseKey
-from hvd_compress.engine.batch_cache import BatchCache
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.base import Group
@@ -56,7 +56,7 @@ def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
 
 
 def _batches() -> BatchCache:
-    return BatchCache(EncodeContext(Executors(1), SEED, RANK, None), Group(RANK, RANKS))
+    return BatchCache(EncodeContext(Executors(1), SEED, RANK), Group(RANK, RANKS))
 
 
 class _Steps:

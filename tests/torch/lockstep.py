@@ -9,11 +9,10 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.batch_cache import BatchCache
-from hvd_compress.engine.comm import Collective
-from hvd_compress.engine.drivers import Pending
+from hvd_compress.engine.comm import Collective, Pending
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -60,7 +59,7 @@ class Lockstep:
             for _ in range(size)
         ]
         self.batches = [
-            BatchCache(EncodeContext(Executors(1), 0, group.rank, None), group, owner_step)
+            BatchCache(EncodeContext(Executors(1), 0, group.rank), group, owner_step)
             for group in self._groups
         ]
         self.started: list[list[tuple[str, int]]] = []

@@ -9,7 +9,8 @@ _ENDS = """
 import sys, threading
 import torch
 from hvd_compress.engine.comm import Collective
-from hvd_compress.engine.drivers import Pending, Poller
+from hvd_compress.engine.comm import Pending
+from hvd_compress.torch.progress import Poller
 
 class AsyncCollectives:
     def start(self, collective, name): return collective.message
