@@ -58,7 +58,7 @@ class TorchSide:
         """One step's work on every gradient, all of them in one bucket."""
         given = [gradient.clone() for gradient in self._gradients]
         batch, exchanging = self._batches.make(self._slots, given)
-        Pending("bucket", 0, exchanging, batch.note)  # Alone, a rank has its results at once.
+        Pending("bucket", 0, exchanging, batch)  # Alone, a rank has its results at once.
         batch.write(1.0)
         batch.settle(False)
 

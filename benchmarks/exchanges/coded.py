@@ -98,7 +98,7 @@ class Coded(Exchange):
             slot.step = 0
             clock.skip()
             batch, exchanging = batches.make([slot], [result])
-            pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch.note)
+            pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch)
             clock.lap("encode")
             while pending.request is not None:
                 rows = transport.wait(transport.start(pending.request, pending.label))

@@ -10,9 +10,8 @@ need(__name__)
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.ddp.auto import Auto
-from hvd_compress.ddp.compressor import Compressor
+from hvd_compress.ddp.compressor import Compressor, hook
 from hvd_compress.ddp.gathered import GatheredState
-from hvd_compress.ddp.hook import hook
 from hvd_compress.ddp.register import register
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.ranks.errors import ExchangeError

@@ -1,28 +1,26 @@
-"""DDP's communication hook over the codecs and the exchanges."""
+"""DDP's communication hook over the codecs and the exchanges.
 
-from __future__ import annotations
+This module has no postponed annotations, since DDP inspects those of the hook.
+"""
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
-from hvd_compress.codecs.calls import guard
+from hvd_compress.codecs.calls import expect_instance, guard
 from hvd_compress.engine.comm import byte_count
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
-from hvd_compress.process_group.step import Step
+from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket
 
 
 @guard
@@ -195,6 +193,27 @@ class Compressor(ProcessGroupCompressor):
                 f"{tuple(parameter.shape)}: make a compressor for each model, after its last change"
             )
         return slot
+
+
+def hook(
+    state: Compressor,
+    bucket: GradBucket,
+) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook: ``model.register_comm_hook(compressor, hook)``.
+
+    Args:
+        state: the compressor.
+        bucket: the gradients that DDP has collected.
+
+    Returns:
+        A future of the ranks' averages, in the bucket's own memory.
+
+    Raises:
+        TypeError: the state is not a compressor.
+    """
+    if not isinstance(state, Compressor):
+        expect_instance("hook", state, Compressor, "model.register_comm_hook({}, hook)")
+    return state.reduce(bucket)
 
 
 def _group_of(

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
 from hvd_compress.ddp.auto import Auto
-from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.ddp.hook import hook
+from hvd_compress.ddp.compressor import Compressor, hook
 from hvd_compress.exchanges.routing import Route
 
 _log = logging.getLogger(__name__)

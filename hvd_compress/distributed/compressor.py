@@ -27,12 +27,11 @@ from hvd_compress.engine.state_checks import check
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison
-from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.collectives import Over
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
-from hvd_compress.process_group.step import Step
+from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.process_group.values import tell
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvd_compress.process_group.bucket import Bucket
+from hvd_compress.process_group.step import Bucket
 
 
 class Work:

@@ -6,14 +6,14 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.comm import Collective, Content
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
@@ -521,13 +521,6 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
     return ExchangeError(
         f"set_codec: expected a call on every rank between the same two steps, got one on {who} only"
     )
-
-
-class Content(Protocol):
-    """The content of a pending bucket: gradients in a batch, or uncompressed gradients."""
-
-    nonfinite: bool
-    word: torch.Tensor | None
 
 
 def judge(contents: Sequence[Content]) -> bool | torch.Tensor:

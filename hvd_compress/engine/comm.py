@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -138,6 +138,37 @@ class Comm:
         return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)
 
 
+class Content(Protocol):
+    """The content of a bucket: gradients in a batch, or uncompressed gradients.
+
+    Attributes:
+        error: the first error on this rank; None without one.
+        nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
+        word: a word on the device that is not 0 if some rank sent an Inf or a NaN; None unless only the
+            device knows.
+    """
+
+    error: Exception | None
+    nonfinite: bool
+    word: torch.Tensor | None
+
+    def write(self, scale: float) -> None:
+        """Writes ``scale`` times the sum of the ranks' gradients over the gradients."""
+        ...
+
+    def settle(self, dropped: bool | torch.Tensor) -> None:
+        """Accepts or discards the next residuals."""
+        ...
+
+    def note(self, collective: Collective) -> None:
+        """Counts the bytes of a collective."""
+        ...
+
+    def count(self, counters: Counters) -> None:
+        """Adds the bytes sent, the elements encoded and the times to the counters."""
+        ...
+
+
 class Pending:
     """The running exchange of a bucket.
 
@@ -145,10 +176,11 @@ class Pending:
         name: the name of the exchange's collectives, the same on every rank.
         number: the exchange's position in an order that is the same on every rank.
         exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
-        started: a function that is called with every collective that the exchange asks for.
+        content: the content of the bucket, which counts every collective that the exchange asks for.
 
     Attributes:
         name: the name of the exchange's collectives.
+        content: the content of the bucket.
         stage: the number of collectives that are over, without remainders.
         request: the collective that the exchange waits for; None at the end.
         error: the error of the generator or of a collective; None without one.
@@ -159,15 +191,15 @@ class Pending:
         name: str,
         number: int,
         exchanging: Exchanging,
-        started: Callable[[Collective], None],
+        content: Content,
     ) -> None:
         self.name = name
+        self.content = content
         self.number = number
         self.stage = 0
         self.request: Collective | None = None
         self.error: Exception | None = None
         self._exchanging = exchanging
-        self._started = started
         self._go_on(lambda: next(exchanging))
 
     @property
@@ -207,4 +239,4 @@ class Pending:
         if self.request is not None and not request.remainder:
             self.stage += 1
         self.request = request
-        self._started(request)
+        self.content.note(request)

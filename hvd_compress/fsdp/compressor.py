@@ -28,9 +28,9 @@ from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.bucket import Bucket, Part
 from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -186,7 +186,8 @@ class Compressor(ProcessGroupCompressor):
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
         """FSDP2's hook: averages the sums of the shards' ranks over the replicas, in place."""
-        keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
+        if output.is_cuda:
+            keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
         if self._pass.watch():
             self._break_off()
         if unit.elements != output.numel():
@@ -281,8 +282,8 @@ class Compressor(ProcessGroupCompressor):
         self._step.add(bucket)
         bucket.future.wait()
         for part in bucket.parts:
-            if isinstance(part.content, Batch):
-                self._uneven.append(part.content.uneven())
+            if isinstance(part.pending.content, Batch):
+                self._uneven.append(part.pending.content.uneven())
         for marks in self._marks:
             self._uneven.append((marks != 0).all(0).any())
 

@@ -28,12 +28,11 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import shared
 from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.bucket import Bucket, Part
 from hvd_compress.process_group.collectives import Collectives, is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher
-from hvd_compress.process_group.step import Step
+from hvd_compress.process_group.step import Bucket, Part, Step
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -269,10 +268,10 @@ class ProcessGroupCompressor(CompressorBase):
         if bucket.inquiries:
             first, *others = bucket.inquiries
             self._wait_for_part(first)
-            assert isinstance(first.content, Inquiry)
+            assert isinstance(first.pending.content, Inquiry)
             try:
                 with self._collectives.behind():
-                    first.content.check()
+                    first.pending.content.check()
             except ExchangeError:
                 # Ranks without a change have sent these, too, and see the flags when all are back.
                 for part in others:
@@ -410,12 +409,12 @@ class ProcessGroupCompressor(CompressorBase):
         whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
         content = Uncompressed(rows, dtype, buffer=buffer if whole else None, divisor=divisor)
         exchanging = content.exchange(self._batches.comm)
-        return Part(content, Pending("", 0, exchanging, content.note), ("all",))
+        return Part(Pending("", 0, exchanging, content), ("all",))
 
     def _count(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
             for part in bucket.parts:
-                part.content.count(self.counters)
+                part.pending.content.count(self.counters)
 
     def _check_device(self, slot: Slot, tensor: torch.Tensor) -> None:
         if tensor.device != self._device:
@@ -437,7 +436,7 @@ def _cut(slot: Slot, route: Route) -> object:
 def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
     exchange = EXCHANGES[batch.plan.exchange]
     remainders = exchange.remainders if batch.plan.packed else ()
-    return Part(batch, Pending("", 0, exchanging, batch.note), exchange.stages, remainders)
+    return Part(Pending("", 0, exchanging, batch), exchange.stages, remainders)
 
 
 def device_of(slots: Iterable[Slot]) -> torch.device:

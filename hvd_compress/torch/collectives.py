@@ -97,6 +97,7 @@ class Collectives:
                 "hvd.add_process_set() first"
             )
         self.rank, self.size = self.place
+        self._long = sum_as_gather.shortest(self.size)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -147,7 +148,8 @@ class Collectives:
             full = f"{self._prefix}.{name}"
             number = self._enqueue(hvd.alltoall_async, message, splits, full)
             return Handle(number, name, self.size, collective.sizes[self.rank])
-        if message.device.type == "cpu" and sum_as_gather.as_sum(self.size, message.numel()):
+        length = message.numel()
+        if length >= self._long and message.is_cpu and sum_as_gather.as_sum(self.size, length):
             own = message.view(torch.int32)
             return Handle(self.all_reduce(own, name).number, name, own=own, rank=self.rank)
         gather = self.all_gather(message, name)

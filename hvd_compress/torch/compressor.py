@@ -154,7 +154,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         self._exchanged[slot] = None
         # Horovod goes on to exchange a parameter that is frozen later. Zeros must not take a residual
         # along; others are gradients from before.
-        idle = slot.frozen and not bool(tensor.any())
+        idle = not slot.parameter.requires_grad and slot.frozen and not bool(tensor.any())
         encoded = not self._goes_uncompressed(slot)
         if encoded:
             slot.pending = True

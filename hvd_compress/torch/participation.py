@@ -44,12 +44,16 @@ class Participation:
         self._comparing: Handle | None = None
         self.agreed = False
         self._checking: Handle | None = None
+        self._token = token.make(collectives.rank)
+        self._of_everybody = token.of_everybody(collectives.size)
         self.tokens: list[float] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether all ranks take part, as far as this rank knows."""
-        return self.tokens is None or token.everybody(self.tokens, self._collectives.size)
+        if self.tokens is None or self.tokens == self._of_everybody:
+            return True
+        return token.everybody(self.tokens, self._collectives.size)
 
     def forget(self) -> None:
         """Makes the ranks compare their settings again in the next step."""
@@ -59,7 +63,7 @@ class Participation:
         """Starts a step's check, before anything is sent or encoded."""
         self.tokens = None
         values = torch.tensor(
-            [*token.make(self._collectives.rank), float(not self.agreed)],
+            [*self._token, float(not self.agreed)],
             dtype=torch.float32,
             device="cpu",
         )

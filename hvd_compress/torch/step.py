@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.comm import Content, Pending
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
+from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.ranks import token
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.torch.buckets import Bucket, Buckets
 from hvd_compress.torch.collectives import Collectives, Scopes
 from hvd_compress.torch.participation import Participation
 from hvd_compress.torch.progress import Poller
@@ -37,6 +38,9 @@ also names these ranks, ends the wait."""
 _TIMEOUT_OF_SOME = 10.0
 """The same where Horovod has reduced something for only some of the ranks: the others have joined, and take
 part by themselves, or they are not the optimizer's and never will."""
+
+_MOST_SCALES = 64
+"""The most factors to remember: ranks that come and go would make their number unlimited."""
 
 _TIMEOUT_IN_BACKWARD = 5.0
 """Seconds to wait for slower ranks at the end of a backward pass; the rest is waited for later."""
@@ -80,9 +84,9 @@ class Step:
         self._participation = Participation(collectives, configuration, self._prepare)
         self._progress = Poller(self.transport)
         self._buckets = Buckets()
-        self._held: list[tuple[Batch, Pending]] = []
-        self._contents: dict[Pending, Batch | Uncompressed] = {}
+        self._held: list[Pending] = []
         self._encoded = False
+        # By token and participation check, which are the same in most steps.
         self._scales: dict[tuple[float, ...], float] = {}
 
     @property
@@ -105,7 +109,6 @@ class Step:
 
     def begin(self) -> None:
         """Called before a step's first gradient."""
-        self._scales.clear()
         self._cold.clear()
         self._idle.clear()
         self._participation.begin()
@@ -147,14 +150,15 @@ class Step:
         Raises:
             ExchangeError: ranks differ, or some of the compressor's ranks never take part.
         """
-        size = self._collectives.size
-        everybody = reduced is None or token.reduced_for_everybody(reduced.tolist(), size)
-        if not self._participation.checked(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
-            raise ExchangeError(
-                f"{name}: expected all {size} ranks of the compressor's process set, got "
-                f"only those of the optimizer: pass the same process_set to both, and make compressors in "
-                f"the same order on every rank"
-            )
+        if not self._participation.checked(0.0):
+            size = self._collectives.size
+            everybody = reduced is None or token.reduced_for_everybody(reduced.tolist(), size)
+            if not self._participation.checked(_TIMEOUT if everybody else _TIMEOUT_OF_SOME):
+                raise ExchangeError(
+                    f"{name}: expected all {size} ranks of the compressor's process set, got "
+                    f"only those of the optimizer: pass the same process_set to both, and make compressors "
+                    f"in the same order on every rank"
+                )
         while not self._release(_REPORTED):
             _log.warning(
                 "%s: waiting for all ranks to compare their settings at the end of their first backward "
@@ -175,15 +179,19 @@ class Step:
         """
         tokens = self._participation.tokens
         assert tokens is not None
-        values = tuple(reduced.tolist())
-        if values not in self._scales:
+        values = reduced.tolist()
+        key = (*values, *tokens)
+        scale = self._scales.get(key)
+        if scale is None:
             try:
-                found = token.reduction_scale(values, tokens, self._collectives.size, name)
+                scale = token.reduction_scale(values, tokens, self._collectives.size, name)
             except ExchangeError:
                 self._barrier()
                 raise
-            self._scales[values] = found
-        return self._scales[values]
+            if len(self._scales) >= _MOST_SCALES:
+                self._scales.clear()
+            self._scales[key] = scale
+        return scale
 
     @torch.no_grad()
     def collect(self, scale: float, counters: Counters) -> None:
@@ -201,11 +209,11 @@ class Step:
         for bucket in self._buckets.rest():
             self._send(bucket, counters)
         self._release(0.0)
-        written: list[Batch | Uncompressed] = []
+        written: list[Content] = []
         errors: list[Exception] = []
         altered, sent = True, True
         for pending in self._progress.finish():
-            content = self._contents.pop(pending)
+            content = pending.content
             try:
                 if pending.error is not None:
                     raise pending.error
@@ -238,28 +246,28 @@ class Step:
                 continue
             used = [slot not in self._idle for slot in slots]
             batch, exchanging = self._batches.make(slots, gradients, used, encoded=encoded)
-            pending = Pending(named, bucket.number, exchanging, batch.note)
+            self._held.append(Pending(named, bucket.number, exchanging, batch))
             batch.count_encoding(counters)
-            self._held.append((batch, pending))
 
     def _release(self, timeout: float) -> bool:
         if not self._participation.known(timeout):
             return False
         held, self._held = self._held, []
-        for batch, pending in held:
-            if not self._participation.complete:
-                self._send_uncompressed(batch, pending)
-                continue
-            self._contents[pending] = batch
-            self._progress.submit(pending, len(EXCHANGES[batch.plan.exchange].stages))
+        for pending in held:
+            batch = pending.content
+            assert isinstance(batch, Batch)
+            if self._participation.complete:
+                self._progress.submit(pending, len(EXCHANGES[batch.plan.exchange].stages))
+            else:
+                self._progress.submit(self._uncompressed(batch, pending), 1)
         return True
 
-    def _send_uncompressed(self, batch: Batch, pending: Pending) -> None:
-        """Sends a plain sum among the ranks that take part, where some do not."""
+    def _uncompressed(self, batch: Batch, pending: Pending) -> Pending:
+        """A plain sum among the ranks that take part, where some do not, in place of an exchange."""
         batch.withdraw()
         content = Uncompressed(batch.gradients, torch.float32)
         exchanging = content.exchange(self._batches.comm)
-        plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content.note)
+        plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content)
         if self._batches.owner_step is not None:
             names = ", ".join(slot.name for slot in batch.plan.slots)
             plain.fail(
@@ -269,8 +277,7 @@ class Step:
                     f"stepped"
                 )
             )
-        self._contents[plain] = content
-        self._progress.submit(plain, 1)
+        return plain
 
     def _prepare(self) -> None:
         hosts = self._hosts()
@@ -288,3 +295,85 @@ class Step:
 
     def _at_end_of_backward(self) -> None:
         self._release(_TIMEOUT_IN_BACKWARD)
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Gradients that travel together.
+
+    Attributes:
+        name: the name of the bucket, the same on every rank.
+        number: its position among the step's buckets, the same on every rank.
+        wanted: the number of gradients that complete the bucket.
+        gradients: the gradients that have arrived, by slot.
+    """
+
+    name: str
+    number: int
+    wanted: int
+    gradients: dict[Slot, torch.Tensor] = field(default_factory=dict)
+
+    def sorted(
+        self, which: Callable[[Slot], bool] = lambda slot: True
+    ) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
+        """Slots and gradients of the slots that ``which`` selects, in the order of the parameters."""
+        slots = tuple(sorted(filter(which, self.gradients), key=lambda slot: slot.index))
+        return slots, [self.gradients[slot] for slot in slots]
+
+
+class Buckets:
+    """The buckets of a step.
+
+    They are composed of the parameters that had a gradient in the last step. Horovod's optimizer exchanges
+    the same gradients on every rank, so the buckets are the same everywhere. A gradient that was not in the
+    last step is a latecomer, and has its own bucket.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[Slot, Bucket] = {}
+        self._waiting: dict[str, Bucket] = {}
+        self._arrived: set[Slot] = set()
+        self._count = 0
+
+    def plan(self, slots: Iterable[Slot]) -> None:
+        """Composes new buckets of gradients that will be encoded."""
+        self._buckets = {}
+        self._count = 0
+        kinds: dict[tuple[str, torch.device, torch.dtype], list[Slot]] = {}
+        for slot in slots:
+            parameter = slot.parameter
+            kind = slot.route.exchange, parameter.device, parameter.dtype
+            kinds.setdefault(kind, []).append(slot)
+        for members in kinds.values():
+            by_index = {slot.index: slot for slot in members}
+            for numbers in buckets.compose((slot.index, slot.count) for slot in members):
+                bucket = Bucket(f"bucket {self._count}", self._count, len(numbers))
+                self._buckets.update({by_index[number]: bucket for number in numbers})
+                self._count += 1
+
+    def add(self, slot: Slot, gradient: torch.Tensor) -> Bucket | None:
+        """Adds a gradient; returns its bucket if that is complete now."""
+        self._arrived.add(slot)
+        planned = self._buckets.get(slot)
+        if planned is None:
+            planned = Bucket(f"latecomer {slot.index}", self._count + slot.index, 1)
+        bucket = self._waiting.setdefault(planned.name, planned)
+        bucket.gradients[slot] = gradient
+        if len(bucket.gradients) < bucket.wanted:
+            return None
+        return self._taken(bucket)
+
+    def rest(self) -> list[Bucket]:
+        """The buckets that wait for gradients which do not arrive in this step."""
+        return [self._taken(self._waiting[name]) for name in sorted(self._waiting)]
+
+    def end(self) -> set[Slot] | None:
+        """Ends a step; returns the parameters whose gradients arrived if they are not the planned ones."""
+        arrived, self._arrived = self._arrived, set()
+        return None if arrived == self._buckets.keys() else arrived
+
+    def _taken(self, bucket: Bucket) -> Bucket:
+        del self._waiting[bucket.name]
+        taken = Bucket(bucket.name, bucket.number, bucket.wanted, bucket.gradients)
+        bucket.gradients = {}
+        return taken

@@ -23,10 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine import batch, executors, residuals
 from hvd_compress.engine.comm import Collective
-from hvd_compress.process_group.bucket import Bucket
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream
-from hvd_compress.process_group.step import Step
+from hvd_compress.process_group.step import Bucket, Step
 from tests.cuda.executors import Checked
 
 BACKWARD, SIDE, NETWORK = "backward", "side", "network"

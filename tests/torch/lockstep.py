@@ -90,7 +90,7 @@ class Lockstep:
             batch, exchanging = batches.make(slots, list(results[rank].values()))
             if rank in broken:
                 batch.error = RuntimeError(f"rank {rank} is broken")
-            made.append((batch, Pending("bucket", 0, exchanging, batch.note)))
+            made.append((batch, Pending("bucket", 0, exchanging, batch)))
         while any(pending.request for _, pending in made):
             self._go_on([pending for _, pending in made], alter)
         self.errors = []

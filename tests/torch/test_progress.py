@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 _ENDS = """
-import sys, threading
+import sys, threading, types
 import torch
-from hvd_compress.engine.comm import Collective
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.comm import Collective, Pending
 from hvd_compress.torch.progress import Poller
 
 class AsyncCollectives:
@@ -27,8 +26,9 @@ def exchange(values):
 
 torch.set_num_threads(1)
 resumed = threading.Event()
+content = types.SimpleNamespace(note=lambda request: None)
 progress = Poller(AsyncCollectives())
-progress.submit(Pending("values", 0, exchange(torch.ones(300, 300)), lambda request: None), stages=2)
+progress.submit(Pending("values", 0, exchange(torch.ones(300, 300)), content), stages=2)
 resumed.wait()
 sys.exit(3)
 """
