@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -54,6 +55,19 @@ def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
         positive = torch.rand(shape, generator=generator) < 0.5
         made[name] = torch.where(positive, factor, -2 * factor)
     return made
+
+
+def phases_of(step: Callable[[], object]) -> Counter[str]:
+    """The labels of this package in a trace of a step, on all threads, with their numbers."""
+    options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=options
+    ) as trace:
+        step()
+    names = [event.name for event in trace.events()]
+    return Counter(
+        one.removeprefix("hvd_compress::") for one in names if one.startswith("hvd_compress::")
+    )
 
 
 class Simulation(reference.Simulation):

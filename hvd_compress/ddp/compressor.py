@@ -211,8 +211,9 @@ def hook(
     Raises:
         TypeError: the state is not a compressor.
     """
-    if not isinstance(state, Compressor):
-        expect_instance("hook", state, Compressor, "model.register_comm_hook({}, hook)")
+    given: Any = state
+    if not isinstance(given, Compressor):
+        expect_instance("hook", given, Compressor, "model.register_comm_hook({}, hook)")
     return state.reduce(bucket)
 
 

@@ -13,7 +13,7 @@ import torch
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Collective, Content
+from hvd_compress.engine.comm import Collective, Content, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
@@ -167,13 +167,14 @@ class Batch:
         averages = buffer.split(self.plan.owned_sizes)
         if not pieces:
             return averages
-        try:
-            self.decode(table, averages, rows, 1 / len(rows))
-        except BatchPayloadError as error:
-            piece = pieces[error.entry]
-            name = f"{self.plan.slots[piece.member].name}, as its owner"
-            raise self._explained(error, piece, rows, name, error.rank) from None
-        self.step_averages(averages)
+        with phase("average"):
+            try:
+                self.decode(table, averages, rows, 1 / len(rows))
+            except BatchPayloadError as error:
+                piece = pieces[error.entry]
+                name = f"{self.plan.slots[piece.member].name}, as its owner"
+                raise self._explained(error, piece, rows, name, error.rank) from None
+            self.step_averages(averages)
         return averages
 
     def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
@@ -350,7 +351,8 @@ class Batch:
     def encoding(self) -> Iterator[None]:
         """Adds the time in the block to the encoding time."""
         started = time.perf_counter()
-        yield
+        with phase("encode"):
+            yield
         self._encode_seconds += time.perf_counter() - started
 
     @contextmanager
@@ -358,7 +360,8 @@ class Batch:
         """Adds the time in the block to the decoding time."""
         started = time.perf_counter()
         try:
-            yield
+            with phase("decode"):
+                yield
         finally:
             self.decode_seconds += time.perf_counter() - started
 

@@ -7,16 +7,34 @@ the results. Drivers do not depend on exchanges, nor exchanges on drivers.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+from torch.autograd import profiler
 
 from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
 
 Exchanging = Generator["Collective", torch.Tensor, None]
 """A running exchange: yields collectives, and receives their results."""
+
+
+_NO_LABEL = nullcontext()
+
+
+def phase(name: str) -> AbstractContextManager[object]:
+    """Labels the work in the ``with`` block as ``hvd_compress::NAME`` in the traces of ``torch.profiler``.
+
+    Without a profiler, this is only the test whether there is one.
+
+    Args:
+        name: ``"encode"``, ``"send"``, ``"average"`` or ``"decode"``.
+    """
+    if not profiler._is_profiler_enabled:
+        return _NO_LABEL
+    return profiler.record_function(f"hvd_compress::{name}")
 
 
 def byte_count(tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
-from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import Executors
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.kernels.batch import Entry, altered_payload, on_host
@@ -235,7 +235,8 @@ class EncodedCollectives:
         )
         collective.count(self.counters)
         name = f"{collective.kind}.{content}.{message.numel()}"
-        rows = self._transport.run(collective, name)
+        with phase("send"):
+            rows = self._transport.run(collective, name)
         if problem is not None:
             with self._receiving(tensor.device):
                 raise problem
@@ -288,16 +289,17 @@ class EncodedCollectives:
 
     def _write(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
         started = time.perf_counter()
-        for number, part in enumerate(parts):
-            self._kernels.encode(
-                codec,
-                tuple(part.shape),
-                part.view(-1),
-                rows[number],
-                feedback=_OFF,
-                residual=None,
-                noise=NoiseKey(self._seed, self._noise_rank, number, self.exchanges),
-            )
+        with phase("encode"):
+            for number, part in enumerate(parts):
+                self._kernels.encode(
+                    codec,
+                    tuple(part.shape),
+                    part.view(-1),
+                    rows[number],
+                    feedback=_OFF,
+                    residual=None,
+                    noise=NoiseKey(self._seed, self._noise_rank, number, self.exchanges),
+                )
         self.counters.encode_seconds += time.perf_counter() - started
 
     def _added(
@@ -347,15 +349,16 @@ class EncodedCollectives:
         """Adds up the payloads of consecutive ranks."""
         started = time.perf_counter()
         try:
-            self._kernels.decode_sum(
-                codec,
-                tuple(out.shape),
-                rows[ranks[0] : ranks[-1] + 1],
-                out.view(-1),
-                step=self.exchanges,
-                scale=scale,
-                accumulate=accumulate,
-            )
+            with phase("decode"):
+                self._kernels.decode_sum(
+                    codec,
+                    tuple(out.shape),
+                    rows[ranks[0] : ranks[-1] + 1],
+                    out.view(-1),
+                    step=self.exchanges,
+                    scale=scale,
+                    accumulate=accumulate,
+                )
         except PayloadError as error:
             raise PayloadError(
                 f"{content}: {self._named(codec, rows, ranks, out) or error}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.comm import Pending, phase
 from hvd_compress.exchanges.base import Exchange, Group, Scope
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.ranks.errors import ExchangeError
@@ -238,7 +238,8 @@ class _Course:
 
     def _begin(self, group: Collectives) -> None:
         assert self._pending.request is not None
-        result, work = group.start(self._pending.request)
+        with phase("send"):
+            result, work = group.start(self._pending.request)
         group.when_over(work, lambda error: self._arrived(result, error))
 
     def _arrived(self, result: torch.Tensor, error: Exception | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress.engine.comm import Collective, Pending
+from hvd_compress.engine.comm import Collective, Pending, phase
 from hvd_compress.ranks import threads
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
@@ -162,7 +162,8 @@ class _ProgressState:
     def _start(self, pending: Pending) -> None:
         if pending.request is not None:
             try:
-                handle = self._transport.start(pending.request, pending.label)
+                with phase("send"):
+                    handle = self._transport.start(pending.request, pending.label)
                 self._under_way[pending] = handle
                 return
             except Exception as error:
