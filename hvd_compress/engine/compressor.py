@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -43,6 +43,22 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
+
+
+class _Format(NamedTuple):
+    """What a slot's gradients are sent as.
+
+    Attributes:
+        route: their route.
+        parameter: their parameter, or the first tensor with the slot's key.
+        dtype: the parameter's dtype.
+        text: a description, which ranks compare.
+    """
+
+    route: Route
+    parameter: torch.Tensor
+    dtype: torch.dtype
+    text: str
 
 
 class CompressorBase:
@@ -96,7 +112,9 @@ class CompressorBase:
         self._exchange = route.exchange
         # The slots whose routes are checked when their parameters are trained.
         self._frozen: set[Slot] = set()
+        self._formats: dict[Slot, _Format] = {}
         self._owner_step = owner_step
+        self._owner_step_text = owner_steps.describe(owner_step)
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
@@ -394,6 +412,7 @@ class CompressorBase:
         """Changes the routes of the gradients that follow."""
         for slot, route in routes:
             slot.route = route
+        self._formats.clear()
         self._batches.forget_plans()
         self._forget_agreement()
 
@@ -413,21 +432,32 @@ class CompressorBase:
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         """The configuration that ranks compare: settings, and the dtype, shape, route and step of slots."""
-        tensors = {}
-        for slot in self._slots if slots is None else slots:
-            tensors[slot.name] = (
-                f"{slot.dtype} {list(slot.shape)} by {slot.route}, step {slot.step}"
-            )
+        tensors = {
+            slot.name: f"{self._format_of(slot).text}, step {slot.step}"
+            for slot in (self._slots if slots is None else slots)
+        }
         return {
             "format version": FORMAT_VERSION,
             "ranks": self._size,
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
-            "owner_step": owner_steps.describe(self._owner_step),
+            "owner_step": self._owner_step_text,
             "gradient of": tensors,
             # With some slots only, others may be in exchanges, and ranks learn lengths at different times.
             **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),
         }
+
+    def _format_of(self, slot: Slot) -> _Format:
+        """The format of a slot's gradients; described again only after a change."""
+        route, parameter = slot.route, slot.parameter
+        known = self._formats.get(slot)
+        if known is None or not (
+            known.route is route and known.parameter is parameter and known.dtype == parameter.dtype
+        ):
+            text = f"{slot.dtype} {list(slot.shape)} by {route}"
+            known = _Format(route, parameter, parameter.dtype, text)
+            self._formats[slot] = known
+        return known
 
     @staticmethod
     def _sent_dtype(route: Route, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.process_group.collectives import Collectives, Over
+from hvd_compress.process_group.collectives import Collectives, Over, contents, message
 from hvd_compress.process_group.launcher import Line
-from hvd_compress.process_group.values import contents, message
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import explained
 from hvd_compress.ranks.values import check_lengths

@@ -204,6 +204,22 @@ class Collectives:
             )
 
 
+def message(content: bytes, length: int, device: torch.device) -> torch.Tensor:
+    """Bytes as a tensor, padded with zeros at the end, shape=(length,), uint8."""
+    return torch.frombuffer(bytearray(content.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+
+
+def contents(rows: torch.Tensor, lengths: Sequence[int]) -> list[bytes]:
+    """The bytes of gathered messages without padding.
+
+    Args:
+        rows: the messages, shape=(ranks, bytes of the longest message), uint8.
+        lengths: the number of bytes in each message.
+    """
+    pairs = zip(rows.cpu().numpy(), lengths, strict=True)
+    return [row[:length].tobytes() for row, length in pairs]
+
+
 def is_unregistered(group: dist.ProcessGroup | None) -> bool:
     """Whether torch.distributed does not know a process group, such as the groups that torchft makes."""
     known = dist.distributed_c10d._world.pg_map

@@ -52,6 +52,7 @@ class ProcessGroupCompressor(CompressorBase):
     _made_by_use: ClassVar[frozenset[str]] = frozenset(
         {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
         | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
+        | {"_formats"}
     )
     """The attributes that belong to a process group or to the native library, and are not copied."""
 
@@ -92,6 +93,7 @@ class ProcessGroupCompressor(CompressorBase):
         self.__dict__.update(state)
         self._kernels = Executors(self._threads, chained=self._chained)
         self._last = LastExchange()
+        self._formats = {}
         self._begin_unbound()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.collectives import Collectives, contents, message
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import MOST_BYTES, check_lengths, deserialize, serialize
 
@@ -77,22 +76,6 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
     sent = message(content, length, ranks.device)
     ranks.broadcast(sent, source)
     return _loaded(contents(sent[None], [length])[0])
-
-
-def message(content: bytes, length: int, device: torch.device) -> torch.Tensor:
-    """Bytes as a tensor, padded with zeros at the end, shape=(length,), uint8."""
-    return torch.frombuffer(bytearray(content.ljust(length, b"\0")), dtype=torch.uint8).to(device)
-
-
-def contents(rows: torch.Tensor, lengths: Sequence[int]) -> list[bytes]:
-    """The bytes of gathered messages without padding.
-
-    Args:
-        rows: the messages, shape=(ranks, bytes of the longest message), uint8.
-        lengths: the number of bytes in each message.
-    """
-    pairs = zip(rows.cpu().numpy(), lengths, strict=True)
-    return [row[:length].tobytes() for row, length in pairs]
 
 
 def _lengths(ranks: Collectives, own: int, most: int) -> list[int]:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.values import broadcast_state, gather_states, message, tell
+from hvd_compress.process_group.collectives import Collectives, message
+from hvd_compress.process_group.values import broadcast_state, gather_states, tell
 from hvd_compress.ranks.values import MOST_BYTES, serialize
 from tests import pickles
 from tests.ranks import on_ranks
