@@ -491,8 +491,7 @@ class Compressor(ProcessGroupCompressor):
         try:
             if error is not None:
                 raise error
-            step = Step(self._collectives, self._launcher, None, lambda: None, lambda buckets: None)
-            step.send_alone(bucket)
+            Step(self._collectives, self._launcher).send_alone(bucket)
         except Exception as problem:
             bucket.resolve(problem)
 

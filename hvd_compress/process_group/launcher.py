@@ -122,33 +122,6 @@ class Line:
         )
 
 
-class _Tickets:
-    """The tickets of one exchange.
-
-    Args:
-        stages: the lines of the exchange's collectives; None for a collective of this rank alone.
-        remainders: the lines of the additional collectives that the exchange may need.
-    """
-
-    def __init__(self, stages: Sequence[Line | None], remainders: Sequence[Line | None]) -> None:
-        self._stages = [line.ticket() if line else None for line in stages]
-        self._remainders = [line.ticket() for line in remainders if line]
-
-    def start(self, pending: Pending, begin: Begin, over: Over) -> None:
-        """Uses the ticket of the collective that the exchange waits for; see :meth:`Ticket.start`."""
-        assert pending.request is not None
-        remainder = pending.request.remainder
-        ticket = self._remainders.pop(0) if remainder else self._stages[pending.stage]
-        assert ticket is not None, "a collective of one rank has its result without being started"
-        ticket.start(begin, over)
-
-    def end(self, error: Exception | None) -> None:
-        """Lets the later tickets go on for all collectives that the exchange has not started."""
-        for ticket in (*self._stages, *self._remainders):
-            if ticket is not None:
-                ticket.end(error)
-
-
 class Launcher:
     """Resumes exchanges from the callbacks of their collectives: a driver for torch.distributed.
 
@@ -207,34 +180,50 @@ class Launcher:
                 prepared.
             over: a function that is called at the end of the exchange.
         """
-        tickets = _Tickets(
-            [self._line(number, scope) for number, scope in enumerate(stages)],
-            [self._line(_REMAINDERS, scope) for scope in remainders],
-        )
-        _Course(self._collectives, pending, tickets, over).go_on()
+        lines = [self._line(number, scope) for number, scope in enumerate(stages)]
+        more = [self._line(_REMAINDERS, scope) for scope in remainders]
+        _Course(self._collectives, pending, lines, more, over).go_on()
 
     def _line(self, number: int, scope: Scope) -> Line | None:
         return self._first if (number, scope) == (0, "all") else self._lines.get((number, scope))
 
 
 class _Course:
-    """One exchange, from its first collective to its end."""
+    """One exchange, from its first collective to its end.
+
+    Args:
+        collectives: the collectives among all ranks.
+        pending: the exchange.
+        stages: the lines of the exchange's collectives; None for a collective of this rank alone.
+        remainders: the lines of the additional collectives that the exchange may need.
+        over: a function that is called at the end of the exchange.
+    """
 
     def __init__(
-        self, collectives: Collectives, pending: Pending, tickets: _Tickets, over: Over
+        self,
+        collectives: Collectives,
+        pending: Pending,
+        stages: Sequence[Line | None],
+        remainders: Sequence[Line | None],
+        over: Over,
     ) -> None:
         self._collectives = collectives
         self._pending = pending
-        self._tickets = tickets
+        self._stages = [line.ticket() if line else None for line in stages]
+        self._remainders = [line.ticket() for line in remainders if line]
         self._over = over
 
     def go_on(self) -> None:
-        """Starts the collective that the exchange waits for, or ends it."""
-        if self._pending.request is not None:
-            self._tickets.start(self._pending, self._begin, self._end)
+        """Starts the collective that the exchange waits for, or ends the exchange."""
+        request = self._pending.request
+        if request is None:
+            with self._collectives.behind():
+                self._end(self._pending.error)
             return
-        with self._collectives.behind():
-            self._end(self._pending.error)
+        stage = self._pending.stage
+        ticket = self._remainders.pop(0) if request.remainder else self._stages[stage]
+        assert ticket is not None, "a collective of one rank has its result without being started"
+        ticket.start(self._begin, self._end)
 
     def _begin(self, group: Collectives) -> None:
         assert self._pending.request is not None
@@ -254,9 +243,10 @@ class _Course:
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        if error is None:
-            self._tickets.end(None)
-            self._over(None)
-        else:
+        if error is not None:
             self._over(error)  # First: it is the cause of what those behind it get.
-            self._tickets.end(error)
+        for ticket in (*self._stages, *self._remainders):
+            if ticket is not None:
+                ticket.end(error)
+        if error is None:
+            self._over(None)

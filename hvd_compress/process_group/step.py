@@ -115,12 +115,12 @@ class Step:
         launcher: the launcher that starts the buckets' collectives.
         agreement: a comparison in progress, or None; until it is settled, nothing is sent, because ranks
             with different configurations would mix up each other's messages.
-        prepare: a function that every rank calls when the ranks agree, before anything is sent; may wait
-            for the other ranks.
+        prepare: a function that every rank calls when the ranks agree, before anything is sent, and that
+            may wait for the other ranks; or None.
         settled: a function that is called once with all buckets, when all results have arrived and
-            residuals are settled.
+            residuals are settled; or None.
         anywhere: a function that takes whether this rank's exchanges drop the step, and returns whether any
-            rank drops the step that has to drop it together with this one.
+            rank drops the step that has to drop it together with this one; None is this rank alone.
 
     Attributes:
         last_index: the index of the latest bucket.
@@ -130,10 +130,10 @@ class Step:
         self,
         collectives: Collectives,
         launcher: Launcher,
-        agreement: Agreement | None,
-        prepare: Callable[[], None],
-        settled: Callable[[Sequence[Bucket]], None],
-        anywhere: Callable[[bool | torch.Tensor], bool | torch.Tensor] = lambda dropped: dropped,
+        agreement: Agreement | None = None,
+        prepare: Callable[[], None] | None = None,
+        settled: Callable[[Sequence[Bucket]], None] | None = None,
+        anywhere: Callable[[bool | torch.Tensor], bool | torch.Tensor] | None = None,
     ) -> None:
         self._collectives = collectives
         self._launcher = launcher
@@ -175,7 +175,8 @@ class Step:
         """
         if self._agreement is not None:
             self._agreement.settle()
-            self._prepare()
+            if self._prepare is not None:
+                self._prepare()
             for bucket in self._buckets:
                 self._send(bucket)
         with self._collectives.behind():
@@ -230,10 +231,13 @@ class Step:
             over = self._outstanding == 0
         if over:
             contents = [part.pending.content for bucket in self._buckets for part in bucket.parts]
-            dropped = self._anywhere(judge(contents))
+            dropped = judge(contents)
+            if self._anywhere is not None:
+                dropped = self._anywhere(dropped)
             for bucket in self._buckets:
                 bucket.judge(dropped)
-            self._settled(self._buckets)
+            if self._settled is not None:
+                self._settled(self._buckets)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
