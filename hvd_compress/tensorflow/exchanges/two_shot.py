@@ -21,13 +21,12 @@ class TwoShot(Exchange):
     on_gpu = True
 
     def cut(self, slot: Slot) -> Cut:
-        rank, size = self.collectives.rank, self.collectives.size
-        shards, _ = self._shards(slot)
+        rank, size, (shards, _) = self.group.rank, self.owners, self._shards(slot)
         return Cut(
             self.shared(slot),
             streams=[two_shot.first_stream(rank, owner, size) for owner in range(size)],
             parts=[shards.of(owner) for owner in range(size)],
-            own=max(0, rank),
+            own=rank,
             own_stream=two_shot.second_stream(rank, size),
         )
 
