@@ -17,11 +17,11 @@ from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, LevelCodec, NoiseKey, 
 from hvd_compress.codecs.packing import lane_bits
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
 from hvd_compress.kernels.native import KernelError
-from hvd_compress.kernels.reference import ReferenceLevels
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
 from tests.kernels.parity import LARGE, MODES, OFF
+from tests.kernels.reference_levels import ReferenceLevels
 
 REFERENCE = ReferenceLevels()
 CODECS = [row.codec for row in ROWS if isinstance(row.codec, LevelCodec)]

@@ -12,12 +12,12 @@ from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import ECQ, Int8, LevelCodec, NoiseKey, Ternary
 from hvd_compress.codecs.packing import lane_bits
 from hvd_compress.kernels.native import KernelError
-from hvd_compress.kernels.reference import ReferenceLevels
 from tests.codecs.cases import normal, special_values
 from tests.codecs.rows import Row
 from tests.codecs.test_levels import codec_of, every_row
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
 from tests.kernels.parity import MODES, OFF
+from tests.kernels.reference_levels import ReferenceLevels
 
 REFERENCE = ReferenceLevels()
 SHAPES = ((), (0,), (3, 0), (1,), (63,), (65,), (151, 17), (2561,), (3, 1377))
