@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 
@@ -40,7 +41,8 @@ class Executors:
         self.threads = threads
         self._chained = chained
         self._cpu = CpuKernels(threads)
-        self._last: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}
+        self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
@@ -51,22 +53,25 @@ class Executors:
         """
         if tensor.device.type != "cuda":
             return None
-        if self.cuda is None:
-            self.cuda = CudaKernels(TorchDevice(torch))
-        return self.cuda
+        with self._sharing:
+            if self.cuda is None:
+                self.cuda = CudaKernels(TorchDevice(torch))
+            return self.cuda
 
     def order(self, tensor: torch.Tensor) -> None:
-        """Makes the current stream of a CUDA tensor's device wait for the stream of the last call.
+        """Makes the current stream of a CUDA tensor's device wait for the streams of earlier calls.
 
-        Gradients, residuals and payloads may be used in one stream now and in another one next time. If the
-        caller puts streams in order, no stream waits.
+        Gradients, residuals and payloads may be used in one stream now and in another one next time, and
+        threads may use several streams in turn. If the caller puts streams in order, no stream waits.
         """
         if tensor.device.type == "cuda":
             stream = torch.cuda.current_stream(tensor.device)
-            last = self._last.get(tensor.device, stream)
-            if last != stream and not self._chained:
-                stream.wait_stream(last)
-            self._last[tensor.device] = stream
+            with self._sharing:
+                streams = self._streams.setdefault(tensor.device, set())
+                others = set() if self._chained else streams - {stream}
+                streams.add(stream)
+            for other in others:
+                stream.wait_stream(other)
 
     def encode(
         self,
@@ -181,7 +186,7 @@ class Executors:
         Raises:
             PayloadError: the same as in :meth:`check`.
         """
-        for device in self._last:
+        for device in list(self._streams):
             torch.cuda.synchronize(device)
         self.check()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -79,6 +80,9 @@ class CudaKernels(Kernels):
     caller has synchronized. With ``HVDC_CUDA_SYNC=1`` in the environment, each call waits for its own
     work, and raises its own errors.
 
+    Threads may share one object: each call starts all of its kernels before another call starts any, so
+    calls in one stream use its workspace one after the other.
+
     In a CUDA graph, a captured call repeats the step and the noise that it was captured with.
 
     Args:
@@ -99,6 +103,7 @@ class CudaKernels(Kernels):
         self._error = device.pinned(ctypes.sizeof(_Error))
         self._calls: dict[int, tuple[Codec, Shape]] = {}
         self._tag = 0
+        self._launching = threading.Lock()
 
     def encode(
         self,
@@ -273,7 +278,7 @@ class CudaKernels(Kernels):
             workspace_bytes: the size of the workspace that the work needs.
             arguments: the arguments of the function, except for the last one, the queue.
         """
-        with self._device.guard(index):
+        with self._launching, self._device.guard(index):
             queue = self._queue(index, workspace_bytes)
             self._check_status(function(*arguments, queue), what)
 
@@ -296,10 +301,11 @@ class CudaKernels(Kernels):
         return ctypes.byref(_Queue(index, 0, stream, workspace.data_ptr(), size))
 
     def _remember(self, codec: Codec, shape: Shape) -> int:
-        self._tag += 1
-        self._calls[self._tag] = (codec, shape)
-        self._calls.pop(self._tag - _REMEMBERED, None)
-        return self._tag
+        with self._launching:
+            self._tag += 1
+            self._calls[self._tag] = (codec, shape)
+            self._calls.pop(self._tag - _REMEMBERED, None)
+            return self._tag
 
     def _check_status(self, status: int, call: str) -> None:
         if status == 0:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from hvd_compress.codecs import (
     Ternary,
 )
 from hvd_compress.codecs.payload import FLAG_NONFINITE
+from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import OFF, encode, normal
@@ -263,3 +267,47 @@ def test_residuals_are_restored_where_a_flag_says_so(kernels: Checked, bad: bool
     assert flags.item() == (FLAG_NONFINITE if bad else 0)
     kernels.restore(before, after, flags)
     assert torch.equal(after, expected)
+
+
+def test_one_thread_at_a_time_gives_work_to_a_stream() -> None:
+    """Kernels of two calls that took turns in one stream would share that stream's workspace."""
+    both = threading.Barrier(2)
+    together: list[str] = []
+
+    class Meeting(HostDevice):
+        def stream(self, index: int) -> int:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+                together.append(threading.current_thread().name)
+                raise AssertionError("two threads give work at once")
+            return super().stream(index)
+
+    kernels = CudaKernels(Meeting(), emulated_library())
+    flags = torch.zeros(1, dtype=torch.int32)
+    payloads = torch.zeros(1, SIZE, dtype=torch.uint8)
+    threads = [
+        threading.Thread(target=kernels.collect_flags, args=(payloads, flags)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == []
+
+
+def test_a_stream_waits_for_every_other_one_that_has_work() -> None:
+    """Hooks and a progress thread take turns, each in a stream of its own."""
+    waits: list[tuple[str, str]] = []
+
+    class Stream(str):
+        __slots__ = ()
+
+        def wait_stream(self, other: str) -> None:
+            waits.append((self, other))
+
+    tensor = cast("torch.Tensor", SimpleNamespace(device=torch.device("cuda", 0)))
+    executors = Executors(1)
+    for name in ("hook", "thread", "end", "end"):
+        with mock.patch.object(torch.cuda, "current_stream", lambda _, name=name: Stream(name)):
+            executors.order(tensor)
+    assert sorted(waits[:3]) == [("end", "hook"), ("end", "thread"), ("thread", "hook")]
