@@ -39,7 +39,7 @@ residuals = hvdc.GatheredState(compressor)  # Those of all ranks, in the file of
 
 begin = 0
 if arguments.checkpoint.exists():
-    saved = torch.load(arguments.checkpoint)
+    saved = torch.load(arguments.checkpoint, map_location="cpu")
     network.load_state_dict(saved["network"])
     optimizer.load_state_dict(saved["optimizer"])
     residuals.load_state_dict(saved["residuals"])

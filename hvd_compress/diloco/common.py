@@ -168,7 +168,10 @@ class CommonParameters:
 
     def are(self, state: dict[str, Any]) -> bool:
         """Whether the common parameters equal those of a state bit for bit."""
-        return all(torch.equal(copy, state["common"][name]) for name, copy in self._copies.items())
+        return all(
+            torch.equal(copy, state["common"][name].to(copy.device))
+            for name, copy in self._copies.items()
+        )
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a result of :meth:`state_dict`; the rank's own parameters stay unchanged."""

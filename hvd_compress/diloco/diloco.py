@@ -288,8 +288,7 @@ class DiLoCo:
                 self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
         self._under_way = {
-            fragment: _Round(due, [one.clone() for one in differences], None)
-            for fragment, (due, differences) in state["due"].items()
+            fragment: self._due_again(fragment, *due) for fragment, due in state["due"].items()
         }
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
@@ -319,8 +318,8 @@ class DiLoCo:
         self._compressor.load_resized(state["compressor"] for state in states)
         first = states[0]
         self._load(first)
-        for fragment, (due, differences) in first["due"].items():
-            self._under_way[fragment] = _Round(due, [one.clone() for one in differences], None)
+        for fragment, due in first["due"].items():
+            self._under_way[fragment] = self._due_again(fragment, *due)
             self._receive(fragment)
         self._common.take(self._common.own)
 
@@ -613,6 +612,12 @@ class DiLoCo:
         self._common.check(who, state)
 
     @torch.no_grad()
+    def _due_again(self, fragment: int, due: int, differences: list[torch.Tensor]) -> _Round:
+        """A fragment's exchange that has ended, from a state; a state may be on another device."""
+        there = [self._common.values[name].device for name in self._fragments[fragment]]
+        pairs = zip(differences, there, strict=True)
+        return _Round(due, [one.to(device, copy=True) for one, device in pairs], None)
+
     def _load(self, state: dict[str, Any]) -> None:
         self._common.load(state)
         self._fresh = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -461,7 +460,7 @@ class Batch:
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
         owned, scale = self.plan.slots[position].owned, self._encoder.loss_scale
         assert owned is not None and self._owner_step is not None
-        before, state = owned.state, copy.deepcopy(owned.state)
+        before, state = owned.state, owned.copy_state(average.device)
         average.div_(scale)
         self._owner_step(average, state)
         average.mul_(scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,15 @@ class Owned(Holder):
         """
         assert self.residual is not None
         return in_place(self.residual * factor, self.begin, shape, self.transposed)
+
+    def copy_state(self, device: torch.device) -> dict[str, Any]:
+        """Copies the state of the owner step, with the part's tensors on a device."""
+        return {
+            key: value.to(device, copy=True)
+            if torch.is_tensor(value) and value.shape == (self.count,)
+            else copy.deepcopy(value)
+            for key, value in self.state.items()
+        }
 
     @property
     def part(self) -> OwnedPart:

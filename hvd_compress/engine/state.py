@@ -68,7 +68,7 @@ def restore(
         if owned is not None and owned["state"]:
             _check_cut(slot, owned, owned_by(slot))
     # Copies are made before anything is changed: there may be no memory for them.
-    copies = [_copy(tensors[slot.name]) for slot in slots]
+    copies = [_copy(tensors[slot.name], slot.parameter.device) for slot in slots]
     for slot, saved in zip(slots, copies, strict=True):
         slot.forget()
         slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
@@ -171,14 +171,15 @@ def _resized(
     for one in (saved[heir] for heir in heirs):
         if one["residual"] is not None:
             residual = _zeros(count) if residual is None else residual
-            residual += one["residual"] * (factor * scale / one["residual_scale"])
+            residual += one["residual"].cpu() * (factor * scale / one["residual_scale"])
     parts = [one["owned"] for one in saved]
     sums = None
     for part in parts:
         if part is not None and part["residual"] is not None:
             sums = _zeros(count) if sums is None else sums
             share = part["weight"] / len(saved) * (scale / part["residual_scale"])
-            sums += in_place(part["residual"] * share, part["begin"], shape, part["transposed"])
+            rest = part["residual"].cpu() * share
+            sums += in_place(rest, part["begin"], shape, part["transposed"])
     if owned is not None:
         owned.residual_scale = scale
         owned.residual = None if sums is None else _part(sums, shape, owned)
@@ -209,7 +210,7 @@ def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[s
             if not _by_element(value, part):
                 state.setdefault(key, copy.deepcopy(value))
                 continue
-            placed = in_place(value, part["begin"], shape, part["transposed"])
+            placed = in_place(value.cpu(), part["begin"], shape, part["transposed"])
             whole[key] = whole[key] + placed if key in whole else placed
     return state | {key: _part(value, shape, owned) for key, value in whole.items()}
 
@@ -239,14 +240,14 @@ def _described(part: OwnedPart) -> str:
     return f"elements [{begin}, {end}) of the {'transposed ' if transposed else ''}gradient"
 
 
-def _copy(saved: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a snapshot's entry for a parameter or for an owned part, in separate memory."""
+def _copy(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A copy of a snapshot's entry for a parameter or an owned part, with the residual on a device."""
     residual = saved["residual"]
     copied = {**saved, "residual_scale": float(saved["residual_scale"])}
     if residual is not None:
-        copied["residual"] = residual.to(torch.float32).clone()
+        copied["residual"] = residual.to(device, torch.float32, copy=True)
     if saved.get("owned") is not None:
-        copied["owned"] = _copy(saved["owned"])
+        copied["owned"] = _copy(saved["owned"], device)
     if "state" in saved:
         copied["state"] = copy.deepcopy(saved["state"])
     return copied

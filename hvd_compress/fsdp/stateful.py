@@ -46,7 +46,10 @@ class RankStates:
         Raises:
             ValueError: the same as from the compressor's ``load_state_dict`` and ``load_resized``.
         """
-        states = [torch.load(io.BytesIO(state[name]), weights_only=True) for name in self._names]
+        states = [
+            torch.load(io.BytesIO(state[name]), map_location="cpu", weights_only=True)
+            for name in self._names
+        ]
         if self._resized:
             self._compressor.load_resized(states)
         else:

@@ -212,7 +212,10 @@ class DoubleBuffering:
             )
         self._delayed = self._arrived()
         self._compressor.load_state_dict(state["compressor"])
-        self._delayed = None if delayed is None else {n: one.clone() for n, one in delayed.items()}
+        self._delayed = delayed and {
+            name: average.to(self._named[name].device, copy=True)
+            for name, average in delayed.items()
+        }
         self.enabled, self.report = state["enabled"], state["report"]
         self._seconds = {mode: list(times) for mode, times in state["seconds"].items()}
 

@@ -14,6 +14,9 @@ from hvd_compress.ranks.values import MOST_BYTES, check_lengths, deserialize, se
 _STATE_BYTES = 64
 """The maximum bytes of a state for each element of the model: sixteen numbers of 32 bits."""
 
+_PART_BYTES = 64 << 20
+"""The maximum bytes of states in the memory of a device at a time."""
+
 
 def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> list[Any]:
     """Exchanges values: returns every rank's value, by rank; an error on one rank is raised on all ranks.
@@ -54,8 +57,15 @@ def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | 
     """
     content = _saved(state)
     lengths = _lengths(ranks, len(content), _most(elements))
-    rows = ranks.gather(message(content, max(lengths), ranks.device))
-    return None if rows is None else [_loaded(one) for one in contents(rows, lengths)]
+    gathered = [bytearray() for _ in lengths]
+    for part in _parts(max(lengths), _PART_BYTES // ranks.size):
+        rows = ranks.gather(message(content[part], part.stop - part.start, ranks.device))
+        if rows is not None:
+            for one, row in zip(gathered, rows.cpu().numpy(), strict=True):
+                one += row.data
+    if ranks.rank:
+        return None
+    return [_loaded(one[:length]) for one, length in zip(gathered, lengths, strict=True)]
 
 
 def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) -> Any:
@@ -73,9 +83,12 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
     """
     content = _saved(state) if ranks.rank == source else b""
     length = _lengths(ranks, len(content), _most(elements))[source]
-    sent = message(content, length, ranks.device)
-    ranks.broadcast(sent, source)
-    return _loaded(contents(sent[None], [length])[0])
+    received = bytearray()
+    for part in _parts(length, _PART_BYTES):
+        sent = message(content[part], part.stop - part.start, ranks.device)
+        ranks.broadcast(sent, source)
+        received += sent.cpu().numpy().data
+    return _loaded(received)
 
 
 def _lengths(ranks: Collectives, own: int, most: int) -> list[int]:
@@ -84,6 +97,12 @@ def _lengths(ranks: Collectives, own: int, most: int) -> list[int]:
     lengths: list[int] = rows.view(-1).tolist()
     check_lengths(lengths, most)
     return lengths
+
+
+def _parts(length: int, most: int) -> list[slice]:
+    """The parts in which so many bytes are sent, each of at most ``most`` bytes."""
+    size = max(most, 1)
+    return [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
 
 
 def _most(elements: int) -> int:
@@ -96,7 +115,7 @@ def _saved(state: Any) -> bytes:
     return file.getvalue()
 
 
-def _loaded(content: bytes) -> Any:
+def _loaded(content: bytes | bytearray) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # Of many kinds, by what is wrong with the bytes.

@@ -22,6 +22,7 @@ from hvd_compress.engine.comm import Collective, Pending
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher
 from tests.contract.cases import ROWS, SHAPES, USUAL
+from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
 from tests.torch_models import Simulation, assert_same_bits, targets
 
@@ -216,6 +217,29 @@ def test_another_number_of_ranks() -> None:
         assert alone.state_dict()["keys"] == {"a": {"dtype": "float32", "shape": [3000]}}
         got = _reduce(alone, targets(shape, rank, 2))
         assert torch.isfinite(got["a"]).all()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_states_of_another_device() -> None:
+    """They are loaded into the memory in which the parameters are; the states may be anywhere."""
+    rank, group = dist.get_rank(), _alone()
+    options = {"owner_step": hvdc.AdaGrad()}
+    compressor = _compressor("two_shot", **options)
+    for step in range(2):
+        _reduce(compressor, targets(SHAPES, rank, step))
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, compressor.state_dict())
+    resized = []
+    for given in (states, elsewhere(states)):
+        alone = _compressor("two_shot", process_group=group, **options)
+        alone.load_resized(given)
+        resized.append(alone.state_dict())
+        assert torch.isfinite(_reduce(alone, targets(SHAPES, rank, 2))["a"]).all()
+    torch.testing.assert_close(*(one["tensors"] for one in resized), rtol=0, atol=0)
+    same = _compressor("two_shot", **options)
+    same.load_state_dict(elsewhere(states[rank]))
+    gradients = targets(SHAPES, rank, 2)
+    assert_same_bits(_reduce(same, gradients), _reduce(compressor, gradients))
 
 
 def _alone() -> Any:

@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
+from hvd_compress.process_group import values
 from hvd_compress.process_group.collectives import Collectives, message
 from hvd_compress.process_group.values import broadcast_state, gather_states, tell
 from hvd_compress.ranks.values import MOST_BYTES, serialize
@@ -41,6 +43,31 @@ def test_values_of_other_lengths() -> None:
     else:
         with pytest.raises(ValueError, match="what is wrong"):
             tell(ranks, 1, ValueError("what is wrong"))
+
+
+class _OnASmallDevice(Collectives):
+    """Has memory for 100 bytes of messages at a time."""
+
+    def gather(self, message: torch.Tensor) -> torch.Tensor | None:
+        assert message.numel() * self.size <= 100
+        return super().gather(message)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        assert tensor.numel() <= 100
+        super().broadcast(tensor, source)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_states_go_through_a_device_in_parts() -> None:
+    ranks, rank = _OnASmallDevice(None), dist.get_rank()
+    states = [{"w": torch.arange(1.0 + 100 * rank)} for rank in range(2)]
+    with mock.patch.object(values, "_PART_BYTES", 100):
+        gathered = gather_states(ranks, states[rank], 1000)
+        got = broadcast_state(ranks, states[rank], 1, 1000)
+    assert torch.equal(got["w"], states[1]["w"])
+    assert (gathered is None) == (rank == 1)
+    for one, expected in zip(gathered or states, states, strict=True):
+        assert torch.equal(one["w"], expected["w"])
 
 
 @on_ranks(2, launcher="torchrun")

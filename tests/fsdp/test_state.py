@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tempfile
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -149,6 +150,18 @@ def test_torch_distributed_checkpoint() -> None:
     assert smaller.residual_norm() > 0
     dist.barrier()
     shutil.rmtree(folder[0], ignore_errors=True)
+
+
+@on_ranks(1, launcher="torchrun")
+def test_a_checkpoint_of_gpus_is_read_without_them() -> None:
+    net, compressor = make(mesh_of(1), OneBit(), FULL)
+    backward(net, targets(SHAPES, 0, 0))
+    states = hvdc.RankStates(compressor)
+    with mock.patch.object(torch.serialization, "location_tag", lambda _: "cuda:0"):
+        saved = states.state_dict()
+    before = compressor.residual_norm()
+    states.load_state_dict(saved)
+    assert compressor.residual_norm() == before > 0
 
 
 @on_ranks(2, launcher="torchrun")
