@@ -51,7 +51,7 @@ class Batch:
         plan: the plan of the bucket.
         gradients: the given gradients; results are written over them.
         flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
-            the transposed matrix if ranks divide columns.
+            the transposed matrix if ranks divide columns; empty after :meth:`write`.
         error: the first error on this rank; None without one.
         nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
         word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN; None unless
@@ -86,11 +86,8 @@ class Batch:
         self.gradients = gradients
         self._order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
-        self._originals = {
-            position: gradient.clone()
-            for position, (gradient, one) in enumerate(zip(gradients, self._used, strict=True))
-            if not one
-        }
+        self._unused = [position for position, one in enumerate(self._used) if not one]
+        self._originals = {position: gradients[position].clone() for position in self._unused}
         self._changes = [encoder.last.changes() for _ in gradients]
         self._owned: list[Pair | None] = []
         self._take_over()
@@ -290,7 +287,8 @@ class Batch:
             write: writes ``scale`` times the sum of the ranks' gradients to :attr:`flats`.
             flags: the same as in :meth:`load`.
         """
-        self._write, self._flags = write, flags
+        # A copy: a view would keep the messages of all ranks.
+        self._write, self._flags = write, flags.clone()
 
     def write(self, scale: float) -> None:
         """Writes ``scale`` times the sum of the ranks' gradients over the gradients.
@@ -323,6 +321,8 @@ class Batch:
             if not self._used[position]:
                 keep_from_reuse(original)
                 self.gradients[position].copy_(original)
+        # The step may end much later, when the backward pass does.
+        self.flats, self._originals = [], {}
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
         """Accepts the next residuals, except those of parameters that no rank used; or undoes all changes.
@@ -330,7 +330,7 @@ class Batch:
         Args:
             dropped: whether the step is dropped; or a word on the device that is not 0 if it is.
         """
-        self._order(self.flats[0])
+        self._order(self.gradients[0])
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1
@@ -384,7 +384,7 @@ class Batch:
     def write_flags(self, flags: torch.Tensor) -> None:
         """Writes 1 for each gradient that this rank used to the front of ``flags``, which must be zeros."""
         flags[: len(self._used)] = USED
-        for position in self._originals:
+        for position in self._unused:
             flags[position] = 0  # By a kernel: the host would have to wait for a copy to a device.
 
     def uneven(self) -> torch.Tensor:
@@ -394,6 +394,7 @@ class Batch:
         that did not.
         """
         assert self._flags is not None
+        keep_from_reuse(self._flags)
         given = self._flags[:, : len(self.gradients)]
         own = torch.zeros_like(given[0])
         self.write_flags(own)

@@ -22,7 +22,7 @@ class Uncompressed:
         divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
 
     Attributes:
-        values: the gradients to add, and then their sum, shape=(n,).
+        values: the gradients to add, then their sum, shape=(n,); empty after :meth:`write`.
     """
 
     error: Exception | None = None
@@ -49,11 +49,13 @@ class Uncompressed:
 
     def write(self, scale: float) -> None:
         """Writes ``scale`` times the sum over the gradients."""
+        # Once: the step may end much later, when the backward pass does.
+        values, self.values = self.values, self.values.new_empty(0)
         if scale * self._divisor != 1:
-            self.values.mul_(scale * self._divisor)
-        if self.values is self._buffer:
+            values.mul_(scale * self._divisor)
+        if values is self._buffer:
             return
-        parts = self.values.split([gradient.numel() for gradient in self._gradients])
+        parts = values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():
                 gradient.copy_(part.view(gradient.shape))

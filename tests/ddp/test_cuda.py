@@ -25,7 +25,7 @@ from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
-from tests.contract import residuals, results
+from tests.contract import memory, residuals, results
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
 from tests.cuda.executors import deferred_kernels, emulated_library
@@ -118,7 +118,14 @@ def test_two_shots() -> None:
 
 @on_ranks(4, launcher="two nodes")
 def test_hosts() -> None:
-    _as_on_the_cpu(*_contract("hierarchical", results.every_codec, residuals.nonfinite_gradients))
+    _as_on_the_cpu(
+        *_contract(
+            "hierarchical",
+            results.every_codec,
+            residuals.nonfinite_gradients,
+            memory.no_message_outlives_its_results,
+        )
+    )
 
 
 def _a_nonfinite_gradient_in_the_first_bucket_or_the_last() -> None:
@@ -143,6 +150,12 @@ def test_steps_that_are_dropped() -> None:
         test_nonfinite.test_an_unused_parameter_in_a_dropped_step,
         test_nonfinite.test_residuals_follow_the_loss_scale,
     )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_memory_while_the_backward_pass_goes_on() -> None:
+    for name in ("allgather", "two_shot"):
+        _as_on_the_cpu(*_contract(name, memory.no_message_outlives_its_results))
 
 
 @on_ranks(2, launcher="torchrun")

@@ -17,7 +17,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit, codec_class
 from hvd_compress.engine.executors import Executors
-from tests.contract import residuals, results
+from tests.contract import memory, residuals, results
 from tests.contract.horovod_torch import HorovodTorch
 from tests.cuda.executors import deferred_kernels, emulated_library
 from tests.ranks import on_ranks
@@ -49,6 +49,13 @@ def test_steps_that_the_script_drops() -> None:
     with deferred_kernels():
         residuals.a_step_that_the_script_drops(HorovodTorch(), "allgather")
         residuals.a_step_that_the_script_drops(HorovodTorch(), "two_shot")
+
+
+@on_ranks(2)
+def test_memory_after_the_results_are_written() -> None:
+    with deferred_kernels():
+        for exchange_name in ("allgather", "two_shot"):
+            memory.no_message_outlives_its_results(HorovodTorch(), exchange_name)
 
 
 @on_ranks(2)
