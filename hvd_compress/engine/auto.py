@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -117,6 +117,7 @@ class Planning(CompressorBase, ABC):
 
     def _begin_anew(self, state: dict[str, Any] | None = None) -> None:
         device = self._planned[0].parameter.device
+        self._wait_for_device = _synchronizing(device)
         counts = [tensor.count for tensor in self._tensors if len(tensor.choices) > 1]
 
         def array(count: int, dtype: str) -> torch.Tensor:
@@ -147,7 +148,7 @@ class Planning(CompressorBase, ABC):
                 array=array,
                 kernels=self._kernels,
                 collective=self._run,
-                wait=partial(torch.cuda.synchronize, device) if device.type == "cuda" else None,
+                wait=self._wait_for_device,
             ),
         )
         if state is not None:
@@ -172,10 +173,19 @@ class Planning(CompressorBase, ABC):
         if self._warm < self._warmup_steps:
             self._warm += 1
             return
-        seconds = None if self._mark is None else time.perf_counter() - self._mark
         undecided = not self._planner.settled
+        if undecided and self._wait_for_device is not None:
+            self._wait_for_device()  # The host is ahead of the device, and has no time of a step.
+        seconds = None if self._mark is None else time.perf_counter() - self._mark
         if self._planner.end_step(seconds):
             self._apply(self._planner.plan)
         if undecided and self._planner.settled and self._rank == 0:
             logging.getLogger(type(self).__module__).info("%s", self.explain())
         self._mark = time.perf_counter()
+
+
+def _synchronizing(device: torch.device) -> Callable[[], None] | None:
+    """A function that waits for a device; None for the CPU, which computes at once."""
+    if device.type == "cpu":
+        return None
+    return partial(torch.get_device_module(device).synchronize, device)

@@ -71,6 +71,8 @@ def _the_ranks_agree() -> None:
     ddp, compressor = _start(codecs=EXACT)
     balance = _Balance()
     plans = set()
+    waits: list[bool] = []
+    compressor._wait_for_device = lambda: waits.append(compressor.settled)  # As on a GPU.
     with unlimited():
         for step in range(MOST_STEPS):
             balance.step(ddp, step)
@@ -82,10 +84,12 @@ def _the_ranks_agree() -> None:
     dist.all_gather_object(texts, [compressor.explain(), str(compressor.routes()), sorted(plans)])
     assert all(text == texts[0] for text in texts)
     assert "decided" in texts[0][0] and "onebit" in texts[0][0]
+    assert waits == [False] * step, "each step is timed when the device is done"
     assert_equal_on_all_ranks(gradients_of(ddp))
     compressor._apply((UNCOMPRESSED_ROUTE,) * len(SHAPES))
     balance.step(ddp, step + 1, scale=0.0)
     balance.check()
+    assert len(waits) == step, "the device runs ahead of the host again"
 
 
 @on_ranks(2, launcher="torchrun")
