@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from hvd_compress.engine.comm import Collective
 
 SCHEMA = "hvd_compress/train-ddp/1"
 NAMES = ("onebit", "int8", "ternary", "ecq", "bf16", "fp16")
@@ -153,6 +154,9 @@ def main() -> int:
     parser.add_argument("--exchange", nargs="+", choices=EXCHANGES, default=EXCHANGES)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--alone", action="store_true", help="run the collectives of a single rank, not skip them"
+    )
     args = parser.parse_args()
     device = torch.device(args.device)
     if args.device == "cuda":
@@ -161,6 +165,7 @@ def main() -> int:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     alone = os.environ["WORLD_SIZE"] == "1"
+    Collective.skips_alone = not args.alone
     by_nccl = args.device == "cuda" and alone
     dist.init_process_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     record: dict[str, Any] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch.autograd import profiler
@@ -68,11 +68,14 @@ class Collective:
     sizes: Sequence[int] = ()
     op: Literal["sum", "max"] = "sum"
     remainder: bool = False
+    skips_alone: ClassVar[bool] = True
+    """Whether a rank among no others takes its own message as the result, without a collective. A check of
+    collectives on a machine with one device sets it to False."""
 
     @property
     def own(self) -> torch.Tensor | None:
-        """The result if no other rank takes part; otherwise None."""
-        if self.ranks > 1:
+        """The result if no other rank takes part, see :attr:`skips_alone`; otherwise None."""
+        if self.ranks > 1 or not Collective.skips_alone:
             return None
         return self.message if self.kind == "all_reduce" else self.message.view(1, -1)
 

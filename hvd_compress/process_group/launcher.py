@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.engine.comm import Pending, phase
+from hvd_compress.engine.comm import Collective, Pending, phase
 from hvd_compress.exchanges.base import Exchange, Group, Scope
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.ranks.errors import ExchangeError
@@ -156,7 +156,8 @@ class Launcher:
         for number, scope in keys:
             ranks = self._group.members(scope)
             key = (number, scope)
-            if key not in self._lines and len(ranks) > 1 and key != (0, "all"):
+            meets = len(ranks) > 1 or not Collective.skips_alone
+            if key not in self._lines and meets and key != (0, "all"):
                 self._lines[key] = Line(self._collectives.among(ranks))
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from hvd_compress.codecs import (
     OneBit,
     codec_class,
 )
+from hvd_compress.engine.comm import Collective
+from hvd_compress.process_group.collectives import Collectives
 from tests.ddp.probes import (
     Probe,
     distributed,
@@ -299,3 +303,27 @@ def test_the_codec_of_an_installed_package_works_by_name() -> None:
                 gradients = [targets(SHAPES, r, step) for r in range(2)]
                 got = exchange(ddp, gradients[dist.get_rank()])
                 assert_same_bits(got, simulation.average(gradients))
+
+
+@on_ranks(1, launcher="torchrun")
+def test_collectives_of_a_single_rank() -> None:
+    """A check on one device has them run; the results are the same bits."""
+    started: list[str] = []
+    start = Collectives.start
+
+    def noted(self: Collectives, collective: Collective) -> Any:
+        started.append(collective.kind)
+        return start(self, collective)
+
+    for name in ("allgather", "two_shot", "hierarchical"):
+        got = []
+        for skips in (True, False):
+            started.clear()
+            with (
+                mock.patch.object(Collective, "skips_alone", skips),
+                mock.patch.object(Collectives, "start", noted),
+            ):
+                ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), exchange=name)
+                got += [exchange(ddp, targets(SHAPES, 0, step)) for step in range(2)][-1:]
+            assert ({"all_gather"} <= set(started)) == (not skips), (name, started)
+        assert_same_bits(got[1], got[0])
