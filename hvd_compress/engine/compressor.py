@@ -300,9 +300,10 @@ class CompressorBase:
 
         Raises:
             PayloadError: a device has found an altered payload in an earlier step.
+            ExchangeError: a CUDA graph is being captured.
         """
         if self._kernels.cuda is not None:
-            self._kernels.check()
+            self._kernels.begin_step()
         if not self._use.exchanged:
             self._use.begin()
         self._last.begin()

@@ -16,6 +16,7 @@ from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
+from hvd_compress.ranks.errors import ExchangeError
 
 
 class Executors:
@@ -55,6 +56,7 @@ class Executors:
             return None
         with self._sharing:
             if self.cuda is None:
+                refuse_capture()
                 self.cuda = CudaKernels(TorchDevice(torch))
             return self.cuda
 
@@ -180,6 +182,16 @@ class Executors:
         if self.cuda is not None:
             self.cuda.check()
 
+    def begin_step(self) -> None:
+        """Calls :meth:`check`; called before the first work of a step.
+
+        Raises:
+            PayloadError: the same as in :meth:`check`.
+            ExchangeError: a CUDA graph is being captured.
+        """
+        refuse_capture()
+        self.check()
+
     def settle(self) -> None:
         """Waits for the CUDA devices that have had work, and calls :meth:`check`.
 
@@ -213,6 +225,16 @@ class Executors:
                 f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
             )
         return self._cpu
+
+
+def refuse_capture() -> None:
+    """Raises ``ExchangeError`` if the current stream's work is being captured into a CUDA graph."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise ExchangeError(
+            "expected gradients outside of the capture of a CUDA graph, got some within: a replay "
+            "would repeat the step and the noise that were captured; capture the forward and backward pass "
+            "without the exchange, or no graph"
+        )
 
 
 def keep_from_reuse(*tensors: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from hvd_compress.exchanges.base import Scope
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher
+from hvd_compress.ranks.errors import ExchangeError
 
 
 @dataclass(eq=False)
@@ -96,7 +97,12 @@ class Bucket:
             if error is None:
                 self.future.set_result(self.result)
             else:
-                self.future.set_exception(error)
+                try:
+                    self.future.set_exception(error)
+                except Exception:
+                    # A future with devices pickles what it holds, to find tensors in it.
+                    text = f"{type(error).__name__}: {error}"
+                    self.future.set_exception(ExchangeError(text))
 
 
 class Step:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.ranks import agreement
 
 
@@ -69,7 +69,9 @@ class ProcessGroupTransport:
         self._by_device: dict[torch.device, Collectives] = {}
 
     def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
-        return Agreement(self._collectives(device), agreement.serialize(settings)).settle
+        # Values can meet on any device that the group has a backend for.
+        place = meeting_place(self._process_group) if device.type == "cpu" else device
+        return Agreement(self._collectives(place), agreement.serialize(settings)).settle
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
         result, work = self._collectives(collective.message.device).start(collective)

@@ -8,6 +8,7 @@ it that nothing is used that is not there yet.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -17,12 +18,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from hvd_compress.process_group.bucket import Bucket
 
 import hvd_compress.ddp as hvdc
+import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group import compressor as process_group_compressor
+from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
 from tests.contract import memory, residuals, results
@@ -288,6 +292,61 @@ def test_backends_that_do_not_go_with_the_parameters() -> None:
             collectives_of(group, device)
     assert type(collectives_of(None, cpu)) is Collectives
     assert type(collectives_of(None, cuda)) is ThroughHost
+
+
+@on_ranks(1, launcher="torchrun")
+def test_settings_are_compared_where_the_group_has_a_backend() -> None:
+    for_cuda = dist.new_group([0], backend="cuda:gloo")
+    places: list[torch.device] = []
+
+    def noted(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
+        places.append(device)
+        return Collectives(None)
+
+    with (
+        mock.patch.object(transport, "collectives_of", noted),
+        mock.patch.object(torch.cuda, "current_device", lambda: 0),
+    ):
+        for group in (None, for_cuda):
+            transport.ProcessGroupTransport(group).compare({}, torch.device("cpu"))()
+    assert places == [torch.device("cpu"), torch.device("cuda", 0)]
+
+
+@on_ranks(1, launcher="torchrun")
+def test_a_graph_that_is_captured() -> None:
+    ddp, _ = distributed(Probe({"a": (3000,)}), OneBit(), ErrorFeedback())
+    compressor = of_all_reduce.Compressor(OneBit(), threshold=0)
+    with (
+        mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
+    ):
+        for step in (
+            lambda: exchange(ddp, targets({"a": (3000,)}, 0, 0)),
+            lambda: of_all_reduce.all_reduce(torch.ones(3000), compressor, key="a"),
+        ):
+            with pytest.raises(hvdc.ExchangeError, match="the capture of a CUDA graph"):
+                step()
+
+
+class _OfADevice(torch.futures.Future):
+    """Pickles what it holds, as a future with devices does to find tensors."""
+
+    def set_result(self, result: Any) -> None:
+        pickle.dumps(result)
+        super().set_result(result)
+
+
+class _Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_an_error_that_cannot_be_pickled() -> None:
+    bucket = Bucket(None, torch.device("cpu"), 1.0)
+    bucket.future = _OfADevice()
+    bucket.resolve(_Unpicklable("what happened"))
+    with pytest.raises(hvdc.ExchangeError, match="_Unpicklable: what happened"):
+        bucket.future.wait()
 
 
 @on_ranks(1, launcher="torchrun")
