@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from hvd_compress.process_group.bucket import Bucket
 
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
@@ -29,6 +28,7 @@ from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
+from hvd_compress.process_group.step import Bucket
 from tests.contract import memory, residuals, results
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
