@@ -38,7 +38,12 @@ from hvd_compress.engine.auto import Planning
 SCHEMA = "hvd_compress/auto/2"
 FRAMEWORKS = ("torch", "ddp")
 UNCOMPRESSED = ("none", "fp16")
-FIXED = [*UNCOMPRESSED, "int8", "onebit", "onebit:exchange=two_shot"]
+FIXED = [
+    *UNCOMPRESSED,
+    "int8:exchange=allgather",
+    "onebit:exchange=allgather",
+    "onebit:exchange=two_shot",
+]
 
 _FIRST = 3
 """Steps at the start of any training that are not counted: memory is allocated, connections warm up."""

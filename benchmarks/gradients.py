@@ -35,7 +35,7 @@ from benchmarks.results import Seconds
 from benchmarks.tables import Table, si_bytes
 
 SCHEMA = "hvd_compress/gradients/1"
-DEFAULT = ["fp16", "onebit", "onebit:exchange=two_shot"]
+DEFAULT = ["fp16", "onebit:exchange=allgather", "onebit:exchange=two_shot"]
 
 _SAMPLE = 256
 """Elements at the beginning of each gradient that are checked on all ranks."""

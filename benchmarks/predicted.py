@@ -27,7 +27,8 @@ from benchmarks.predict.profiles import PROFILES
 from benchmarks.results import Results
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES, Route, Router
+from hvd_compress.exchanges.default import exchange_for
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchanges.steps import Computation
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
 from hvd_compress.perfmodel.collectives import Collective
@@ -60,10 +61,10 @@ def network_of(model: str) -> Network:
     return Network(model, tuple(dataclasses.replace(layer, name=name) for layer, name in layers))
 
 
-def router_of(compression: Compression) -> Router:
-    """The router that a compression trains with."""
+def router_of(compression: Compression, ranks: int) -> Router:
+    """The router that a compression trains with among a number of ranks."""
     route, options = compression.split()
-    route = dataclasses.replace(route, exchange=route.exchange or EXCHANGE_NAMES[0])
+    route = dataclasses.replace(route, exchange=route.exchange or exchange_for(ranks)[0])
     kept = {key: options.pop(key) for key in _ROUTER if key in options}
     if options:
         raise ValueError(
@@ -146,7 +147,7 @@ def predictions(
         text: predict(
             network,
             computation,
-            router_of(compressions.parse(text, settings["options"], last_layer)),
+            router_of(compressions.parse(text, settings["options"], last_layer), outcome.ranks),
             speed,
             cluster,
         )
@@ -271,7 +272,8 @@ def _route_of(row: Mapping[str, Any]) -> Route:
     compression = compressions.parse(text, {"threshold": 0}, last_layer="")
     if kind != "allreduce":
         compression.options["exchange"] = kind
-    return router_of(compression).choose("gradient", (row["elements"],), "float32")
+    # The exchange is named above, or is the framework's own.
+    return router_of(compression, 1).choose("gradient", (row["elements"],), "float32")
 
 
 def _each(seconds: float, elements: float) -> float:

@@ -1,4 +1,4 @@
-"""Horovod that is initialized again in running processes, with fewer ranks."""
+"""Horovod that is initialized again in running processes, with fewer ranks or with all of them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,36 @@ def initialize_again(hvd: Any, size: int) -> bool:
     Returns:
         Whether this rank is one of them.
     """
-    rank, port = hvd.rank(), None
-    if rank == 0:
-        # One of its own: the first server still has the addresses of all ranks.
-        server = RendezvousServer()
-        port = server.start()
-        server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
-        _servers.append(server)
-    port = hvd.broadcast_object(port, root_rank=0, name="port of the next rendezvous")
+    return start_at(hvd, next_places(hvd, size)[0], size)
+
+
+def next_places(hvd: Any, *sizes: int) -> list[int]:
+    """Where the ranks will meet, for each of the next calls of :func:`start_at`; all ranks call it."""
+    ports = None
+    if hvd.rank() == 0:
+        ports = []
+        for size in sizes:
+            # One of its own: the first server still has the addresses of all ranks.
+            server = RendezvousServer()
+            ports.append(server.start())
+            server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
+            _servers.append(server)
+    return hvd.broadcast_object(ports, root_rank=0, name="ports of the next rendezvous")
+
+
+def start_at(hvd: Any, port: int, size: int) -> bool:
+    """Ends Horovod on a rank where it runs, and starts it with the first ranks of the job.
+
+    Args:
+        hvd: a framework's Horovod.
+        port: of :func:`next_places`.
+        size: how many go on.
+
+    Returns:
+        Whether this rank is one of them.
+    """
     hvd.shutdown()
-    if rank >= size:
+    if int(os.environ["HOROVOD_RANK"]) >= size:
         return False
     os.environ.update(
         HOROVOD_SIZE=str(size),

@@ -24,10 +24,11 @@ SCHEMA = "hvd_compress churn 1"
 
 ROWS = (
     "onebit",
+    "onebit:exchange=allgather",
     "int8:alpha=1,exchange=two_shot",
     "ternary:exchange=integer_sum",
     "onebit:exchange=two_shot",
-    "ecq",
+    "ecq:exchange=allgather",
     "ecq:alpha=1,bucket=128,exchange=integer_sum",
     "qsgd:exchange=two_shot",
     "onebit:exchange=hierarchical",

@@ -154,7 +154,7 @@ def exchange(
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    compressor = hvdc.Compressor(OneBit(group=GROUP), threshold=0)
+    compressor = hvdc.Compressor(OneBit(group=GROUP), exchange="allgather", threshold=0)
     residual = np.zeros(COUNT, np.float32)
     for step in range(4):
         generator = np.random.default_rng([step, rank])

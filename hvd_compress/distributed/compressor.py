@@ -227,6 +227,7 @@ class Compressor(ProcessGroupCompressor):
             ExchangeError: tensors are being exchanged, or there is no process group.
         """
         self._expect_idle("load_state_dict")
+        self._bind()
         with self._keys.of_states("load_state_dict", [state]):
             super().load_state_dict(state)
         if not self._keys.slots:
@@ -244,6 +245,7 @@ class Compressor(ProcessGroupCompressor):
         """
         self._expect_idle("load_resized")
         states = list(states)
+        self._bind()
         with self._keys.of_states("load_resized", states):
             super().load_resized(states)
 
@@ -321,6 +323,7 @@ class Compressor(ProcessGroupCompressor):
                         rest = unsent(state["tensors"][key], slot.shape)
                         residual += rest * (ranks.size / stayed / state["size"])
             begin_with(slot, residual)
+            slot.route = slot.route.among(self._size)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
     def share_norms(self, *, early: bool = False) -> None:
@@ -435,7 +438,8 @@ class Compressor(ProcessGroupCompressor):
         return slots
 
     def _route_of(self, slot: Slot, dtype: str) -> Route:
-        return self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        route = self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        return route.among(self._size) if self._bound else route
 
     def _router_of(self, key: str) -> Router:
         return next(

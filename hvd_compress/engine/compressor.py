@@ -28,7 +28,7 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
     ENCODABLE,
-    EXCHANGE_NAMES,
+    EXCHANGE_CHOICES,
     UNCOMPRESSED_ROUTE,
     CodecLike,
     Route,
@@ -85,7 +85,7 @@ class CompressorBase:
         codec: Codec | Route | str,
         *,
         feedback: ErrorFeedback | None = None,
-        exchange: str = EXCHANGE_NAMES[0],
+        exchange: str = EXCHANGE_CHOICES[0],
         owner_step: OwnerStep | None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
@@ -103,7 +103,7 @@ class CompressorBase:
             raise TypeError(
                 f"Compressor.grad_scaler: expected a GradScaler, got {type(grad_scaler).__name__}"
             )
-        check_choice("Compressor", "exchange", exchange, EXCHANGE_NAMES)
+        check_choice("Compressor", "exchange", exchange, EXCHANGE_CHOICES)
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
@@ -211,7 +211,10 @@ class CompressorBase:
         self._last.take_back()
 
     def routes(self) -> dict[str, Route]:
-        """The route of each parameter's gradient, by name; frozen parameters have none."""
+        """The route of each parameter's gradient, by name; frozen parameters have none.
+
+        Each route has the exchange that is used. With ``exchange="auto"``, its ``reason`` says why.
+        """
         self._bind()
         return {slot.name: slot.route for slot in self._slots if not slot.frozen}
 
@@ -367,7 +370,7 @@ class CompressorBase:
         chosen = []
         too_wide = {}
         for slot in slots:
-            route = router.wanted(slot.name, slot.shape)
+            route = router.wanted(slot.name, slot.shape).among(self._size)
             if not route.uncompressed and slot.dtype not in ENCODABLE:
                 if not slot.frozen:
                     too_wide[slot.name] = slot.dtype
@@ -418,8 +421,8 @@ class CompressorBase:
         self._forget_agreement()
 
     def _take_routes_again(self) -> None:
-        """Checks the present routes among other ranks, and keeps them."""
-        routes = [(slot, slot.route) for slot in self._slots]
+        """Checks the present routes among other ranks, and keeps them; ``"auto"`` follows their number."""
+        routes = [(slot, slot.route.among(self._size)) for slot in self._slots]
         for slot, route in routes:
             if not route.uncompressed:
                 self._check_route(slot, route)

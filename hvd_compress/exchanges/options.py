@@ -14,8 +14,9 @@ class SharedOptions(TypedDict, total=False):
 
     Attributes:
         feedback: the error feedback coefficients; by default, those of the codec's paper.
-        exchange: the exchange of payloads between ranks: ``"allgather"``, ``"two_shot"``,
-            ``"hierarchical"`` or ``"integer_sum"``; the default is ``"allgather"``. FSDP2 has no
+        exchange: the exchange of payloads between ranks: ``"auto"``, the default, ``"allgather"``,
+            ``"two_shot"``, ``"hierarchical"`` or ``"integer_sum"``. ``"auto"`` is the allgather among up to
+            two ranks, and two shots among more (:mod:`hvd_compress.exchanges.default`). FSDP2 has no
             ``"hierarchical"``.
         threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
             are sent uncompressed: with Horovod, in Horovod's own fused messages; without Horovod, in one

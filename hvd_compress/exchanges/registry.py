@@ -11,7 +11,7 @@ EXCHANGES: dict[str, Exchange] = {
     "hierarchical": hierarchical.EXCHANGE,
     "integer_sum": integer_sum.EXCHANGE,
 }
-"""The exchanges by the names that compressors use; the first is the default."""
+"""The exchanges by the names that compressors use."""
 
 UNCOMPRESSED = uncompressed.EXCHANGE
 """The framework's own reduction of gradients that no codec encodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,12 +16,16 @@ from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.exchanges import registry
+from hvd_compress.exchanges.default import AUTO, exchange_for
 
 ENCODABLE = ("float32", "float16", "bfloat16")
 DEFAULT_THRESHOLD = 1024
 
 EXCHANGE_NAMES = tuple(registry.EXCHANGES)
-"""The names of the exchanges of payloads between ranks; the first is the default."""
+"""The names of the exchanges of payloads between ranks."""
+
+EXCHANGE_CHOICES = (AUTO, *EXCHANGE_NAMES)
+"""The values of the option ``exchange``; the first is the default."""
 
 _CAST_DTYPES = {"none": None, "fp16": "float16"}
 """The codecs whose output Horovod's own allreduce can add, with the dtype of that allreduce."""
@@ -34,8 +38,10 @@ class Route:
     Attributes:
         codec: the codec that encodes the tensor.
         feedback: the error feedback coefficients; by default, those of the codec's paper.
-        exchange: one of :data:`EXCHANGE_NAMES`; the default, an empty string, means the exchange of the
+        exchange: one of :data:`EXCHANGE_CHOICES`; the default, an empty string, means the exchange of the
             compressor that receives the route.
+        reason: the reason why ``"auto"`` has become this exchange; empty if the exchange was named. Routes
+            that differ only in it are equal.
 
     Raises:
         TypeError, ValueError: "expected X, got Y".
@@ -44,6 +50,7 @@ class Route:
     codec: Codec
     feedback: ErrorFeedback = None  # type: ignore[assignment]
     exchange: str = ""
+    reason: str = field(default="", init=False, compare=False)
 
     def __post_init__(self) -> None:
         codec: Any = self.codec
@@ -55,7 +62,7 @@ class Route:
         elif not isinstance(given, ErrorFeedback):
             raise TypeError(f"Route.feedback: expected an ErrorFeedback, got {given!r}")
         if self.exchange:
-            check_choice("Route", "exchange", self.exchange, EXCHANGE_NAMES)
+            check_choice("Route", "exchange", self.exchange, EXCHANGE_CHOICES)
 
     @classmethod
     def compress(cls, tensor: Any) -> NoReturn:
@@ -72,9 +79,27 @@ class Route:
         """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]
 
+    def among(self, ranks: int, *, divisible: bool = True) -> Route:
+        """The route in which ``"auto"`` is the exchange for a number of ranks; a named exchange stays.
+
+        Args:
+            ranks: the number of ranks that exchange the tensor.
+            divisible: whether the ranks can divide the tensor; if not, ``"auto"`` is the allgather.
+        """
+        if self.exchange != AUTO and not self.reason:
+            return self
+        if self.uncompressed:
+            return replace(self, exchange=EXCHANGE_NAMES[0])
+        exchange, reason = exchange_for(ranks, divisible=divisible)
+        route = replace(self, exchange=exchange)
+        object.__setattr__(route, "reason", reason)
+        return route
+
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
         through = "" if self.uncompressed else f" through {self.exchange}"
+        if self.reason and through:
+            through += f" ({self.reason})"
         return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
 
 

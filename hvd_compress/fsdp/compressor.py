@@ -21,6 +21,7 @@ from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state_checks import expect_state
+from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.groups import replicas
@@ -34,8 +35,8 @@ from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
-_FLAT = tuple(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"})
-"""Exchanges that do not depend on hosts: here, the ranks of a host hold different shards."""
+_FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
+"""The exchanges that do not depend on hosts: here, the ranks of a host hold different shards."""
 
 
 @guard

@@ -34,6 +34,8 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
         check_choice("Auto", "exchanges", exchange, EXCHANGE_NAMES)
     routes = []
     for one in (route_of(given, "", "Auto.codecs") for given in codecs):
+        if one.exchange:
+            check_choice("Auto.codecs", "exchange", one.exchange, EXCHANGE_NAMES)
         if one.uncompressed:
             routes.append(replace(one, exchange=EXCHANGE_NAMES[0]))
         else:

@@ -17,9 +17,10 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
+from hvd_compress.exchanges.default import AUTO, exchange_for
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
-    EXCHANGE_NAMES,
+    EXCHANGE_CHOICES,
     CodecLike,
     Route,
     Router,
@@ -125,7 +126,7 @@ class Compressor(tf.Module, HorovodCompressor):
         codec: Codec | Route | str,
         *,
         feedback: ErrorFeedback | None = None,
-        exchange: str = EXCHANGE_NAMES[0],
+        exchange: str = EXCHANGE_CHOICES[0],
         owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
@@ -152,11 +153,10 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"averages and encodes in one operation, without a step between; hvd_compress.torch, ddp, "
                 f"distributed and fsdp have owner steps"
             )
-        check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, tuple(_EXCHANGES))
+        check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, EXCHANGE_CHOICES)
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
-        exchange = route.exchange
         if not hvd.is_initialized():
             raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
         super().__init__(name="hvd_compress")
@@ -166,6 +166,9 @@ class Compressor(tf.Module, HorovodCompressor):
                 "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
                 "hvd.add_process_set() first"
             )
+        auto, exchange = route.exchange == AUTO, route.exchange
+        if auto:
+            exchange, _ = exchange_for(process_set.size())
         prefix = names.distinct("hvd_compress" if name is None else name)
         self._router = Router(route, threshold, exclude, layers)
         self._device = choose(device, *_kernels_for_gpus(exchange, self._router.codecs))
@@ -180,7 +183,8 @@ class Compressor(tf.Module, HorovodCompressor):
             open_cuda()
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
-        self._set_exchanges([exchange])
+        # "auto" gathers gradients whose shape tracing does not know.
+        self._set_exchanges([exchange, "allgather"] if auto else [exchange])
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
         self._variables = Variables()
@@ -285,7 +289,10 @@ class Compressor(tf.Module, HorovodCompressor):
             self._ops.hvdc_drop_step(self._ledger)
 
     def routes(self) -> dict[str, Route]:
-        """The route of each gradient that has been traced, by name."""
+        """The route of each gradient that has been traced, by name.
+
+        Each route has the exchange that is used. With ``exchange="auto"``, its ``reason`` says why.
+        """
         return {slot.label: slot.route for slot in self.slots}
 
     def expect(self, variable: Any, label: str) -> None:
@@ -467,6 +474,7 @@ class Compressor(tf.Module, HorovodCompressor):
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
         label = self._label(position)
         route = self._router.choose(label, tuple(size), gradient.dtype.name)
+        route = route.among(self._size, divisible=gradient.shape.is_fully_defined())
         if route.uncompressed and not self._router.wanted(label, tuple(size)).uncompressed:
             warn_of_dtypes({label: gradient.dtype.name})
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)

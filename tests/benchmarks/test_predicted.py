@@ -75,7 +75,7 @@ def test_speeds_of_measured_exchanges(tmp_path: Path) -> None:
     rows = []
     for kind, name in (("allreduce", "none"), ("allgather", "onebit")):
         for count in (10**6, 10**7):
-            route = predicted.router_of(parse(name, {}, "")).choose("w", (count,), "float32")
+            route = predicted.router_of(parse(name, {}, ""), 2).choose("w", (count,), "float32")
             cost = seconds((count,), route, true[name], cluster)
             # A gather decodes the payloads of both ranks.
             codec = {"encode": true[name].encode * count, "decode": 2 * true[name].decode * count}
@@ -148,7 +148,7 @@ def test_routers_are_those_of_training() -> None:
     compression = parse(
         "onebit:group=512,alpha=0.5,exchange=two_shot,threshold=100000,exclude=fc3*", {}, "fc3.*"
     )
-    layers = tensors_of(predicted.network_of("alexnet"), predicted.router_of(compression))
+    layers = tensors_of(predicted.network_of("alexnet"), predicted.router_of(compression, 2))
     encoded = {
         tensor.name: tensor.route
         for layer in layers
@@ -164,7 +164,7 @@ def test_routers_are_those_of_training() -> None:
     assert route.codec == OneBit(512) and route.feedback.alpha == 0.5
     assert route.exchange == route_of(OneBit(512), "two_shot").exchange
     with pytest.raises(ValueError, match=r"ternary:zip=1: expected settings of the codec"):
-        predicted.router_of(parse("ternary:zip=1", {}, "fc"))
+        predicted.router_of(parse("ternary:zip=1", {}, "fc"), 2)
 
 
 @pytest.mark.parametrize(

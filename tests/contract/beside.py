@@ -24,6 +24,7 @@ class Beside:
         dtype: of its parameters.
         seed: of the noise.
         simulated: options of the reference alone.
+        asked: the exchange that the frontend is asked for; None is ``exchange``.
         options: of :meth:`Frontend.make`.
     """
 
@@ -38,6 +39,7 @@ class Beside:
         dtype: str = "float32",
         seed: int = 0,
         simulated: Mapping[str, Any] | None = None,
+        asked: str | None = None,
         **options: Any,
     ) -> None:
         self.frontend, self.shapes, self.dtype = frontend, dict(shapes), dtype
@@ -46,7 +48,7 @@ class Beside:
         self.place = self.ranks.index(frontend.rank) if frontend.rank in self.ranks else None
         options = {"seed": seed, **options}
         self._make = lambda: frontend.make(
-            exchange, self.codec, self.feedback, self.shapes, dtype, **options
+            asked or exchange, self.codec, self.feedback, self.shapes, dtype, **options
         )
         self.job = self._make()
         self._past: list[Job] = []  # Their checkpoints last as long as they do.

@@ -20,7 +20,7 @@ from tests.contract.frontend import Frontend
 
 def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
     """An error before anything is sent; the ranks are then as they were."""
-    with pytest.raises(ValueError, match=r"exchange: expected one of 'allgather', .*got 'mail'"):
+    with pytest.raises(ValueError, match=r"exchange: expected one of 'auto', .*got 'mail'"):
         frontend.make("mail", *USUAL[exchange], SHAPES)
     if exchange == "integer_sum":
         wrong: list[tuple[Row, dict[str, Any], str]] = [

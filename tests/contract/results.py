@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from hvd_compress import Route
 from hvd_compress.codecs import ECQ, Int8, OneBit, Ternary
+from hvd_compress.ranks.counters import sent_bytes
 from tests.contract.beside import Beside, assert_mean
 from tests.contract.cases import FULL, NONE, ROWS, SHAPES, USUAL, WEAK, Row
 from tests.contract.frontend import Frontend
@@ -18,6 +21,18 @@ def every_codec(frontend: Frontend, exchange: str) -> None:
         if row[0].varies and not frontend.varies:
             continue
         Beside(frontend, exchange, row, seed=7).steps(0, 1, 2)
+
+
+def the_default_exchange(frontend: Frontend, exchange: str) -> None:
+    """It is the one that sends the fewest bytes among so many ranks; routes say why."""
+    for row in (USUAL[exchange], (Int8(), NONE)):
+        beside = Beside(frontend, exchange, row, asked="auto", **frontend.one_bucket)
+        beside.steps(0, 1, 2)
+        route = beside.job.compressor.routes()[frontend.called(SHAPES)["a"]]
+        assert (route.exchange, route.reason) == (exchange, f"auto, {frontend.size} ranks")
+    elements = sum(map(math.prod, SHAPES.values()))
+    fp16 = sent_bytes("all_reduce", frontend.size, 2 * elements)
+    assert beside.job.counters.wire_bytes < 3 * fp16  # In the steps above, with Int8.
 
 
 def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:

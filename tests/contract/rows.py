@@ -17,7 +17,7 @@ FLAT = ("allgather", "two_shot", "integer_sum")
 Layout = tuple[int, bool]
 """How many ranks, and whether on two hosts."""
 
-ONE, TWO, THREE = (1, False), (2, False), (3, False)
+ONE, TWO, THREE, FOUR = (1, False), (2, False), (3, False), (4, False)
 HOSTS_OF_ONE, HOSTS_OF_TWO = (2, True), (4, True)
 
 
@@ -44,6 +44,8 @@ PROPERTIES = (
         flat=(ONE, TWO, THREE),
         hierarchical=(ONE, TWO, HOSTS_OF_ONE, HOSTS_OF_TWO),
     ),
+    Property(results.the_default_exchange, ("allgather",), (TWO,)),
+    Property(results.the_default_exchange, ("two_shot",), (THREE, FOUR)),
     Property(
         results.payloads_of_any_length,
         ("allgather", "two_shot", "hierarchical"),

@@ -42,6 +42,7 @@ def held(diloco: DiLoCo, compressor: hvdc.Compressor) -> dict[str, Any]:
         "steps": diloco.steps,
         "rounds": diloco.rounds,
         "norm": compressor.residual_norm(),
+        "exchanges": {route.exchange for route in compressor.routes().values()},
     }
 
 

@@ -103,7 +103,7 @@ def test_one_of_three_is_killed_and_another_one_joins(
     errors = [Path(tmp_path, f"{name}.0.error").read_text() for name in "AB"]
     assert all(float(text.split()[0]) - killed < 45 for text in errors), errors
     lost = members.held("C", 0, "end")
-    assert lost["rounds"] == 2
+    assert lost["rounds"] == 2 and lost["exchanges"] == {"two_shot"}
     log = Path(tmp_path, "A.log").read_text()
     assert Path(tmp_path, "B.log").read_text() == "", "the first rank says it for all"
     found = re.search(
@@ -132,6 +132,8 @@ def test_one_of_three_is_killed_and_another_one_joins(
             for one in ranks:
                 assert_same_bits(one["common"], ranks[0]["common"])
         assert end[0]["rounds"] == rounds
+        for one in (begin[-1], *end):
+            assert one["exchanges"] == {"allgather" if len(names) == 2 else "two_shot"}
         assert not torch.equal(begin[0]["common"]["first"], end[0]["common"]["first"])
 
 

@@ -43,7 +43,9 @@ def test_all_layers_take_the_exchange_of_the_route() -> None:
     assert router.choose("other", (10,), "float32") == route
     assert str(route).endswith(" through two_shot")
     assert "through" not in str(router.choose("z", (10,), "float32"))
-    with pytest.raises(ValueError, match=r"exchange: expected one of 'allgather', .* got 'ring'"):
+    with pytest.raises(
+        ValueError, match=r"exchange: expected one of 'auto', 'allgather', .* got 'ring'"
+    ):
         Route(OneBit(), ErrorFeedback(), "ring")
 
 

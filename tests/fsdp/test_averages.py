@@ -62,6 +62,29 @@ def test_every_codec_on_two_replicas_without_shards() -> None:
     _every_codec(2)
 
 
+def _the_default_exchange(replicas: int, exchange: str) -> None:
+    mesh = mesh_of(replicas)
+    net, compressor = make(mesh, *USUAL[exchange])
+    beside = Beside(mesh, exchange, *USUAL[exchange])
+    for step in range(2):
+        assert_same_bits(backward(net, targets(SHAPES, dist.get_rank(), step)), beside.step(step))
+    beside.assert_kept(compressor)
+    route = compressor.routes()["first.a"]
+    assert (route.exchange, route.reason) == (exchange, f"auto, {replicas} ranks")
+
+
+@on_ranks(4, launcher="torchrun")
+def test_the_default_exchange_of_two_and_of_four_replicas() -> None:
+    """The number of replicas decides, not that of all ranks."""
+    _the_default_exchange(2, "allgather")
+    _the_default_exchange(4, "two_shot")
+
+
+@on_ranks(3, launcher="torchrun")
+def test_the_default_exchange_of_three_replicas() -> None:
+    _the_default_exchange(3, "two_shot")
+
+
 @on_ranks(4, launcher="torchrun")
 def test_owner_steps_of_shards() -> None:
     """From a cold start on."""

@@ -82,7 +82,7 @@ def test_what_it_is_not_for() -> None:
             good,
             {**row, "exchange": "hierarchical"},
             ValueError,
-            "expected one of 'allgather', 'two",
+            "expected one of 'auto', 'allgather', 'two",
         ),
         (good, {**row, "exchange": "integer_sum"}, ValueError, "evenly spaced levels"),
         (good, {**row, "exclude": ["third.*"]}, ValueError, "a pattern that matches"),

@@ -57,6 +57,10 @@ def test_every_option_is_in_signature_and_help(hvdc: Any) -> None:
         assert f"{name}: " in text
 
 
+def test_the_exchange_follows_the_number_of_ranks_unless_named(hvdc: Any) -> None:
+    assert inspect.signature(hvdc.Compressor).parameters["exchange"].default == "auto"
+
+
 def test_typed_options_are_those_that_there_are() -> None:
     from hvd_compress.engine.compressor import CompressorBase
     from hvd_compress.engine.options import Options

@@ -84,7 +84,7 @@ def test_nothing_is_lost_with_a_rank() -> None:
     """Averages and what is unsent add up to the ranks' gradients, before and after."""
     whole = _average_gradients(3, range(3))
     trainings = []
-    for exchange in ("allgather", "two_shot"):
+    for exchange in ("allgather", "two_shot", "auto"):
         state = TensorFlowState([tf.Variable(1.0)], share_residuals=True, step=0)
         training = _Training(state, exchange=exchange, name=exchange)
         averaged = training.run(3)
@@ -104,6 +104,10 @@ def test_nothing_is_lost_with_a_rank() -> None:
         again = training.run(1)
         slots = [slot for slot in training.compressor.slots if not slot.route.uncompressed]
         assert {int(slot.exchanges) for slot in slots} == {4}
+        if slots[0].route.reason:
+            assert {(slot.route.exchange, slot.route.reason) for slot in slots} == {
+                ("allgather", "auto, 2 ranks")
+            }
         parts = [averaged, again, training.unsent()]
         _assert_sum(parts, [a + b for a, b in zip(whole, step, strict=True)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
 
 import horovod.tensorflow as hvd
@@ -94,11 +96,13 @@ def test_missing_gradients_do_not_count() -> None:
     assert len(compressor.slots) == 2
 
 
-def _send(compressor: hvdc.Compressor, signature: tf.TensorSpec) -> tf.Function:
+def _send(
+    compressor: hvdc.Compressor, signature: tf.TensorSpec, name: str = "Variable"
+) -> tf.Function:
     """Sends its argument as the gradient of a variable whose static shape is the signature's."""
     dimensions = signature.shape.as_list() if signature.shape.rank is not None else [0]
     initial = tf.zeros([dimension or 0 for dimension in dimensions], signature.dtype)
-    variable = tf.Variable(initial, shape=signature.shape)
+    variable = tf.Variable(initial, shape=signature.shape, name=name)
 
     def run(value: tf.Tensor) -> tf.Tensor:
         variable.assign(tf.zeros_like(value))
@@ -121,6 +125,41 @@ def test_shapes_that_tracing_does_not_know() -> None:
             expected = simulation.sum(everywhere, 0.5)[0]
             assert np.array_equal(run(everywhere[hvd.rank()][0]), expected)
         assert "None" in compressor.slots[0].kind or "unknown" in compressor.slots[0].kind
+
+
+@on_ranks(3, launcher="tensorflow", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_the_default_exchange_of_shapes_that_tracing_does_not_know() -> None:
+    """Ranks can divide other gradients, and only those, also in a checkpoint for another job."""
+    compressor = hvdc.OneBit(threshold=0, name="known_and_not")
+    signatures = {
+        "known": tf.TensorSpec((40, 70), tf.float32),
+        "unknown": tf.TensorSpec([None, 70], tf.float32),
+    }
+    runs = [_send(compressor, signature, name) for name, signature in signatures.items()]
+    simulations = [
+        Simulation(name, OneBit(), ErrorFeedback(), hvd.size())
+        for name in ("two_shot", "allgather")
+    ]
+    for step in range(2):
+        everywhere = [targets(rank, step) for rank in range(hvd.size())]
+        got = runs[0](everywhere[hvd.rank()][0])
+        assert np.array_equal(got, simulations[0].sum(everywhere, 1 / hvd.size())[0])
+        assert np.isfinite(runs[1](everywhere[hvd.rank()][0])).all()
+    routes = list(compressor.routes().values())
+    assert [route.exchange for route in routes] == ["two_shot", "allgather"]
+    assert [route.reason for route in routes] == ["auto, 3 ranks", "auto, 3 ranks, unknown shape"]
+    kept = [slot.residual.numpy() for slot in compressor.slots]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state")
+        tf.train.Checkpoint(compressor=compressor).write(path)
+        paths = hvd.allgather_object(path, name="paths of checkpoints")
+        again = hvdc.OneBit(threshold=0, name="again")
+        again.load_resized(paths)
+        hvd.allreduce(tf.zeros(1), name="all have read")
+    for name, signature in signatures.items():
+        sent = _send(again, signature, name)(np.zeros((40, 70), np.float32))
+        assert np.isfinite(sent).all()
+    assert [slot.residual.numpy().any() for slot in again.slots] == [one.any() for one in kept]
 
 
 @on_ranks(2, launcher="tensorflow")

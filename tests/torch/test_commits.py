@@ -13,7 +13,7 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress.ranks import names
 from hvd_compress.torch.elastic import TorchState
-from tests.again import initialize_again
+from tests.again import initialize_again, next_places, start_at
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     assert_identical_on_all_ranks,
@@ -133,6 +133,49 @@ def test_a_rank_that_is_replaced() -> None:
         torch.testing.assert_close(after[1], lost / 2, rtol=1e-5, atol=1e-5)
         training.run(2)
         assert_identical_on_all_ranks(training.model)
+
+
+@on_ranks(3, alone=True, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "120"})
+def test_the_default_exchange_follows_the_number_of_ranks() -> None:
+    """Three ranks, then two, then three: nothing that was not sent is lost, by whatever exchange."""
+    training = _Training("followed", share=True)
+    training.run(3)
+    _assert_exchange(training, "two_shot", 3)
+    assert any(slot.owned is not None for slot in training.compressor._slots)
+    before = _everybodys(training.unsent(), "on three")
+    training.state.commit()
+    smaller, larger = next_places(hvd, 2, 3)
+    if start_at(hvd, smaller, 2):
+        training.state.on_reset()
+        training.state.sync()
+        _assert_exchange(training, "allgather", 2)
+        after = _everybodys(training.unsent(), "on two")
+        torch.testing.assert_close(after.sum(0), before.sum(0), rtol=1e-5, atol=1e-5)
+        training.run(3)
+        assert all(slot.owned is None for slot in training.compressor._slots)
+        assert_identical_on_all_ranks(training.model)
+        before = _everybodys(training.unsent(), "on two, later")
+        training.state.commit()
+        start_at(hvd, larger, 3)
+        training.state.on_reset()
+    else:
+        start_at(hvd, larger, 3)
+        names.count_from({})  # A new process has made none.
+        training = _Training("followed", share=True)
+    training.state.sync()
+    _assert_exchange(training, "two_shot", 3)
+    after = _everybodys(training.unsent(), "on three again")
+    assert not after[2].any() and before[:2].any()
+    if hvd.rank() < 2:
+        torch.testing.assert_close(after.sum(0), before.sum(0), rtol=1e-5, atol=1e-5)
+    training.run(2)
+    assert_identical_on_all_ranks(training.model)
+    assert all(slot.owned is not None for slot in training.compressor._slots if slot.count > 100)
+
+
+def _assert_exchange(training: _Training, exchange: str, ranks: int) -> None:
+    route = training.compressor.routes()["a"]
+    assert (route.exchange, route.reason) == (exchange, f"auto, {ranks} ranks")
 
 
 @on_ranks(2, alone=True)

@@ -249,7 +249,8 @@ def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None
         changed_after: steps after which all ranks change the codec, and have to agree anew.
     """
     model, plain = Probe(SHAPES), Probe(SHAPES)
-    compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+    # Quantized once, so that two values are sent exactly.
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100, exchange="allgather")
     ours = distributed(model, compressor)
     stock = distributed(plain, hvd.Compression.none)
     next_epoch: list[list[dict[str, torch.Tensor]]] = []

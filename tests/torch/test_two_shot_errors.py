@@ -130,7 +130,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         return hvdc.OneBit(parameters, **{"exchange": "two_shot", **options})
 
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (ValueError, "Compressor.exchange: expected one of 'allgather', ", {"exchange": "ring"}),
+        (ValueError, "Compressor.exchange: expected one of 'auto', ", {"exchange": "ring"}),
         (TypeError, "owner_step: expected a callable, got 3", {"owner_step": 3}),
         (
             ValueError,
