@@ -195,8 +195,13 @@ class Router:
     @property
     def codecs(self) -> list[Codec]:
         """The codecs that may encode some tensor."""
+        return [route.codec for route in self.encoding]
+
+    @property
+    def encoding(self) -> list[Route]:
+        """The routes with a codec that some tensor may take."""
         routes = [self._route, *self._layers.values()]
-        return [route.codec for route in routes if not route.uncompressed]
+        return [route for route in routes if not route.uncompressed]
 
     def choose(self, name: str, shape: tuple[int, ...], dtype: str) -> Route:
         """The route of one tensor; uncompressed for a dtype that is not in :data:`ENCODABLE`.

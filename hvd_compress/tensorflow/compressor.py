@@ -169,8 +169,9 @@ class Compressor(tf.Module, HorovodCompressor):
         auto, exchange = route.exchange == AUTO, route.exchange
         if auto:
             exchange, _ = exchange_for(process_set.size())
-        prefix = names.distinct("hvd_compress" if name is None else name)
         self._router = Router(route, threshold, exclude, layers)
+        _check_exchanges(self._router, exchange, process_set.size())
+        prefix = names.distinct("hvd_compress" if name is None else name)
         self._device = choose(device, *_kernels_for_gpus(exchange, self._router.codecs))
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
@@ -581,6 +582,16 @@ def _kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool
         if spec_of(codec, ()) is None:
             return repr(codec), False
     return f"exchange={exchange!r}", _EXCHANGES[exchange].on_gpu
+
+
+def _check_exchanges(router: Router, exchange: str, ranks: int) -> None:
+    others = {route.among(ranks).exchange for route in router.encoding} - {exchange}
+    if others:
+        raise ValueError(
+            f"Compressor.layers: expected routes of one exchange, {exchange!r}, or without one, got "
+            f"{', '.join(map(repr, sorted(others)))}, too: in TensorFlow, all layers of a compressor take "
+            f"the same; make a compressor and a tape for each"
+        )
 
 
 def _check_lengths(codecs: Sequence[Codec]) -> None:

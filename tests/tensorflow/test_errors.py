@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import Int8, Route
+from hvd_compress import ECQ, Int8, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -234,3 +234,15 @@ def test_what_is_no_compressor() -> None:
     for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):
         with pytest.raises(TypeError, match=f"expected a compressor of Horovod's .* got {got}"):
             exchange_with(given, graph=False)(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_layers_of_another_exchange() -> None:
+    """Not even where the default exchange would be that one among more ranks."""
+    for options, own in (({}, "allgather"), ({"exchange": "integer_sum"}, "integer_sum")):
+        layers = {"*": Route(ECQ(), exchange="two_shot")}
+        message = rf"Compressor\.layers: expected routes of one exchange, '{own}', .*got 'two_shot'"
+        with pytest.raises(ValueError, match=message):
+            hvdc.ECQ(layers=layers, **options)
+    hvdc.OneBit(layers={"*": Route(Int8(), exchange="allgather")})
+    hvdc.FP16(layers={"*": Route(Int8(), exchange="auto")})
