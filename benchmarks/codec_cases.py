@@ -20,6 +20,7 @@ from hvd_compress.codecs import (
     NoiseKey,
     OneBit,
     Ternary,
+    TopK,
     payload_length,
 )
 from hvd_compress.kernels.interface import Kernels
@@ -45,6 +46,7 @@ CODECS: dict[str, Codec] = {
     "ecq l2 2048": ECQ(4, "l2", 2048),
     "ecq linf 2048": ECQ(4, "linf", 2048),
     "ecq l2 tensor": ECQ(4, "l2", "tensor"),
+    "topk 64 of 4096": TopK(4096, 64, 2),
     "ternary 2048 entropy": Ternary(2048, coding="entropy"),
     "ecq l2 4096 entropy": ECQ(4, "l2", 4096, "entropy"),
     "ecq linf 2048 entropy": ECQ(4, "linf", 2048, "entropy"),

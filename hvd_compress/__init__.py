@@ -15,6 +15,7 @@ from hvd_compress.codecs import (
     OneBit,
     PayloadError,
     Ternary,
+    TopK,
 )
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
@@ -34,4 +35,5 @@ __all__ = [
     "PayloadError",
     "Route",
     "Ternary",
+    "TopK",
 ]

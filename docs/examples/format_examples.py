@@ -23,6 +23,7 @@ from hvd_compress.codecs import (
     NoiseKey,
     OneBit,
     Ternary,
+    TopK,
 )
 from hvd_compress.codecs.base import round_up
 from hvd_compress.codecs.noise import philox, uniform
@@ -37,6 +38,7 @@ CODECS: dict[str, Codec] = {
     "int8": Int8(kind="dynamic", group=64),
     "ternary": Ternary(bucket=64, clip=2.5),
     "ecq": ECQ(levels=4, norm="l2", bucket=64),
+    "topk": TopK(chunk=64, keep=8, bits=2),
     "entropy": ECQ(levels=4, norm="l2", bucket=64, coding="entropy"),
 }
 
@@ -71,6 +73,7 @@ def blocks() -> dict[str, str]:
     made["checksum"] = _checksum(small)
     made["planes"] = _planes()
     made["trits"] = _trits()
+    made["entries"] = _entries()
     made["noise"] = _noise()
     return made
 
@@ -152,6 +155,14 @@ def _trits() -> str:
         terms = " + ".join(f"{3**k}*{d}" for k, d in enumerate(mine))
         lines.append(f"byte {j}:  {terms} = {byte:3d} = {byte:02x}")
     return "\n".join(lines)
+
+
+def _entries() -> str:
+    # The codec's own packing, of two of its entries.
+    x = np.zeros(64, np.float32)
+    x[[5, 62]] = -1.0, 2.0
+    _, packed = TopK(chunk=64, keep=2, bits=2).quantize(x, x.shape, NOISE)
+    return f"indices: 5 62\ncodes:   2 1\nbytes:   {packed.tobytes().hex(' ')}"
 
 
 def _noise() -> str:

@@ -26,6 +26,7 @@ from hvd_compress.codecs.registry import (
     register,
 )
 from hvd_compress.codecs.ternary import Ternary
+from hvd_compress.codecs.topk import TopK
 
 __all__ = [
     "BF16",
@@ -45,6 +46,7 @@ __all__ = [
     "PayloadError",
     "PayloadLayout",
     "Ternary",
+    "TopK",
     "codec_class",
     "codec_from_config",
     "codec_names",

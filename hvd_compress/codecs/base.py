@@ -32,6 +32,10 @@ Group = int | Literal["tensor"]
 """The number of elements in a contiguous group, or ``"tensor"`` for one group of all elements."""
 
 
+class PayloadError(ValueError):
+    """A payload that no encoder with the given configuration can have written for the given tensor."""
+
+
 @dataclass(frozen=True)
 class PayloadLayout:
     """The positions of the parts of a payload's body.
@@ -157,6 +161,15 @@ class Codec:
             The elements, shape=(n,), dtype float32; NaN where a scale is NaN.
         """
         raise NotImplementedError
+
+    def check_codes(self, codes: np.ndarray, shape: Shape) -> None:
+        """Raises ``PayloadError`` for codes that do not decode; most codecs decode all.
+
+        Args:
+            codes: the codes of all blocks, dtype uint8.
+            shape: the tensor's shape.
+        """
+        return
 
     def variance_factor(self, count: int) -> float:
         """The gamma for which ``E|Q(x) - x|^2 <= gamma |x|^2`` with ``count`` elements (ECQ-SGD, lemma 1).

@@ -20,7 +20,9 @@ def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("t
         TypeError: a value that is neither an int nor a string.
         ValueError: a size that is not a multiple of 64 up to 65,536, or an unknown word.
     """
-    expected = f"a multiple of {TILE} up to {MAX_GROUP} or one of {', '.join(map(repr, words))}"
+    expected = f"a multiple of {TILE} up to {MAX_GROUP}"
+    if words:
+        expected += f" or one of {', '.join(map(repr, words))}"
     if isinstance(value, str):
         good = value in words
     elif isinstance(value, int) and not isinstance(value, bool):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.codecs import rans
-from hvd_compress.codecs.base import Codec, PayloadLayout, Shape, round_up
+from hvd_compress.codecs.base import Codec, PayloadError, PayloadLayout, Shape, round_up
 from hvd_compress.codecs.levels import LevelCodec
 
 HEADER_BYTES = 32
@@ -35,10 +35,6 @@ FLAGS_OFFSET = 16
 """The offset of a payload's flags in bytes."""
 
 _CHECKSUM_OFFSET = 24
-
-
-class PayloadError(ValueError):
-    """A payload that no encoder with the given configuration can have written for the given tensor."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +200,7 @@ def open_payload(
     if isinstance(codec, LevelCodec) and codec.varies and header.flags & FLAG_CODED:
         return header, scales, _decode(codec, layout, codes)
     used = (layout.blocks - 1) * layout.block_bytes + layout.last_bytes if layout.count else 0
+    codec.check_codes(codes[:used], shape)
     return header, scales, codes[:used]
 
 

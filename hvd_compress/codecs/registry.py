@@ -17,6 +17,7 @@ from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.ternary import Ternary
+from hvd_compress.codecs.topk import TopK
 
 ENTRY_POINTS = "hvd_compress.codecs"
 """The group of entry points through which installed packages offer codecs."""
@@ -27,6 +28,7 @@ CODECS: dict[str, type[Codec]] = {
     "ternary": Ternary,
     "ecq": ECQ,
     "qsgd": QSGD,
+    "topk": TopK,
     "fp16": FP16,
     "bf16": BF16,
     "none": NoCompression,

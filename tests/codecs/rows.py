@@ -14,6 +14,7 @@ from hvd_compress.codecs import (
     NoCompression,
     OneBit,
     Ternary,
+    TopK,
 )
 
 
@@ -40,7 +41,10 @@ class Row:
     @property
     def group(self) -> int | str | None:
         """Elements that share a scale: a size, a word, or None where there is no scale."""
-        return getattr(self.codec, "group", getattr(self.codec, "bucket", None))
+        names = ("group", "bucket", "chunk")
+        return next(
+            (getattr(self.codec, name) for name in names if hasattr(self.codec, name)), None
+        )
 
     @property
     def unbiased(self) -> bool:
@@ -85,6 +89,10 @@ ROWS = (
     Row("ecq-entropy-64", ECQ(7, "linf", 64, "entropy"), 0x3414EC73, WEAK),
     Row("ecq-entropy-tensor", ECQ(127, "linf", "tensor", "entropy"), 0x45D4708A, WEAK, whole=True),
     Row("ternary-entropy", Ternary(coding="entropy"), 0xE0B9E06C, WEAK),
+    Row("topk", TopK(), 0x331A62AB, FULL),
+    Row("topk-64", TopK(64, 5, 1), 0xD6FD4BC9, DECAYING),
+    Row("topk-dense", TopK(192, 192, 8), 0xE76BEAAE, FULL),
+    Row("topk-float", TopK(1024, 100, 32), 0x1B03AE96, DECAYING),
     Row("fp16", FP16(), 0x526E7D04, FULL),
     Row("bf16", BF16(), 0x0EE4FD6A, DECAYING),
     Row("none", NoCompression(), 0x98ACEC5C, FULL),

@@ -24,6 +24,7 @@ from hvd_compress.codecs import (
     NoiseKey,
     OneBit,
     Ternary,
+    TopK,
 )
 from hvd_compress.codecs.base import as_matrix
 from hvd_compress.codecs.int8 import magnitudes
@@ -215,6 +216,7 @@ def test_payload_bytes(snippets: dict[str, Any], count: int) -> None:
         Ternary(bucket="tensor"): (1, 2560, trits),
         ECQ(bucket=128): (groups, 128, planes(4)),
         ECQ(levels=31, bucket="tensor"): (1, 2560, planes(6)),
+        TopK(128, 30, 3): (groups, 128, lambda m: 4 * -(-(-(-30 * m // 128) * (7 + 3)) // 32)),
         FP16(): (0, 2560, lambda m: 2 * m),
     }
     assert pad(17, 16) == 32
@@ -229,6 +231,19 @@ def test_packed_codes(snippets: dict[str, Any], count: int) -> None:
         codes = random.integers(0, 1 << bits, count).astype(np.uint8)
         packed = pack_planes(codes, bits).tobytes()
         assert snippets["unpack_planes"](packed, count, bits) == codes.tolist()
+    for codec in (TopK(256, 20, 3), TopK(64, 64, 32)):
+        x = random.normal(size=count).astype(np.float32)
+        _, packed = codec.quantize(x, x.shape, NoiseKey())
+        length = min(count, codec.chunk)
+        kept = codec.kept(length)
+        used = codec.layout((length,)).last_bytes
+        index_bits = (codec.chunk - 1).bit_length()
+        indices, codes = snippets["unpack_entries"](
+            packed[:used].tobytes(), kept, index_bits, codec.bits
+        )
+        largest = np.argsort(-np.abs(x[:length]), kind="stable")[:kept]
+        assert indices == sorted(largest.tolist())
+        assert [code >> (codec.bits - 1) for code in codes] == np.signbit(x[indices]).tolist()
     digits = random.integers(0, 3, count).astype(np.uint8)
     assert snippets["unpack_trits"](pack_trits(digits).tobytes(), count) == digits.tolist()
 

@@ -25,7 +25,8 @@ def test_traffic_does_not_grow_with_the_number_of_ranks(codec: Codec) -> None:
         largest = max(sizes)
         # To the owners what is theirs, to all (the ring's share) what is one's own.
         sent = sum(sizes) - min(sizes) + (size - 1) * largest
-        assert sent <= 2 * whole * (1 + 1e-2), size
+        # One percent, or what each part's header and padding take where codes take less than that.
+        assert sent <= 2 * (whole + max(1e-2 * whole, 64 * size)), size
 
 
 def test_who_owns_nothing_gets_nothing() -> None:

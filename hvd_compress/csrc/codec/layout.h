@@ -15,6 +15,7 @@ constexpr uint32_t kFlagCoded = 2;  // and from bit kLengthShift on, the length 
 constexpr int kLengthShift = 4;
 constexpr int64_t kLengthUnit = 16;
 constexpr int64_t kChunkElements = 65536;        // of a chunk of entropy-coded codes, at the most
+constexpr int kTopKFloatBits = 32;  // of values that are sent as they are
 constexpr int64_t kMaxCount = int64_t{1} << 44;  // so that no size overflows
 
 // The first 32 bytes of a payload.
@@ -47,7 +48,9 @@ HVDC_HD int EcqBits(uint32_t levels) {
   return bits;
 }
 
-HVDC_HD bool IsCast(const hvdc_spec& spec) { return spec.codec >= HVDC_FP16; }
+HVDC_HD bool IsCast(const hvdc_spec& spec) {
+  return spec.codec >= HVDC_FP16 && spec.codec <= HVDC_FP32;
+}
 
 // Whether its numbers are whole multiples of a unit, so that ranks can add them as integers.
 HVDC_HD bool HasLevels(const hvdc_spec& spec) {
@@ -67,6 +70,23 @@ HVDC_HD int Alphabet(const hvdc_spec& spec) {
   return spec.codec == HVDC_TERNARY ? 3 : static_cast<int>(2 * spec.levels + 1);
 }
 
+// Elements that a chunk of count elements sends.
+HVDC_HD int64_t TopKKept(const hvdc_spec& spec, int64_t count) {
+  return (spec.levels * count + spec.group - 1) / spec.group;
+}
+
+// Bits of an index within a chunk.
+HVDC_HD int TopKIndexBits(const hvdc_spec& spec) {
+  int bits = 0;
+  for (uint32_t rest = spec.group - 1; rest; rest >>= 1) ++bits;
+  return bits;
+}
+
+HVDC_HD int64_t TopKBytes(const hvdc_spec& spec, int64_t count) {
+  const int64_t entry = TopKIndexBits(spec) + static_cast<int64_t>(spec.variant);
+  return (TopKKept(spec, count) * entry + 31) / 32 * 4;
+}
+
 HVDC_HD int64_t CodeBytes(const hvdc_spec& spec, int64_t count) {
   switch (spec.codec) {
     case HVDC_ONEBIT:
@@ -77,6 +97,8 @@ HVDC_HD int64_t CodeBytes(const hvdc_spec& spec, int64_t count) {
       return TritBytes(count);
     case HVDC_ECQ:
       return PlaneBytes(count, EcqBits(spec.levels));
+    case HVDC_TOPK:
+      return TopKBytes(spec, count);
     case HVDC_FP32:
       return 4 * count;
     default:
@@ -85,7 +107,7 @@ HVDC_HD int64_t CodeBytes(const hvdc_spec& spec, int64_t count) {
 }
 
 HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
-  if (spec.codec < HVDC_ONEBIT || spec.codec > HVDC_FP32) return false;
+  if (spec.codec < HVDC_ONEBIT || spec.codec > HVDC_TOPK) return false;
   if (spec.rows < 0 || spec.columns < 0) return false;
   if (spec.rows && spec.columns > kMaxCount / spec.rows) return false;
   if (spec.coding > HVDC_ENTROPY || (spec.coding && !HasLevels(spec))) return false;
@@ -104,6 +126,9 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
       return positive || spec.factor == 0;
     case HVDC_ECQ:
       return spec.variant <= HVDC_LINF && spec.levels >= 1 && spec.levels <= 127;
+    case HVDC_TOPK:
+      return spec.grouping == HVDC_CONTIGUOUS && spec.levels >= 1 && spec.levels <= spec.group &&
+             spec.variant >= 1 && (spec.variant <= 8 || spec.variant == kTopKFloatBits);
     default:
       return true;
   }

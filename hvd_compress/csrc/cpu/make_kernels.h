@@ -7,20 +7,31 @@
 #include "cpu/encode_blocks.h"
 #include "cpu/level_blocks.h"
 #include "cpu/statistics.h"
+#include "cpu/topk_blocks.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
 
 template <class V>
+void EncodeAny(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+               EncodeResult* result) {
+  if (job.spec->codec == HVDC_TOPK) return TopKEncoder<V>::Run(job, first, last, scratch, result);
+  Encode<V>(job, first, last, scratch, result);
+}
+
+template <class V>
 void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                uint64_t* checksums) {
   if (IsEntropyCoded(*job.spec)) return DecodeChunks<V>(job, first, last, scratch);
+  if (job.spec->codec == HVDC_TOPK) {
+    return TopKDecoder<V>::Run(job, first, last, scratch, checksums);
+  }
   Decode<V>(job, first, last, scratch, checksums);
 }
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           Encode<V>,       EncodeChunks<V>, ChunkStats<V>,
+  return {name,           EncodeAny<V>,       EncodeChunks<V>, ChunkStats<V>,
           ColumnStats<V>, DecodeSum<V>,    SquareChunks<V>, Checksum<V>,
           LevelNorms<V>,  EncodeLevels<V>, DecodeLevels<V>};
 }

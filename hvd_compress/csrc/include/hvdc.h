@@ -28,7 +28,8 @@ enum hvdc_codec {
   HVDC_ECQ = 4,
   HVDC_FP16 = 5,
   HVDC_BF16 = 6,
-  HVDC_FP32 = 7
+  HVDC_FP32 = 7,
+  HVDC_TOPK = 8
 };
 enum hvdc_dtype { HVDC_DTYPE_FLOAT32 = 0, HVDC_DTYPE_FLOAT16 = 1, HVDC_DTYPE_BFLOAT16 = 2 };
 enum hvdc_grouping { HVDC_CONTIGUOUS = 0, HVDC_TENSOR = 1, HVDC_ROW = 2, HVDC_COLUMN = 3 };
@@ -51,10 +52,10 @@ enum hvdc_status {
 typedef struct {
   uint32_t codec;         // hvdc_codec
   uint32_t config_hash;   // stamped on payloads and demanded of them
-  uint32_t variant;       // Int8: hvdc_int8_variant; ECQ: hvdc_norm
+  uint32_t variant;       // Int8: hvdc_int8_variant; ECQ: hvdc_norm; TopK: bits of a value
   uint32_t grouping;      // hvdc_grouping
   uint32_t group;         // elements of a group, where contiguous: a multiple of 64 up to 65,536
-  uint32_t levels;        // ECQ: s, 1 to 127
+  uint32_t levels;        // ECQ: s, 1 to 127; TopK: elements that a group sends
   float factor;           // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
   uint32_t coding;        // Ternary, ECQ: hvdc_coding; not of levels
   int64_t rows, columns;  // the tensor as a matrix; their product is the number of elements
