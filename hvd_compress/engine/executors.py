@@ -204,13 +204,13 @@ class Executors:
 
     def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
         """Whether a codec has no kernel for a tensor's device; warns the first time."""
-        if self.deferred(tensor) is None or spec_pointer(codec, shape) is not None:
+        known = codec.on_device and spec_pointer(codec, shape) is not None
+        if known or self.deferred(tensor) is None:
             return False
         if codec not in self._warned:
             self._warned.add(codec)
             warnings.warn(
-                f"{codec} has no CUDA kernel: its NumPy reference encodes and decodes copies in host "
-                f"memory, which is slow",
+                f"{codec} has no CUDA kernel: copies in host memory are encoded and decoded, which is slow",
                 stacklevel=2,
             )
         return True

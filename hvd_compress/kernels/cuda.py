@@ -383,7 +383,7 @@ def _load(path: Path) -> ctypes.CDLL:
 @lru_cache(maxsize=4096)
 def _spec(codec: Codec, shape: Shape) -> Spec:
     spec = spec_of(codec, shape)
-    if spec is None or codec.varies:
+    if spec is None or codec.varies or not codec.on_device:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
     return spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_compress.codecs import BF16, ECQ, FP16, Codec, ErrorFeedback, Int8, OneBit, Ternary
+from hvd_compress.codecs import BF16, ECQ, FP16, Codec, ErrorFeedback, Int8, OneBit, Ternary, TopK
 
 Row = tuple[Codec, ErrorFeedback]
 
@@ -27,6 +27,7 @@ _PAYLOADS: list[Row] = [
     (ECQ(), WEAK),
     (ECQ(coding="entropy"), WEAK),
     (Ternary(coding="entropy"), NONE),
+    (TopK(256, 24, 2), FULL),
     (BF16(), NONE),
     (FP16(), FULL),
 ]

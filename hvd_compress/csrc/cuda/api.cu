@@ -59,8 +59,10 @@ int Settle(int status, const hvdc_cuda_queue& queue) {
   return Check(cudaStreamSynchronize(StreamOf(queue)));
 }
 
-// Entropy codes are the CPU's.
-bool HasKernel(const hvdc_spec& spec) { return ValidSpec(spec) && !IsEntropyCoded(spec); }
+// Entropy codes and top-k are the CPU's.
+bool HasKernel(const hvdc_spec& spec) {
+  return ValidSpec(spec) && !IsEntropyCoded(spec) && spec.codec != HVDC_TOPK;
+}
 
 // Checks what every call has, and finds the layout and the workspace.
 template <class Job>
