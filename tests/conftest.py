@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -107,6 +108,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = ordered
     for kind, together in sharing.items():
         jobs.share(kind, [item.function.job_name for item in together])  # type: ignore[attr-defined]
+
+
+def pytest_collection_finish() -> None:
+    """Spares each collection of garbage the tests and all that they import."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

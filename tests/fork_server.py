@@ -11,6 +11,7 @@ This file imports little, because each call reads it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -37,6 +38,9 @@ def serve(path: str, modules: Sequence[str]) -> None:
         os.rename(f"{path}.new", path)  # A caller that finds the path can connect.
         for module in modules:
             importlib.import_module(module)
+        # What is imported stays, so that no process has to look through it, and copy it, for garbage.
+        gc.collect()
+        gc.freeze()
         call = _Server(listener).run()
     if call is not None:
         call.run()

@@ -70,9 +70,11 @@ def _torchrun(count: int) -> list[str]:
     return ["torch.distributed.run", *options]
 
 
-_HOROVOD = ("horovod.torch", "horovod.runner.launch")
-_DISTRIBUTED = ("torch.distributed.run",)
-_TENSORFLOW = ("horovod.tensorflow", "horovod.runner.launch")
+# torch imports torch._dynamo with the first optimizer of a process, which takes as long as torch itself.
+_TORCH = ("torch._dynamo", "pytest")
+_HOROVOD = ("horovod.torch", "horovod.runner.launch", *_TORCH)
+_DISTRIBUTED = ("torch.distributed.run", *_TORCH)
+_TENSORFLOW = ("horovod.tensorflow", "horovod.runner.launch", "pytest")
 
 LAUNCHERS: dict[str, tuple[Callable[[int], list[str]], tuple[str, ...]]] = {
     "horovodrun": (_horovodrun, _HOROVOD),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tests import jobs
 def test_it_measures_every_layout(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
     options = ["--batch", "8", "--width", "16", "--rounds", "2", "--block", "1", "--json", str(out)]
-    command = [sys.executable, "-m", "benchmarks.grid", *options]
+    command = jobs.forked("torchrun", "benchmarks.grid", *options)
     printed = jobs.run("torchrun", 4, command)
     record = json.loads(out.read_text())
     assert record["schema"] == grid.SCHEMA and record["ranks"] == 4
