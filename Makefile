@@ -138,7 +138,7 @@ train: $(HOROVOD) $(NATIVE) $(if $(WITH_TENSORFLOW),$(OPERATIONS))
 test: SELECTION := -m 'not exhaustive'
 
 test test-all: setup
-	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(SELECTION) $(ARGS)
+	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest -n auto $(SELECTION) $(ARGS)
 
 bench: $(NATIVE)
 	@mkdir -p build
