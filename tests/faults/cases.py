@@ -57,7 +57,8 @@ class Fault:
 
 
 FAULTS = {
-    "kill in the first step": Fault("SIGKILL in the first step", 60, signal=True),
+    # Ranks may be making a process group, where Gloo waits for the killed one for up to five timeouts.
+    "kill in the first step": Fault("SIGKILL in the first step", 120, signal=True, timeout=TIMEOUT),
     "kill": Fault("SIGKILL", 60, signal=True),
     "raise": Fault("an exception of the script", 60),
     "leave": Fault("the script ends", 60),
