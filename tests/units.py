@@ -44,6 +44,7 @@ FIRST = (
     "benchmarks/test_train.py",
     "faults/test_faults.py",
     "keras",
+    "suites/test_fsdp2.py",
     "docs/test_quickstart.py",
     "torch",
     "diloco",

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hvd_compress.tensorflow import build
+from tests import jobs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -26,7 +27,7 @@ def _build(cache: Path, **variables: str) -> subprocess.Popen[str]:
 
 def test_without_a_compiler(tmp_path: Path) -> None:
     process = _build(tmp_path, PATH=str(tmp_path))
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=jobs.TIMEOUT)
     assert process.returncode == 1
     assert "Traceback" not in errors
     assert "expected a C++ compiler to build its operations with, found none: install g++" in errors
@@ -37,7 +38,7 @@ def test_without_a_compiler(tmp_path: Path) -> None:
 
 def test_with_a_compiler_that_fails(tmp_path: Path) -> None:
     process = _build(tmp_path, CXX="false")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=jobs.TIMEOUT)
     assert process.returncode == 1
     assert "ended with status 1" in errors and "-lhvdc_cpu" in errors
 
@@ -55,7 +56,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     )
     compiler.chmod(0o755)
     processes = [_build(tmp_path / "cache", CXX=str(compiler)) for _ in range(2)]
-    printed = [process.communicate(timeout=120) for process in processes]
+    printed = [process.communicate(timeout=jobs.TIMEOUT) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     paths = {out.strip() for out, _ in printed}
     assert len(paths) == 1
@@ -69,7 +70,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
 
 
 def _errors(process: subprocess.Popen[str]) -> str:
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=jobs.TIMEOUT)
     assert process.returncode == 1 and "Traceback" not in errors
     return errors
 
@@ -97,10 +98,10 @@ def test_a_library_that_is_not_as_it_was_compiled(tmp_path: Path) -> None:
     )
     compiler.chmod(0o755)
     for damage in (lambda path: path.write_bytes(b""), Path.unlink):
-        printed, errors = _build(tmp_path, CXX=str(compiler)).communicate(timeout=120)
+        printed, errors = _build(tmp_path, CXX=str(compiler)).communicate(timeout=jobs.TIMEOUT)
         library = Path(printed.strip())
         assert library.read_bytes() == build.library().read_bytes(), errors
         assert library.parent.stat().st_mode & 0o777 == 0o700
         damage(library)
-    printed, _ = _build(tmp_path, CXX=str(compiler)).communicate(timeout=120)
+    printed, _ = _build(tmp_path, CXX=str(compiler)).communicate(timeout=jobs.TIMEOUT)
     assert Path(printed.strip()).stat().st_size
