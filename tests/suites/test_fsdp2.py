@@ -7,6 +7,7 @@ int8's come close.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,9 @@ from torch.testing._internal.distributed._tensor import common_dtensor
 import hvd_compress.fsdp as hvdc
 from hvd_compress import NoCompression
 from tests.suites.running import LOSSY, MODES
+
+_FORK_SERVER = multiprocessing.get_context("forkserver")
+_FORK_SERVER.set_forkserver_preload([__name__, "torch._dynamo"])
 
 COMPRESSED = {mode: options for mode, options in MODES.items() if options is not None}
 
@@ -53,6 +57,10 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
 
     world_size = 4
     _run = classmethod(common_fsdp.FSDPTestMixin._run.__func__)  # FSDPTest's own asks for GPUs.
+
+    def _spawn_processes(self) -> None:
+        """Forks the ranks from a process that has imported everything."""
+        self._start_processes(_FORK_SERVER.Process)
 
     def _compare(self, make: Callable[[], nn.Module], script: Script, **sharding: Any) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
