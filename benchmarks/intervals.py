@@ -1,4 +1,4 @@
-"""Confidence in a mean difference."""
+"""Confidence in a mean, and in a mean difference."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ class Interval:
         return self.mean + self.half_width
 
 
+def mean(numbers: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
+    """Student's t interval of the mean.
+
+    Raises:
+        ValueError: there are fewer than two numbers.
+    """
+    if len(numbers) < 2:
+        raise ValueError(f"expected at least two numbers, got {len(numbers)}")
+    from scipy.stats import t
+
+    found = np.asarray(numbers, np.float64)
+    error = float(found.std(ddof=1)) / math.sqrt(len(found))
+    quantile = float(t.ppf((1 + confidence) / 2, len(found) - 1))
+    return Interval(float(found.mean()), quantile * error)
+
+
 def paired(
     treated: Sequence[float], control: Sequence[float], confidence: float = 0.95
 ) -> Interval:
@@ -37,9 +53,4 @@ def paired(
     """
     if len(treated) != len(control) or len(treated) < 2:
         raise ValueError(f"expected at least two pairs, got {len(treated)} and {len(control)}")
-    from scipy.stats import t
-
-    difference = np.subtract(treated, control)
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
-    quantile = float(t.ppf((1 + confidence) / 2, len(difference) - 1))
-    return Interval(float(difference.mean()), quantile * error)
+    return mean(np.subtract(treated, control), confidence)

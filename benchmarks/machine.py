@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -22,12 +23,29 @@ def versions() -> dict[str, str]:
 
 
 def description() -> dict[str, str | int]:
-    """The processor, how many of its cores this process may use, and the system."""
+    """The processor, how many of its cores this process may use, the system, and the code's commit."""
     return {
+        "commit": commit(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
+
+
+def commit() -> str:
+    """The working tree's, with ``-dirty`` where files differ from it; ``unknown`` without Git."""
+    # The lab's ranks may be another user than the tree's owner, which Git refuses by default.
+    git = ("git", "-c", "safe.directory=*", "-C", str(Path(__file__).parent))
+    try:
+        found = subprocess.run(
+            (*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def network() -> dict[str, str | bool | None]:

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that are text already; the first column is aligned left, the others right."""
+    """Cells that are text already.
+
+    Attributes:
+        header: of the columns.
+        rows: as many cells each.
+        left: how many columns at the beginning are aligned left; the others are aligned right.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    left: int = 1
 
     def text(self) -> str:
         """Columns with a rule below the header."""
@@ -22,20 +29,18 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub's pipe table."""
-        rule = ["---"] + ["---:"] * (len(self.header) - 1)
+        rule = ["---"] * self.left + ["---:"] * (len(self.header) - self.left)
         lines = (self.header, rule, *self.rows)
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def _columns(self) -> list[tuple[str, ...]]:
         return list(zip(self.header, *self.rows, strict=True))
 
-    @staticmethod
-    def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-        first, *others = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+    def _aligned(self, line: Sequence[str], widths: Sequence[int]) -> list[str]:
+        return [
+            cell.ljust(width) if i < self.left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        return [first, *others]
+        ]
 
 
 def si_bytes(count: float) -> str:

@@ -21,6 +21,7 @@ from benchmarks.papers.experiment import Claim, Experiment, row
 from benchmarks.papers.record import Record
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
+from benchmarks.verdicts import Finding
 
 
 def main(command_line: list[str] | None = None) -> int:
@@ -57,6 +58,9 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
         record = records.resumed(path, record)
         _check_cases(experiment, path, record)
     missing = [case for case in experiment.cases(full) if not record.has(case)]
+    here = machine.description()
+    if missing and record.machine != here:
+        record.machine["resumed_on"] = f"{here['cpu']}, commit {here['commit']}"
     with tqdm(
         total=sum(experiment.ticks(case) for case in missing),
         mininterval=1 if sys.stderr.isatty() else 10,
@@ -66,7 +70,7 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
             result = experiment.run(case, lambda: bar.update() and None)
             record.rows.append(records.as_json(row(case, result)))
             record.write(path)
-    record.claims = [dataclasses.asdict(claim) for claim in experiment.claims(record.rows)]
+    record.claims = records.claims(experiment.claims(record.rows))
     record.write(path)
     return record
 
@@ -88,9 +92,26 @@ def on_data(experiment: Experiment, folder: Path) -> Experiment:
 
 def claims_table(claims: list[Claim]) -> Table:
     """The paper's statements, one a line."""
-    header = ("the paper says", "published", "measured", "holds")
-    return Table(
-        header, [(c.text, c.published, c.measured, "yes" if c.holds else "NO") for c in claims]
+    header = (
+        "the paper says",
+        "published",
+        "measured",
+        "verdict",
+        "margin, 95% interval",
+        "seeds",
+        "seen from",
+    )
+    lines = [(c.text, c.published, c.measured, *_cells(c.finding)) for c in claims]
+    return Table(header, lines, left=4)
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    margin = finding.margin
+    return (
+        finding.verdict,
+        "-" if margin is None else "{:.3g} ({:.3g} to {:.3g})".format(*margin),
+        str(finding.seeds),
+        "-" if finding.detectable is None else f"{finding.detectable:.2g}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from benchmarks.papers.experiment import Claim, Experiment, Row, choose, spread, values
 from benchmarks.papers.training import NONE, Compression, Recipe, outcome
 from benchmarks.tables import Table
+from benchmarks.verdicts import judge, mostly
 from hvd_compress.codecs import stability
 
 PUBLISHED = {
@@ -41,7 +43,7 @@ def cases(full: bool) -> list[Recipe]:
     common: dict[str, Any] = {"model": "relu", "steps": 200, "workers": 2, "lr": 0.02}
     if full:
         common = {"model": "resnet20", "steps": 78_000, "workers": 2, "lr": 0.1, "batch": 128}
-    seeds = 5 if full else 3
+    seeds = 6
     return [
         Recipe(compression=text, seed=seed, **common) for seed in range(seeds) for text in texts
     ]
@@ -75,26 +77,28 @@ def claims(rows: list[Row]) -> list[Claim]:
         if text.startswith("ecq")
     }
     qsgd = values(choose(rows, compression=QSGD), "train_loss")
-    betas = {beta: losses[0.01, beta].mean() for beta in (0.90, 0.95, 0.98, 0.99, 1.00)}
-    middle = [losses[alpha, 1.0].mean() for alpha in (0.01, 0.03, 0.1)]
+    betas = {beta: losses[0.01, beta] for beta in (0.90, 0.95, 0.98, 0.99, 1.00)}
+    middle = [losses[alpha, 1.0] for alpha in (0.01, 0.03, 0.1)]
+    small = losses[0.001, 1.0]
     found = [
         Claim(
             "with alpha = 0.01, beta = 1 is best",
             "8.25% against 9.64% to 12.05%",
-            "training loss " + ", ".join(f"{beta:g}: {loss:.3f}" for beta, loss in betas.items()),
-            min(betas, key=lambda beta: betas[beta]) == 1.0,
+            "training loss "
+            + ", ".join(f"{beta:g}: {loss.mean():.3f}" for beta, loss in betas.items()),
+            judge(*(loss - betas[1.0] for beta, loss in betas.items() if beta < 1)),
         ),
         Claim(
             "with beta = 1, alpha from 0.01 to 0.1 makes little difference",
             "8.18% to 8.25%",
-            "training loss " + ", ".join(f"{loss:.3f}" for loss in middle),
-            bool(max(middle) <= 1.25 * min(middle)),
+            "training loss " + ", ".join(f"{loss.mean():.3f}" for loss in middle),
+            judge(*(1.25 * one - other for one, other in permutations(middle, 2))),
         ),
         Claim(
             "a small alpha is as QSGD",
             "9.18% with 0.001",
-            f"training loss {losses[0.001, 1.0].mean():.3f}, QSGD {qsgd.mean():.3f}",
-            bool(abs(losses[0.001, 1.0].mean() / qsgd.mean() - 1) <= 0.1),
+            f"training loss {small.mean():.3f}, QSGD {qsgd.mean():.3f}",
+            judge(1.1 * qsgd - small, small - 0.9 * qsgd),
         ),
     ]
     for alpha in (0.15, *BEYOND):
@@ -111,7 +115,7 @@ def claims(rows: list[Row]) -> list[Claim]:
                 + (f", lambda = {growth:.2f}" if alpha == 0.15 else f", lambda = {growth:.2f})"),
                 "N/A" if alpha == 0.15 else "diverges where lambda > 1",
                 f"diverges with {int(np.isnan(own).sum())} of {own.size} seeds",
-                bool(np.isnan(own).all()),
+                mostly(int(np.isnan(own).sum()), own.size),
             )
         )
     return found

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tables import Table
+from benchmarks.verdicts import Finding
 
 Row = dict[str, Any]
 """One case: its settings, by name, and what came out; all of it JSON."""
@@ -27,17 +28,13 @@ class Claim:
         text: the statement, and where it stands.
         published: the paper's numbers.
         measured: ours.
-        holds: whether ours bear it out.
+        finding: whether ours bear it out.
     """
 
     text: str
     published: str
     measured: str
-    holds: bool
-
-    def __post_init__(self) -> None:
-        # NumPy's booleans are no JSON.
-        object.__setattr__(self, "holds", bool(self.holds))
+    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -92,13 +89,29 @@ def kinds(rows: list[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(one[key] for one in rows))
 
 
-def spread(numbers: np.ndarray, pattern: str = "{:.3g}") -> str:
-    """The mean, and the sample's standard deviation where there are several."""
+def spread(numbers: np.ndarray, pattern: str = "") -> str:
+    """The mean, and the sample's standard deviation where there are several.
+
+    Without a pattern, the mean has three digits or, where they differ less, up to two of the deviation's.
+    """
     if not np.isfinite(numbers).all():
         bad = int((~np.isfinite(numbers)).sum())
         return f"diverges ({bad} of {numbers.size})"
-    mean = pattern.format(numbers.mean())
-    return f"{mean} ± {pattern.format(numbers.std(ddof=1))}" if numbers.size > 1 else mean
+    mean = float(numbers.mean())
+    if numbers.size == 1:
+        return (pattern or "{:.3g}").format(mean)
+    deviation = float(numbers.std(ddof=1))
+    if not pattern:
+        place, last = _place(mean), _place(deviation)
+        # Two digits of the deviation, but at most four of the mean, or three where it does not vary.
+        digits = min(1 - last, 3 - place) if last >= place - 3 else 2 - place
+        pattern = f"{{:.{max(digits, 0)}f}}"
+    return f"{pattern.format(mean)} ± {pattern.format(deviation)}"
+
+
+def _place(number: float) -> int:
+    """Of its first digit, as a power of ten."""
+    return int(np.floor(np.log10(abs(number)))) if number else -99
 
 
 def percent(rows: list[Row], *path: str | int) -> str:

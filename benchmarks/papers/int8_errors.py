@@ -7,13 +7,23 @@ upper neighbours are measured. See docs/papers.md for why.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.experiment import Advance, Claim, Experiment, Row
+from benchmarks.papers.experiment import (
+    Advance,
+    Claim,
+    Experiment,
+    Row,
+    choose,
+    kinds,
+    values,
+)
 from benchmarks.papers.native import Native
 from benchmarks.tables import Table
+from benchmarks.verdicts import judge
 from hvd_compress.codecs import Int8, NoiseKey
 from hvd_compress.codecs.int8 import Kind, magnitudes
 
@@ -72,8 +82,8 @@ class Settings:
 
 
 def cases(full: bool) -> list[Settings]:
-    """The paper's 25 million numbers take a minute."""
-    return [Settings(name) for name in (UNIFORM, *DEVIATIONS)]
+    """The paper's 25 million numbers, which take a minute; what a normalised type divides by varies."""
+    return [Settings(name, seed=seed) for seed in range(3) for name in (UNIFORM, *DEVIATIONS)]
 
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
@@ -148,37 +158,41 @@ def table(rows: list[Row]) -> Table:
         "published absolute",
     )
     lines = []
-    for one in rows:
+    for name in kinds(rows, "distribution"):
+        own = choose(rows, distribution=name)
         for place, kind in enumerate(KINDS):
-            found, name = one["result"][kind], one["distribution"]
-            halves = [found[parity] for parity in _PARITIES]
+            relative, squared = (
+                [values(own, kind, parity, key).mean() for parity in _PARITIES]
+                for key in ("relative_percent", "squared")
+            )
             lines.append(
                 (
                     name,
                     kind,
-                    f"{found[_NEAREST]['relative_percent']:.2f}",
-                    " or ".join(f"{half['relative_percent']:.2f}" for half in halves),
+                    f"{values(own, kind, _NEAREST, 'relative_percent').mean():.2f}",
+                    " or ".join(f"{half:.2f}" for half in relative),
                     f"{RELATIVE[name][place]:g}",
-                    f"{found[_NEAREST]['absolute']:.2g}",
-                    " or ".join(f"{half['squared']:.2g}" for half in halves),
+                    f"{values(own, kind, _NEAREST, 'absolute').mean():.2g}",
+                    " or ".join(f"{half:.2g}" for half in squared),
                     f"{ABSOLUTE[name][place]:g}",
                 )
             )
-    return Table(header, lines)
+    return Table(header, lines, left=2)
 
 
 def claims(rows: list[Row]) -> list[Claim]:
     """The order of the types, and where the published numbers come from."""
     found = []
-    for one in rows:
-        name = one["distribution"]
-        ours = [one["result"][kind][_NEAREST]["relative_percent"] for kind in KINDS]
+    for name in kinds(rows, "distribution"):
+        own = choose(rows, distribution=name)
+        ours = {kind: values(own, kind, _NEAREST, "relative_percent") for kind in KINDS}
+        order = _order(RELATIVE[name])
         found.append(
             Claim(
                 f"{name}: order by relative error",
-                " < ".join(_order(RELATIVE[name])),
-                " < ".join(_order(ours)),
-                _order(RELATIVE[name]) == _order(ours),
+                " < ".join(order),
+                " < ".join(_order([ours[kind].mean() for kind in KINDS])),
+                judge(*(ours[worse] - ours[better] for better, worse in pairwise(order))),
             )
         )
     nearest = [(RELATIVE, "relative_percent", _NEAREST), (ABSOLUTE, "absolute", _NEAREST)]
@@ -190,34 +204,36 @@ def claims(rows: list[Row]) -> list[Claim]:
         "the absolute errors are that search's mean squares",
     )
     for text, (published, key, search) in zip(texts, nearest + halves, strict=True):
-        ratios = _ratios(rows, published, key, search)
+        of_cells = _ratios(rows, published, key, search)
+        ratios = [one.mean() for one in of_cells]
         within = sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
         found.append(
             Claim(
                 text,
                 "16 of 16",
                 f"{within} of {len(ratios)} within 10% (ratios {min(ratios):.2g} to {max(ratios):.3g})",
-                within == len(ratios),
+                judge(*(x - 0.9 for x in of_cells), *(1.1 - x for x in of_cells)),
             )
         )
     return found
 
 
-def _order(errors: Any) -> list[str]:
+def _order(errors: Any) -> list[Kind]:
     return [KINDS[place] for place in np.argsort(errors)]
 
 
 def _ratios(
     rows: list[Row], published: dict[str, tuple[float, ...]], key: str, search: str
-) -> list[float]:
-    """Ours by the paper's; without a search named, of the parity that is nearer."""
+) -> list[np.ndarray]:
+    """Ours by the paper's, of each seed; without a search named, of the parity that is nearer."""
     found = []
-    for one in rows:
+    for distribution in kinds(rows, "distribution"):
+        own = choose(rows, distribution=distribution)
         for place, kind in enumerate(KINDS):
             searches = [search] if search else list(_PARITIES)
-            paper = published[one["distribution"]][place]
-            ratios = [one["result"][kind][name][key] / paper for name in searches]
-            found.append(min(ratios, key=lambda ratio: abs(np.log(ratio))))
+            paper = published[distribution][place]
+            ratios = [values(own, kind, name, key) / paper for name in searches]
+            found.append(min(ratios, key=lambda ratio: abs(np.log(ratio.mean()))))
     return found
 
 

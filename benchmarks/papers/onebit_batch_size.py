@@ -31,6 +31,7 @@ from benchmarks.papers.experiment import (
 )
 from benchmarks.papers.training import images, score, tensors
 from benchmarks.tables import Table
+from benchmarks.verdicts import judge
 
 SIZES = (32, 64, 128, 256, 512)
 SELECTED = "selected"
@@ -213,23 +214,22 @@ def claims(rows: list[Row]) -> list[Claim]:
     """Larger minibatches in time, fewer updates, no loss of accuracy."""
     own, smallest = choose(rows, size=SELECTED), choose(rows, size=SIZES[0])
     sizes = np.array([one["result"]["sizes"] for one in own], float)
-    first, last = float(sizes[:, 0].mean()), float(sizes[:, -1].mean())
-    accuracy, best = (
-        100 * float(values(group, "test_accuracy").mean()) for group in (own, smallest)
-    )
-    updates, most = (float(values(group, "updates").mean()) for group in (own, smallest))
+    first, last = sizes[:, 0], sizes[:, -1]
+    accuracy, best = (100 * values(group, "test_accuracy") for group in (own, smallest))
+    updates, most = (values(group, "updates") for group in (own, smallest))
     return [
         Claim(
             "more mature models allow for larger minibatches",
             "no numbers",
-            f"{first:.0f} at first, {last:.0f} in the end, on average",
-            last > first,
+            f"{first.mean():.0f} at first, {last.mean():.0f} in the end, on average",
+            judge(last - first),
         ),
         Claim(
             "selection makes training shorter without a loss of accuracy",
             "41h to 35h",
-            f"{updates:,.0f} updates for {most:,.0f}; accuracy {accuracy:.1f}% for {best:.1f}%",
-            updates < most and accuracy > best - 1,
+            f"{updates.mean():,.0f} updates for {most.mean():,.0f}; accuracy {accuracy.mean():.1f}% "
+            f"for {best.mean():.1f}%",
+            judge(most - updates, accuracy - best + 1),
         ),
     ]
 

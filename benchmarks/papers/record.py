@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import json_files
-from benchmarks.papers.experiment import Row
+from benchmarks.papers.experiment import Claim, Row
 
 SCHEMA = "hvd_compress/papers/1"
 
@@ -73,6 +73,12 @@ def resumed(path: Path, fresh: Record) -> Record:
                 f"without --resume the file is written anew"
             )
     return old
+
+
+def claims(found: list[Claim]) -> list[dict[str, Any]]:
+    """As they come back from JSON."""
+    made: list[dict[str, Any]] = as_json([dataclasses.asdict(claim) for claim in found])
+    return made
 
 
 def as_json(value: Any) -> Any:

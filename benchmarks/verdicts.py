@@ -1,0 +1,114 @@
+"""Whether a statement holds, does not hold, or cannot be told from the seeds that were run.
+
+A statement is written as *margins*: for each seed, how far the result is from where the statement would be
+false, such as the loss of one method minus that of another, of the same seed. It says that the mean of
+every margin is above zero. With Student's t intervals of 95%:
+
+- it *holds* if the interval of every margin lies above zero;
+- it *does not hold* if that of some margin lies below zero (with k margins, the interval is of
+  100 - 5 / k percent, after Bonferroni, as any of them may be the one);
+- otherwise nothing can be *told*: not with so few seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from benchmarks.intervals import mean
+
+CONFIDENCE = 0.95
+POWER = 0.8
+"""How likely the difference that :attr:`Finding.detectable` names is to be seen."""
+
+
+class Verdict(StrEnum):
+    """On a statement, in the order in which one overrides another."""
+
+    FAILS = "does not hold"
+    UNKNOWN = "cannot tell"
+    HOLDS = "holds"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict and what it rests on; of several margins, the one that decided.
+
+    Attributes:
+        verdict: the rule's.
+        seeds: how many, or how many trainings where their number is what counts.
+        margin: mean and ends of the interval; None where there is no interval.
+        detectable: the smallest mean margin that as many seeds, which vary as much, would show with a
+            probability of 80%; None where there is no such number.
+    """
+
+    verdict: Verdict
+    seeds: int
+    margin: tuple[float, float, float] | None = None
+    detectable: float | None = None
+
+
+def judge(*margins: Sequence[float] | np.ndarray) -> Finding:
+    """The rule above.
+
+    Args:
+        margins: shape=(seeds,), one or several. Where a number is not finite, a training diverged; nothing
+            can be told from that margin.
+    """
+    found = [_part(np.asarray(one, np.float64), len(margins)) for one in margins]
+    order = list(Verdict)
+    # Of one verdict, the margin that is nearest to another one in units of its own uncertainty.
+    return min(found, key=lambda one: (order.index(one.verdict), _strength(one)))
+
+
+def mostly(events: int, runs: int) -> Finding:
+    """Whether more than half of all trainings of a kind do something: Clopper and Pearson's interval."""
+    from scipy.stats import binomtest
+
+    found = binomtest(events, runs).proportion_ci(CONFIDENCE, method="exact")
+    share, low, high = (_digits(float(one) - 0.5) for one in (events / runs, found.low, found.high))
+    interval = (share, low, high)
+    return Finding(_of(interval[1], interval[2]), runs, interval)
+
+
+def detectable(deviation: float, seeds: int) -> float:
+    """The mean that Student's t test tells from zero with a power of 80%, given its seeds' deviation."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, seeds - 1))
+    shift = brentq(lambda x: nct.sf(quantile, seeds - 1, x) - POWER, 0.1, 1e3)
+    return float(shift) * deviation / math.sqrt(seeds)
+
+
+def _part(margin: np.ndarray, parts: int) -> Finding:
+    if margin.size < 2 or not np.isfinite(margin).all():
+        return Finding(Verdict.UNKNOWN, margin.size)
+    narrow = mean(margin, CONFIDENCE)
+    wide = mean(margin, 1 - (1 - CONFIDENCE) / parts)
+    verdict = _of(narrow.low, wide.high)
+    least = detectable(float(margin.std(ddof=1)), margin.size)
+    found = (_digits(narrow.mean), _digits(narrow.low), _digits(narrow.high))
+    return Finding(verdict, margin.size, found, _digits(least))
+
+
+def _of(low: float, high: float) -> Verdict:
+    if low > 0:
+        return Verdict.HOLDS
+    return Verdict.FAILS if high < 0 else Verdict.UNKNOWN
+
+
+def _digits(number: float) -> float:
+    """As many as a reader needs; the last ones differ between versions of SciPy."""
+    return float(f"{number:.4g}")
+
+
+def _strength(one: Finding) -> float:
+    if one.margin is None:
+        return -math.inf
+    middle, low, _ = one.margin
+    return middle / (middle - low) if middle > low else math.copysign(math.inf, middle)
