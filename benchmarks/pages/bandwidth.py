@@ -1,27 +1,18 @@
-"""Draws docs/images/bandwidth.svg from committed records, and prints the table of docs/performance.md.
-
-``python docs/plot_bandwidth.py``
-"""
+"""A transformer's steps by the rate of the link: a picture and a table of docs/performance.md."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import sys
 from pathlib import Path
 from statistics import median
 
-import matplotlib
 import numpy as np
+from hvd_compress.perfmodel.plots import pyplot
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-from benchmarks.plots import COLORS  # noqa: E402
-from benchmarks.tables import Table  # noqa: E402
+from benchmarks.pages.reading import record
+from benchmarks.plots import COLORS
+from benchmarks.tables import Table
 
 LINKS = {
     "50mbit": 50,
@@ -35,6 +26,7 @@ LINKS = {
 
 SHOWN = {
     "none": ("no compression", "o"),
+    "fp16": ("fp16", "P"),
     "bf16": ("bf16", "s"),
     "powersgd:rank=4,warmup_steps=2": ("PowerSGD, rank 4", "v"),
     "onebit": ("1-bit", "^"),
@@ -52,10 +44,7 @@ Times = dict[str, list[float]]
 
 def seconds() -> Times:
     """Medians over the rounds of each record."""
-    records = [
-        json.loads((ROOT / "benchmarks" / "records" / f"lab-ddp-gpt-{link}.json").read_text())
-        for link in LINKS
-    ]
+    records = [record(f"lab-ddp-gpt-{link}") for link in LINKS]
     return {name: [median(one["seconds"][name]) for one in records] for name in SHOWN}
 
 
@@ -78,8 +67,9 @@ def crossing(name: str, times: Times) -> float | None:
     return math.inf
 
 
-def table(times: Times) -> Table:
+def table(times: Times | None = None) -> Table:
     """One line a choice: milliseconds of a step, and where it stops being faster than no compression."""
+    times = times or seconds()
     header = ("ms a step", *map(_link, LINKS.values()), "faster than none up to")
     rows = [
         [SHOWN[name][0], *(f"{1e3 * one:.0f}" for one in own), _up_to(name, times)]
@@ -88,8 +78,9 @@ def table(times: Times) -> Table:
     return Table(header, rows)
 
 
-def draw(times: Times, path: Path) -> None:
+def draw(path: Path) -> None:
     """Writes the picture."""
+    times, plt = seconds(), pyplot()
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     places = [min(link, _NO_LIMIT) for link in LINKS.values()]
@@ -153,9 +144,3 @@ def _up_to(name: str, times: Times) -> str:
     if rate is None:
         return "nowhere"
     return "any" if math.isinf(rate) else _link(float(f"{rate:.2g}"))
-
-
-if __name__ == "__main__":
-    found = seconds()
-    draw(found, Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs" / "images" / "bandwidth.svg")
-    print(table(found).markdown())

@@ -1,0 +1,1 @@
+"""Tables of measured figures in the documentation, rendered from the committed records."""

@@ -1,0 +1,46 @@
+"""Tables of the records that ``benchmarks.accuracy`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.pages.reading import label, record, signed
+from benchmarks.tables import Table
+
+
+def differences(*parts: tuple[str, Sequence[str]] | str) -> Table:
+    """One line a compression: the mean over the seeds, and the difference to the uncompressed runs.
+
+    Args:
+        parts: records, whole or with the compressions that the table shows.
+    """
+    rows: list[dict[str, Any]] = []
+    for part in parts:
+        name, wanted = (part, None) if isinstance(part, str) else part
+        found = {one["compression"]: one for one in record(name)["compressions"]}
+        rows += [found[one] for one in (found if wanted is None else wanted)]
+    bits = "test_bits" in rows[0]
+    bytes_known = all("message_bytes_per_step" in one for one in rows)
+    header = [
+        "compression",
+        *(["bytes a step"] if bytes_known else []),
+        "seeds",
+        "test bits a byte" if bits else "test accuracy",
+        "difference",
+        "95% interval",
+    ]
+    return Table(header, [_line(one, bits, bytes_known) for one in rows])
+
+
+def _line(one: dict[str, Any], bits: bool, bytes_known: bool) -> list[str]:
+    digits = 3 if bits else 2
+    cells = [label(one["compression"])]
+    if bytes_known:
+        cells.append(f"{one['message_bytes_per_step']:,.0f}")
+    cells.append(str(one["seeds"]))
+    cells.append(f"{one['test_bits']:.3f}" if bits else f"{one['test_accuracy']:.2f}%")
+    if one["low"] == one["high"] == 0:
+        return [*cells, "", ""]
+    ends = (signed(one[end], digits) for end in ("low", "high"))
+    return [*cells, signed(one["difference"], digits), " to ".join(ends)]

@@ -1,0 +1,235 @@
+"""Tables of records from the lab and from jobs on one machine: times, bytes, and what was learnt."""
+
+from __future__ import annotations
+
+import re
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.pages.reading import label, middle_half, record
+from benchmarks.tables import Table
+
+_LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+_GRIDS = {2: ((1, 1), (2, 1), (1, 2)), 4: ((1, 1), (4, 1), (2, 2), (1, 4))}
+
+
+def auto() -> Table:
+    """``Auto`` beside fixed choices, by hosts and links."""
+    header = (
+        "hosts",
+        "link",
+        "`Auto` took",
+        "its step, ms",
+        "best fixed choice",
+        "`Auto`'s time over the best's",
+        "better of none and fp16",
+        "over its",
+        "planning, steps",
+    )
+    lines = []
+    for hosts in (2, 4, 8):
+        for link, name in _LINKS.items():
+            found = record(f"lab-auto-{hosts}-{link}")
+            told = found["explanation_at_the_end"]
+            counted = _after(r", ([\d.]+) steps of the best plan", told)
+            lines.append(
+                (
+                    str(hosts),
+                    name,
+                    _after(r"^\* +(.*?)  ", told),
+                    f"{1e3 * median(found['seconds']['auto']):.0f}",
+                    label(found["best"]),
+                    _ratio(found["ratio_to_best"]),
+                    found["best_uncompressed"],
+                    _ratio(found["ratio_to_best_uncompressed"]),
+                    f"{found['planning_steps']:.1f} ({counted})",
+                )
+            )
+    return Table(header, lines, left=3)
+
+
+def _after(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"expected {pattern} in an explanation, got {text[:80]!r}")
+    return found[1]
+
+
+def _ratio(ratio: list[float]) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(*ratio)
+
+
+def text() -> Table:
+    """Training a transformer on two links: bytes, seconds, and the loss."""
+    slow, fast = (record(f"lab-text-{link}")["runs"] for link in ("100mbit", "1gbit"))
+    lines = [
+        (
+            label(one["compression"]),
+            f"{one['wire_bytes_per_step'] * one['steps'] / 1e6:.0f}",
+            f"{one['train_seconds']:.0f}",
+            f"{other['train_seconds']:.0f}",
+            f"{one['test_bits']:.3f}",
+        )
+        for one, other in zip(slow, fast, strict=True)
+    ]
+    header = ("compression", "MB sent", "at 100 Mbit/s, s", "at 1 Gbit/s, s", "test bits a byte")
+    return Table(header, lines)
+
+
+def gradients() -> Table:
+    """AlexNet's gradients alone between eight hosts."""
+    first, second = (record(name)["rows"] for name in ("lab-gradients-8", "lab-gradients-8-onebit"))
+    # Each is compared with the two shots of its own run.
+    rows = [(one, second) for one in second]
+    rows += [(one, first) for one in first if one["compression"] == "fp16"]
+    lines = []
+    for one, run in rows:
+        seconds = one["seconds"]["median"]
+        shots = next(r for r in run if "two_shot" in r["compression"])["seconds"]["median"]
+        coding = [one["encode_seconds"], one["decode_seconds"]]
+        lines.append(
+            (
+                label(one["compression"]),
+                f"{one['wire_bytes'] / 1e6:.1f}",
+                f"{seconds:.2f}",
+                *(f"{part:.2f}" if part else "" for part in coding),
+                f"{8e-6 * one['wire_bytes'] / seconds:.0f}",
+                f"{seconds / shots:.1f}" if seconds > shots else "",
+            )
+        )
+    header = ("exchange", "MB sent", "seconds", "encode", "decode", "Mbit/s sent")
+    return Table((*header, "times two shots'"), lines)
+
+
+def reduce_scatter() -> Table:
+    """FSDP2's reduce-scatter beside compressed ones: the mean of the seeds' medians, and their range."""
+    lines: dict[str, list[str]] = {}
+    for link in ("100mbit", "500mbit"):
+        runs = record(f"lab-fsdp-{link}")["runs"]
+        names = dict.fromkeys(one["compression"] for one in runs)
+        times = {
+            name: [1e3 * r["step_seconds"]["median"] for r in runs if r["compression"] == name]
+            for name in names
+        }
+        stock = fmean(next(iter(times.values())))
+        for name, own in times.items():
+            gain = "" if fmean(own) == stock else f"{stock / fmean(own):.2f}"
+            cells = (f"{fmean(own):.0f} ({min(own):.0f} to {max(own):.0f})", gain)
+            lines.setdefault(name, []).extend(cells)
+    header = ("reduce-scatter", "100 Mbit/s", "times as fast", "500 Mbit/s", "times as fast")
+    return Table(header, [(label(name), *cells) for name, cells in lines.items()])
+
+
+def diloco() -> Table:
+    """How much of the time a rank of DiLoCo computes on a slow link."""
+    local, *others = record("lab-diloco-50mbit")["runs"]
+    lines = [_diloco(local, None), *(_diloco(one, local["train_seconds"]) for one in others)]
+    return Table(("exchange", "seconds", "computes", "MB sent", "test bits a byte"), lines)
+
+
+def _diloco(one: dict[str, Any], computing: float | None) -> tuple[str, ...]:
+    shares = ("", "")
+    if computing is not None:
+        sent = one["wire_bytes_per_step"] * one["steps"] / 1e6
+        shares = (f"{computing / one['train_seconds']:.1%}", f"{sent:.1f}")
+    seconds, bits = f"{one['train_seconds']:.1f}", f"{one['test_bits']:.3f}"
+    return (label(one["compression"]), seconds, *shares, bits)
+
+
+def double_buffering() -> Table:
+    """Half-batches beside whole ones at 50 Mbit/s; 1-bit SGD's table 4."""
+    published = {2048: "1.00 (2k, 2.8k)", 4096: "1.06 (4k)"}
+    lines = [
+        (
+            f"{one['batch']:,}",
+            *(f"{1e3 * one['seconds'][way]:.0f}" for way in ("whole", "halves")),
+            _ratio(one["gain"]),
+            published.get(one["batch"], ""),
+        )
+        for one in record("lab-double-buffering-50mbit")["rows"]
+    ]
+    lines.append(("larger", "not measured", "", "", "1.08 (8k) to 1.21 (32k)"))
+    header = ("samples in a minibatch", "whole, ms", "halves, ms", "times as fast", "published")
+    return Table(header, lines)
+
+
+def grid(hosts: int) -> Table:
+    """Data times model parallelism: thousands of samples a second, and the multiple of one rank's."""
+    rows = record(f"lab-grid-{hosts}-200mbit")["rows"]
+    found = {(tuple(one["layout"]), one["batch"], one["kind"]): one for one in rows}
+    columns = [(batch, kind) for batch in (256, 2048) for kind in ("32 bits", "encoded")]
+    lines = []
+    for layout in _GRIDS[hosts]:
+        cells = []
+        for batch, kind in columns:
+            one = found.get((layout, batch, kind))
+            speed = "" if one is None else f"{batch / one['seconds'] / 1e3:.1f}"
+            alone = layout == (1, 1) or one is None
+            cells.append(speed if alone else f"{speed} ({1 / one['ratio'][0]:.2f})")  # type: ignore[index]
+        lines.append(("{} × {}".format(*layout), *cells))
+    header = ("data × model", *(f"{batch:,} samples: {kind}" for batch, kind in columns))
+    return Table(header, lines)
+
+
+def overhead() -> Table:
+    """Steps of 54 tensors over stock's of the same round."""
+    names = ("onebit", "int8", "onebit:exchange=two_shot")
+    lines = [
+        (
+            f"{frontend}, {processor}",
+            *(_over_stock(f"overhead-{name}", choice) for choice in names),
+        )
+        for name, frontend, processor in (
+            ("torch", "Horovod", "Zen 4"),
+            ("torch-zen3", "Horovod", "Zen 3"),
+            ("ddp", "DDP", "Zen 4"),
+            ("ddp-zen3", "DDP", "Zen 3"),
+        )
+    ]
+    return Table(("", "1-bit, allgather", "int8, allgather", "1-bit, two shots"), lines)
+
+
+def models() -> Table:
+    """Steps of models over stock's of the same round."""
+    lines = [
+        (what, *(_over_stock(name, choice, clock) for choice in ("onebit", "int8")))
+        for what, name, clock in (
+            ("ResNet-20, Horovod and PyTorch, Zen 4", "overhead-resnet20", 0),
+            (
+                "the same, processor time of the thread that computes",
+                "overhead-resnet20",
+                1,
+            ),
+            ("ResNet-20, Horovod and PyTorch, Zen 3", "overhead-resnet20-zen3", 0),
+            ("ResNet-20, Horovod and TensorFlow, Zen 4", "steps-resnet20", 0),
+            ("ResNet-20, Horovod and TensorFlow, Zen 3", "steps-resnet20-zen3", 0),
+            ("the transformer, Horovod and PyTorch, Zen 4", "overhead-transformer", 0),
+        )
+    ]
+    return Table(("", "1-bit", "int8"), lines)
+
+
+def _over_stock(name: str, choice: str, clock: int = 0) -> str:
+    """The median and the middle half of the rounds; the clock is 0 for wall, 1 for processor time."""
+    rows = record(name)["rows"]
+    rounds = zip(rows[choice]["rounds"], rows["stock"]["rounds"], strict=True)
+    return middle_half([own[clock] / stock[clock] for own, stock in rounds])
+
+
+def churn() -> Table:
+    """Jobs whose ranks are killed, stopped, added and removed."""
+    kinds = ("kill", "stop", "add", "remove")
+    lines = [
+        (
+            job["compression"],
+            f"{job['steps']:,}",
+            *(f"{job['events'][kind]} ({job['recovery'][kind]:.1f} s)" for kind in kinds),
+            "-" if job["missing"] is None else f"{job['missing']:.0e}",
+            f"{job['sent']:.3f}",
+            f"{job['growth'] / 1e6:+.1f}",
+            str(len(job["problems"])),
+        )
+        for job in record("churn")["jobs"]
+    ]
+    header = ("compression", "steps", *kinds, "missing", "sent", "memory, MB", "problems")
+    return Table(header, lines)

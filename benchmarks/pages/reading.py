@@ -1,0 +1,35 @@
+"""Records, and numbers as the pages write them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+RECORDS = Path(__file__).parent.parent / "records"
+
+
+@cache
+def record(name: str) -> dict[str, Any]:
+    """The content of ``benchmarks/records/NAME.json``."""
+    found: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text())
+    return found
+
+
+def signed(number: float, digits: int) -> str:
+    """With its sign, and a minus as wide as the plus."""
+    return f"{number:+.{digits}f}".replace("-", "\u2212")
+
+
+def label(compression: str) -> str:
+    """A specification as the pages write it: the name, and its options as code."""
+    name, _, options = compression.partition(":")
+    return f"{name}, `{options.replace(',', ', ')}`" if options else name
+
+
+def middle_half(numbers: list[float], digits: int = 2) -> str:
+    """The median, and the range of the middle half."""
+    low, median, high = quantiles(numbers, n=4, method="inclusive")
+    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

@@ -1,0 +1,84 @@
+"""Every table of measured figures in docs/ by the name of its place, and every picture by its file's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import plots, results
+from benchmarks.pages import accuracy, bandwidth, codec, lab, papers, step_times
+from benchmarks.pages.reading import RECORDS
+from benchmarks.papers.registry import EXPERIMENTS
+from benchmarks.tables import Table
+
+_ONCE = ("none", "int8", "ecq", "qsgd")
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "papers": papers.summary,
+    **{f"papers-{name}": partial(papers.results, name) for name in EXPERIMENTS},
+    **{f"statements-{name}": partial(papers.statements, name) for name in EXPERIMENTS},
+    "accuracy": partial(accuracy.differences, "accuracy"),
+    "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
+    "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),
+    "accuracy-text": partial(accuracy.differences, "accuracy-text"),
+    "accuracy-text-keras": partial(accuracy.differences, "accuracy-text-keras"),
+    "accuracy-adamw": partial(
+        accuracy.differences,
+        ("accuracy-text", _ONCE),
+        (
+            "accuracy-text-warmup",
+            ("onebit", "onebit:warmup_steps=100", "onebit:warmup_steps=200"),
+        ),
+    ),
+    "accuracy-onebit-adam": partial(accuracy.differences, "accuracy-text-onebit-adam"),
+    "accuracy-momentum": partial(accuracy.differences, "accuracy-text-momentum"),
+    "accuracy-muon": partial(accuracy.differences, "accuracy-text-muon"),
+    "accuracy-fsdp": partial(accuracy.differences, "accuracy-fsdp"),
+    "accuracy-diloco": partial(accuracy.differences, "accuracy-diloco"),
+    "accuracy-ecq": partial(
+        accuracy.differences,
+        (
+            "accuracy-text",
+            ("ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2", "qsgd:bucket=512"),
+        ),
+    ),
+    "bandwidth": bandwidth.table,
+    "alexnet": step_times.table,
+    "auto": lab.auto,
+    "text": lab.text,
+    "gradients": lab.gradients,
+    "reduce-scatter": lab.reduce_scatter,
+    "diloco": lab.diloco,
+    "double-buffering": lab.double_buffering,
+    "grid-2": partial(lab.grid, 2),
+    "grid-4": partial(lab.grid, 4),
+    "overhead": lab.overhead,
+    "models": lab.models,
+    "churn": lab.churn,
+    "codecs": codec.two_cores,
+    "codecs-entropy": codec.entropy,
+    "int8-errors": codec.int8_errors,
+    "ecq-normal": codec.normal,
+    "ecq-noise": codec.noise,
+    "ecq-text-bytes": codec.text_bytes,
+}
+
+
+def _text_loss(path: Path) -> None:
+    names = ("lab-text-100mbit", "lab-text-1gbit")
+    plots.text_loss([results.read(RECORDS / f"{name}.json") for name in names], path)
+
+
+def _ecq_linear(path: Path) -> None:
+    draw = EXPERIMENTS["ecq-linear"].draw
+    assert draw is not None
+    draw(papers.rows("ecq-linear"), path)
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "step_times.svg": step_times.draw,
+    "bandwidth.svg": bandwidth.draw,
+    "text_loss.svg": _text_loss,
+    "papers-ecq-linear.svg": _ecq_linear,
+}

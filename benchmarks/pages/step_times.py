@@ -1,0 +1,77 @@
+"""AlexNet's steps on two hosts: a picture and a table of docs/performance.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+from hvd_compress.perfmodel.plots import pyplot
+
+from benchmarks.pages.reading import record
+from benchmarks.tables import Table
+
+RECORDS = {
+    "1 Gbit/s": "lab-alexnet-1gbit",
+    "200 Mbit/s": "lab-alexnet-200mbit",
+}
+OTHERS = {
+    "1 Gbit/s, Zen 3": "lab-alexnet-1gbit-zen3",
+    "1 Gbit/s, Zen 4": "lab-alexnet-1gbit-zen4",
+}
+"""The same on other processors; the picture's is a Xeon with AVX-512."""
+SHOWN = {
+    "none": ("Horovod", "0.75"),
+    "fp16": ("Horovod, fp16", "0.5"),
+    "onebit": ("hvd_compress, 1-bit", "C0"),
+    "local": ("without any exchange", "0.2"),
+}
+
+
+def seconds(name: str) -> dict[str, float]:
+    """Median time of a step by compression, over the seeds of a record."""
+    runs = record(name)["runs"]
+    return {
+        choice: median(r["step_seconds"]["median"] for r in runs if r["compression"] == choice)
+        for choice in SHOWN
+    }
+
+
+def table() -> Table:
+    """One line a choice, milliseconds of a step."""
+    found = {link: seconds(name) for link, name in {**RECORDS, **OTHERS}.items()}
+    lines = [
+        (label, *(f"{1e3 * times[choice]:,.0f}" for times in found.values()))
+        for choice, label in (
+            ("local", "no exchange"),
+            ("none", "none"),
+            ("fp16", "fp16 (Horovod's allreduce)"),
+            ("onebit", "onebit"),
+        )
+    ]
+    for other in ("none", "fp16"):
+        times = (f"{one[other] / one['onebit']:.1f}" for one in found.values())
+        lines.append((f"**onebit, times as fast as {other}**", *times))
+    return Table(("ms a step", *found), lines)
+
+
+def draw(path: Path) -> None:
+    """Writes the picture."""
+    plt = pyplot()
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
+    figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
+    height = 0.2
+    for row, of_link in enumerate(RECORDS.values()):
+        for number, (name, value) in enumerate(seconds(of_link).items()):
+            label, color = SHOWN[name]
+            place = row + (number - 1.5) * height
+            axes.barh(place, value, 0.9 * height, color=color, label=None if row else label)
+            axes.text(value + 0.1, place, f"{value:.2f} s", va="center", fontsize=9)
+    axes.set(xlim=(0, 12), xlabel="seconds a step")
+    axes.set_yticks(range(len(RECORDS)), list(RECORDS))
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("AlexNet on two hosts", loc="left")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
