@@ -50,6 +50,7 @@ def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[
                 "compression": name,
                 "seeds": len(pairs),
                 recipe.measure: statistics.fmean(treated),
+                "by_seed": {str(run.seed): measured(run) for run in made if run.seed in control},
                 "difference": interval.mean,
                 "low": interval.low,
                 "high": interval.high,

@@ -142,6 +142,7 @@ def test_accuracies_are_compared_seed_by_seed():
     none, int8 = accuracy.compare(outcome, recipes.DIGITS)
 
     assert (none["difference"], none["seeds"], int8["seeds"]) == (0, 3, 2)
+    assert sum(int8["by_seed"].values()) / len(int8["by_seed"]) == int8["test_accuracy"]
     assert math.isclose(int8["difference"], 0.5) and math.isclose(int8["low"], 0.5)
     assert "+0.50" in accuracy.table([int8], recipes.DIGITS).markdown()
 
