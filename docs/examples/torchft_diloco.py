@@ -57,7 +57,8 @@ manager = torchft.Manager(
 )
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-compressor = Compressor(OneBit(), process_group=group)
+# One bit is coarse for differences: the allgather quantizes them once, two shots twice.
+compressor = Compressor(OneBit(), exchange="allgather", process_group=group)
 diloco = DiLoCo(model, compressor, sync_every=10, manager=manager)
 
 losses = []

@@ -135,7 +135,8 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
         everything,
     )
     assert found and float(found[1]) > 0, everything
-    assert again[-1][4] < 0.6 * first[1][4], everything
+    earliest = first[min(first)]  # The other two may have made the first quorum without it.
+    assert again[-1][4] < 0.6 * earliest[4], everything
 
 
 class _Manager:
