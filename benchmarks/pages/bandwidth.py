@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from hvd_compress.perfmodel.plots import pyplot
+from benchmarks.predict.plots import pyplot
 
 from benchmarks.pages.reading import record
 from benchmarks.plots import COLORS

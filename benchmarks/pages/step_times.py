@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from hvd_compress.perfmodel.plots import pyplot
+from benchmarks.predict.plots import pyplot
 
 from benchmarks.pages.reading import record
 from benchmarks.tables import Table

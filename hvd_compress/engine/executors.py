@@ -232,8 +232,7 @@ def refuse_capture() -> None:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise ExchangeError(
             "expected gradients outside of the capture of a CUDA graph, got some within: a replay "
-            "would repeat the step and the noise that were captured; capture the forward and backward pass "
-            "without the exchange, or no graph"
+            "would repeat the step and the noise that were captured; capture no backward pass"
         )
 
 
