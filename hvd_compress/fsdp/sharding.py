@@ -280,6 +280,11 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
                 f"{where}: expected a module without an all-reduce hook, got one that has it: make one "
                 f"compressor for a model, and call set_all_reduce_hook for nothing else"
             )
+        if group.device.type != "cpu" and any(one.offload_to_cpu for one in group.fsdp_params):
+            raise ValueError(
+                f"{where}: expected parameters on {group.device}, where FSDP2 has their gradients, got "
+                f"some in the memory of the CPU: call fully_shard without CPUOffloadPolicy"
+            )
         meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
         own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
         policy = group.mp_policy

@@ -9,13 +9,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.engine.batch import Batch
+from hvd_compress.fsdp import compressor as of_fsdp
 from tests.contract.cases import FULL
 from tests.fsdp.probes import (
     SHAPES,
@@ -226,3 +227,29 @@ def test_a_backward_pass_that_breaks_off() -> None:
         results.append(gradients_of(net))
     for result in results[1:]:
         assert_same_bits(results[0], result)
+
+
+@on_ranks(1, launcher="torchrun")
+def test_offloaded_parameters_of_another_device() -> None:
+    net = torch.nn.Linear(40, 30)
+    fully_shard(net, mesh=mesh_of(1)["shard"], offload_policy=CPUOffloadPolicy(pin_memory=False))
+    group = net._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
+    with (
+        mock.patch.object(group, "device", torch.device("cuda", 0)),
+        pytest.raises(ValueError, match="call fully_shard without CPUOffloadPolicy"),
+    ):
+        hvdc.Compressor(net, OneBit(), mesh=mesh_of(1), threshold=0)
+
+
+@on_ranks(1, launcher="torchrun")
+def test_gradients_of_earlier_backward_passes_are_kept_from_reuse() -> None:
+    """On a device they may be of another stream than the one that exchanges."""
+    net = shard(_Layers(), mesh_of(1))
+    compressor = hvdc.Compressor(net, OneBit(), mesh=mesh_of(1), threshold=0)
+    net.set_requires_all_reduce(False)
+    net(torch.randn(3, 40)).sum().backward()
+    partial, kept = [*compressor._partial.values()], []
+    net.set_requires_all_reduce(True)
+    with mock.patch.object(of_fsdp, "keep_from_reuse", lambda *tensors: kept.extend(tensors)):
+        net(torch.randn(3, 40)).sum().backward()
+    assert partial and {id(one) for one in partial} <= {id(one) for one in kept}
