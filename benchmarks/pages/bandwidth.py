@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from benchmarks.predict.plots import pyplot
 
 from benchmarks.pages.reading import record
 from benchmarks.plots import COLORS
+from benchmarks.predict.plots import pyplot
 from benchmarks.tables import Table
 
 LINKS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from benchmarks.predict.plots import pyplot
-
 from benchmarks.pages.reading import record
+from benchmarks.predict.plots import pyplot
 from benchmarks.tables import Table
 
 RECORDS = {
