@@ -3,7 +3,7 @@
 Nothing here depends on a framework, a network or a thread.
 """
 
-from hvd_compress.codecs.base import Codec, PayloadLayout
+from hvd_compress.codecs.base import Codec, PayloadError, PayloadLayout
 from hvd_compress.codecs.cast import BF16, FP16, NoCompression
 from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.feedback import ErrorFeedback
@@ -14,7 +14,6 @@ from hvd_compress.codecs.onebit import OneBit
 from hvd_compress.codecs.payload import (
     HEADER_BYTES,
     Header,
-    PayloadError,
     payload_length,
     read_header,
 )

@@ -176,8 +176,8 @@ class TopK(base.Codec):
             if not number * length:
                 continue
             kept, size = self.kept(length), number * self._entry_bytes(length)
-            bits = np.unpackbits(packed[:size], bitorder="little").reshape(number, -1)
-            bits = bits[:, : kept * self.entry_bits].reshape(number, kept, self.entry_bits)
+            plain = np.unpackbits(packed[:size], bitorder="little").reshape(number, -1)
+            bits = plain[:, : kept * self.entry_bits].reshape(number, kept, self.entry_bits)
             entries = (bits * weights).sum(axis=2, dtype=np.uint64)
             used = entries != 0
             used[:, 0] = True
