@@ -137,7 +137,7 @@ class Compressor(ProcessGroupCompressor):
             self._tell(error)
             raise
         exchanges = {
-            (slot.route.exchange, slot.route.codec.varies)
+            (slot.route.exchange, slot.route.varies)
             for slot in slots
             if not slot.route.uncompressed
         }

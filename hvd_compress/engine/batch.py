@@ -12,7 +12,7 @@ import torch
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Collective, Content, phase
+from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
@@ -63,7 +63,6 @@ class Batch:
     """
 
     encodes = True
-    all_gather, two_shots = packing.all_gather, packing.two_shots
 
     def __init__(
         self,
@@ -172,6 +171,27 @@ class Batch:
                 raise self._explained(error, piece, rows, name, error.rank) from None
             self.step_averages(averages)
         return averages
+
+    def all_gather(self, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
+        """Gathers messages, packed if payloads may be short; see :func:`packing.all_gather`."""
+        if self.plan.packed and comm.size > 1:
+            return (yield from packing.all_gather(self, comm, message, table))
+        return (yield comm.all_gather(message))
+
+    def two_shots(
+        self,
+        comm: Comm,
+        message: torch.Tensor,
+        average: Callable[[torch.Tensor], torch.Tensor],
+        parts: Table,
+        own: Table,
+        every: Table,
+    ) -> Sending:
+        """Sends parts to owners and gathers averages, packed like :meth:`all_gather`."""
+        if self.plan.packed and comm.size > 1:
+            return (yield from packing.two_shots(self, comm, message, average, parts, own, every))
+        rows = yield comm.all_to_all(message, parts.layout.sections)
+        return (yield comm.all_gather(average(rows)))
 
     def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
         """All gradients' parts without encoding, ordered by owner, and the bytes for each owner."""

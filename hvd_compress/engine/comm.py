@@ -17,6 +17,9 @@ from torch.autograd import profiler
 from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
 
+Sending = Generator["Collective", torch.Tensor, torch.Tensor]
+"""A part of an exchange: yields collectives, receives their results, and returns the combined result."""
+
 Exchanging = Generator["Collective", torch.Tensor, None]
 """A running exchange: yields collectives, and receives their results."""
 

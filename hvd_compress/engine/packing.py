@@ -5,14 +5,14 @@ See :mod:`hvd_compress.exchanges.packing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.comm import Collective, Comm
+from hvd_compress.engine.comm import Comm, Sending
 from hvd_compress.exchanges.packing import (
     Head,
     Places,
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from hvd_compress.engine.batch import Batch
     from hvd_compress.engine.plan import Table
 
-Sending = Generator[Collective, torch.Tensor, torch.Tensor]
-"""A part of an exchange: yields collectives, receives their results, and returns the combined result."""
-
 
 def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
-    """The same as :meth:`Comm.all_gather`, but sends a packed message if payloads may be short.
+    """The same as :meth:`Comm.all_gather`, but sends a packed message, as payloads may be short.
 
     Args:
         batch: the batch of the message; its error is set if the message consists of zeros.
@@ -41,8 +38,6 @@ def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) ->
     Returns:
         Every rank's message, not packed, shape=(ranks, n).
     """
-    if not batch.plan.packed or comm.size == 1:
-        return (yield comm.all_gather(message))
     places_of = batch.plan.keep(f"places of {comm.scope}", lambda: places(table.layout))
     length = batch.plan.length(f"{comm.scope}", places_of.full)
     with batch.encoding():
@@ -67,7 +62,7 @@ def two_shots(
 ) -> Sending:
     """Sends parts to their owners, and gathers the owners' averages.
 
-    If payloads may be short, only an owner knows how many bytes the ranks need for their parts. The owner
+    As payloads may be short, only an owner knows how many bytes the ranks need for their parts. The owner
     tells all ranks in the head of its averages. An owner that has not received the whole of a part sends
     only a head. All ranks see that, send the rest of the parts, and gather the averages again.
 
@@ -84,9 +79,6 @@ def two_shots(
     Returns:
         The owners' averages, not packed, shape=(ranks, m).
     """
-    if not batch.plan.packed or comm.size == 1:
-        rows = yield comm.all_to_all(message, parts.layout.sections)
-        return (yield comm.all_gather(average(rows)))
     plan, rank, ranks = batch.plan, comm.rank, range(comm.size)
     sections = plan.keep("places of parts", lambda: places_by_section(parts.layout))
     averages = plan.keep("places of averages", lambda: places_by_owner(every.layout, own.layout))

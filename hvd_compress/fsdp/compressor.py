@@ -187,8 +187,8 @@ class Compressor(ProcessGroupCompressor):
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
         """FSDP2's hook: averages the sums of the shards' ranks over the replicas, in place."""
-        if output.is_cuda:
-            keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
+        if output.is_cuda:  # FSDP2 may let go of it while this stream still works with it.
+            keep_from_reuse(output)
         if self._pass.watch():
             self._break_off()
         if unit.elements != output.numel():
@@ -270,7 +270,8 @@ class Compressor(ProcessGroupCompressor):
                         f"with set_requires_all_reduce(False) before, got none: call "
                         f"set_reduce_scatter_unused_params(True)"
                     )
-                keep_from_reuse(rest)  # Made in the stream of an earlier backward pass.
+                if rest.is_cuda:  # Made in the stream of an earlier backward pass.
+                    keep_from_reuse(rest)
                 shard.add_(rest)
             if shard.dtype != slot.parameter.dtype:
                 raise ExchangeError(
