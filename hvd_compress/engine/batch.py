@@ -414,7 +414,8 @@ class Batch:
         that did not.
         """
         assert self._flags is not None
-        keep_from_reuse(self._flags)
+        if self.plan.deferred:
+            keep_from_reuse(self._flags)
         given = self._flags[:, : len(self.gradients)]
         own = torch.zeros_like(given[0])
         self.write_flags(own)
