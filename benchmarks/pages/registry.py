@@ -36,6 +36,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "accuracy-muon": partial(accuracy.differences, "accuracy-text-muon"),
     "accuracy-fsdp": partial(accuracy.differences, "accuracy-fsdp"),
     "accuracy-diloco": partial(accuracy.differences, "accuracy-diloco"),
+    "accuracy-diloco-sparse": partial(accuracy.differences, "accuracy-diloco-sparse"),
     "accuracy-ecq": partial(
         accuracy.differences,
         (
