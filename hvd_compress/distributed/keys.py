@@ -74,8 +74,8 @@ class Keys:
                 )
             if slot.pending:
                 raise ExchangeError(
-                    f"{key}: expected no tensor of that key on its way, got a second one: call wait() on "
-                    f"what the last all_reduce returned"
+                    f"{key}: expected no exchange in progress for this key, got a second one: call wait() "
+                    f"on what the last all_reduce returned"
                 )
         places = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
         if len(set(places)) != len(places):

@@ -294,7 +294,7 @@ class CompressorBase:
         """Raises ``ExchangeError`` if gradients are being exchanged."""
         if self._busy():
             raise ExchangeError(
-                f"{what}: expected no gradient on its way, got one: residuals and positions belong to a "
+                f"{what}: expected no exchange in progress, got one: residuals and positions belong to a "
                 f"whole exchange; call it after {self._idle_after}"
             )
 

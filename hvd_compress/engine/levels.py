@@ -84,7 +84,7 @@ class LevelBatch:
         if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
             self._batch.error = self._batch.error or PayloadError(
                 f"{self._batch.plan.names}: expected levels and norms that agree with their "
-                f"checks, got some that were altered on their way"
+                f"checks, got some that were altered in transit"
             )
         self._batch.count_senders(int(words[-2]))
 
@@ -105,7 +105,7 @@ class LevelBatch:
         if not bool((self._norms >= self._own).all()) or not {0, USED, CHANGED}.issuperset(flags):
             raise PayloadError(
                 f"{self._batch.plan.names}: expected the ranks' largest norms, got some that were "
-                f"altered on their way"
+                f"altered in transit"
             )
 
     def _check_of(self, words: torch.Tensor) -> int:

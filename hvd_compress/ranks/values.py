@@ -40,7 +40,7 @@ def deserialize(contents: Sequence[bytes]) -> list[Any]:
         except (ValueError, RecursionError) as error:
             raise ExchangeError(
                 f"expected a value as JSON from rank {rank}, got {len(content)} bytes that begin with "
-                f"{content[:20]!r} ({error}): its message was altered on its way"
+                f"{content[:20]!r} ({error}): its message was altered in transit"
             ) from None
     return values
 
@@ -72,7 +72,7 @@ def check_lengths(lengths: Sequence[int], most: int = MOST_BYTES) -> None:
     if min(lengths) < 0 or max(lengths) > most:
         raise ExchangeError(
             f"expected messages of at most {most} bytes, got lengths of {list(lengths)} by rank: a length "
-            f"was altered on its way, or ranks have different models"
+            f"was altered in transit, or ranks have different models"
         )
 
 

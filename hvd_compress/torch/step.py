@@ -225,7 +225,7 @@ class Step:
                 altered = altered and isinstance(error, PayloadError) and content.error is None
         self._encoded = False
         if errors:
-            # All ranks find the error but where a payload was altered on its way. Where this rank could not
+            # All ranks find the error but where a payload was altered in transit. Where this rank could not
             # even send zeros, as without memory, the others wait for its message and come to no barrier.
             if not altered and sent:
                 self._barrier()

@@ -1,4 +1,4 @@
-"""Exchanges in several stages: ranks that fail between them, and messages altered on their way."""
+"""Exchanges in several stages: ranks that fail between them, and messages altered in transit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_levels_and_norms_altered_on_their_way() -> None:
             before = kept_by(compressor)
             place.assign(index)
             bits.assign(1 << bit if hvd.rank() in altering else 0)
-            message = r"gradient.\d: expected .* altered on their way|got those of 1"
+            message = r"gradient.\d: expected .* altered in transit|got those of 1"
             with pytest.raises(tf.errors.DataLossError, match=message):
                 exchange(targets(hvd.rank(), 1))
             for left, right in zip(kept_by(compressor), before, strict=True):

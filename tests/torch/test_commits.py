@@ -241,7 +241,7 @@ def test_what_cannot_be_committed() -> None:
     training = _Training("busy")
     training.model(targets(SHAPES, hvd.rank(), 0)).backward()
     for call in (training.state.commit, training.state.save):
-        with pytest.raises(hvdc.ExchangeError, match="commit: expected no gradient on its way"):
+        with pytest.raises(hvdc.ExchangeError, match="commit: expected no exchange in progress"):
             call()
     training.optimizer.step()
     training.state.commit()

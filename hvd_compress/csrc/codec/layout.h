@@ -15,7 +15,7 @@ constexpr uint32_t kFlagCoded = 2;  // and from bit kLengthShift on, the length 
 constexpr int kLengthShift = 4;
 constexpr int64_t kLengthUnit = 16;
 constexpr int64_t kChunkElements = 65536;        // of a chunk of entropy-coded codes, at the most
-constexpr int kTopKFloatBits = 32;  // of values that are sent as they are
+constexpr int kTopKFloatBits = 32;               // of values that are sent as they are
 constexpr int64_t kMaxCount = int64_t{1} << 44;  // so that no size overflows
 
 // The first 32 bytes of a payload.

@@ -31,7 +31,7 @@ void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch&
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           EncodeAny<V>,       EncodeChunks<V>, ChunkStats<V>,
+  return {name,           EncodeAny<V>,    EncodeChunks<V>, ChunkStats<V>,
           ColumnStats<V>, DecodeSum<V>,    SquareChunks<V>, Checksum<V>,
           LevelNorms<V>,  EncodeLevels<V>, DecodeLevels<V>};
 }

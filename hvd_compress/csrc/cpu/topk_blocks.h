@@ -164,14 +164,15 @@ struct TopKEncoder {
         index[kept++] = index[i];
       }
     }
-    constexpr uint32_t kMargin = 1u << 18;  // the next chunk's numbers may be smaller by some percent
+    constexpr uint32_t kMargin = 1u
+                                 << 18;  // the next chunk's numbers may be smaller by some percent
     *hint = least > kMargin ? least - kMargin : 0;
     return kept;
   }
 
   // The multiples of the unit that magnitudes are closest to.
   static TopKFit Fit(const TopKFormat& format, const float* magnitudes, int64_t count, float unit,
-                   uint8_t* multiples) {
+                     uint8_t* multiples) {
     const F divisor = V::Set(unit), one = V::Set(1.0f), top = V::Set(format.top);
     for (int64_t i = 0; i < count; i += kLanes) {
       const F quotient = V::Div(V::Load(magnitudes + i), divisor);
@@ -191,8 +192,7 @@ struct TopKEncoder {
     double sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(magnitudes[i]);
     const float first = largest / format.top;
-    const float second =
-        static_cast<float>(sum / (static_cast<double>(count) * format.middle()));
+    const float second = static_cast<float>(sum / (static_cast<double>(count) * format.middle()));
     TopKFit fit = Fit(format, magnitudes, count, first, multiples);
     const TopKFit other = Fit(format, magnitudes, count, second, multiples);
     if (other.gain() > fit.gain()) {
@@ -224,7 +224,8 @@ struct TopKEncoder {
   }
 
   static void Chunk(const EncodeJob& job, int64_t block, int64_t start, int64_t count,
-                    uint32_t largest, const Scratch& scratch, uint32_t* hint, EncodeResult* result) {
+                    uint32_t largest, const Scratch& scratch, uint32_t* hint,
+                    EncodeResult* result) {
     const TopKFormat format(*job.spec);
     const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
     const float* x = in_place ? static_cast<const float*>(job.gradient) + start : scratch.x;

@@ -143,7 +143,7 @@ class DecodeOp : public OpKernel {
     if (!coder.Agrees(norms, words)) {
       return errors::DataLoss(coder.label(),
                               ": expected levels and norms that agree with their "
-                              "checks, got some that were altered on their way");
+                              "checks, got some that were altered in transit");
     }
     const int32_t counted = words[coder.words()];
     if (counted != copies_) {

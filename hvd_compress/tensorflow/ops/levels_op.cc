@@ -70,7 +70,7 @@ class LevelsOp : public OpKernel {
       if (!(norms[i] >= member->norms[i])) {  // Also where it is a NaN.
         ledger->Fail(coder.label() +
                      ": expected the ranks' largest norms, got some that were altered "
-                     "on their way");
+                     "in transit");
         return;
       }
     }
