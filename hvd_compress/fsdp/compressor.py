@@ -270,8 +270,7 @@ class Compressor(ProcessGroupCompressor):
                         f"with set_requires_all_reduce(False) before, got none: call "
                         f"set_reduce_scatter_unused_params(True)"
                     )
-                if rest.is_cuda:  # Made in the stream of an earlier backward pass.
-                    keep_from_reuse(rest)
+                keep_from_reuse(rest)  # Made in the stream of an earlier backward pass.
                 shard.add_(rest)
             if shard.dtype != slot.parameter.dtype:
                 raise ExchangeError(

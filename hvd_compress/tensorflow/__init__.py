@@ -21,6 +21,7 @@ from hvd_compress.tensorflow.named import (
     NoCompression,
     OneBit,
     Ternary,
+    TopK,
 )
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "NoCompression",
     "OneBit",
     "Ternary",
+    "TopK",
     "join",
 ]

@@ -21,6 +21,7 @@ from hvd_compress.torch.named import (
     NoCompression,
     OneBit,
     Ternary,
+    TopK,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "OwnerStep",
     "PayloadError",
     "Ternary",
+    "TopK",
 ]

@@ -114,6 +114,25 @@ class QSGD(Compressor):
 
 
 @guard
+class TopK(Compressor):
+    """The largest elements of each chunk, with error feedback (Aji and Heafield, 2017).
+
+    The same as ``Compressor(model, hvd_compress.TopK(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        chunk: int = codecs.TopK.chunk,
+        keep: int = codecs.TopK.keep,
+        bits: int = codecs.TopK.bits,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.TopK(chunk, keep, bits), **options)
+
+
+@guard
 class FP16(Compressor):
     """Half precision, summed in half precision by an allreduce.
 
