@@ -129,8 +129,8 @@ class Compressor(ProcessGroupCompressor):
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op)}
                 bucket = Bucket(tensors, self._device, scale)
-                self._collectives.begin_step()
                 self._begin_encoding()
+                self._collectives.begin_step()
                 self._pack(bucket, zip(slots, tensors, tensors, strict=True))
         except Exception as error:
             self._routed &= self._keys.slots.keys()
@@ -401,6 +401,8 @@ class Compressor(ProcessGroupCompressor):
             self._check_copied()
             self._bound = True
             self._came_from = self._size
+            for slot in self._keys.slots.values():
+                slot.route = slot.route.among(self._size)
 
     def _make_launcher(self) -> Launcher:
         # The other group has the line of the comparisons.

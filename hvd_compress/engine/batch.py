@@ -341,6 +341,8 @@ class Batch:
             if not self._used[position]:
                 keep_from_reuse(original)
                 self.gradients[position].copy_(original)
+        if self.plan.deferred:
+            keep_from_reuse(*self.flats)  # Copies may have been made in another stream.
         # The step may end much later, when the backward pass does.
         self.flats, self._originals = [], {}
 

@@ -56,7 +56,6 @@ class Executors:
             return None
         with self._sharing:
             if self.cuda is None:
-                refuse_capture()
                 self.cuda = CudaKernels(TorchDevice(torch))
             return self.cuda
 
@@ -189,7 +188,11 @@ class Executors:
             PayloadError: the same as in :meth:`check`.
             ExchangeError: a CUDA graph is being captured.
         """
-        refuse_capture()
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise ExchangeError(
+                "expected gradients outside of the capture of a CUDA graph, got some within: a replay "
+                "would repeat the step and the noise that were captured; capture no backward pass"
+            )
         self.check()
 
     def settle(self) -> None:
@@ -225,15 +228,6 @@ class Executors:
                 f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
             )
         return self._cpu
-
-
-def refuse_capture() -> None:
-    """Raises ``ExchangeError`` if the current stream's work is being captured into a CUDA graph."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise ExchangeError(
-            "expected gradients outside of the capture of a CUDA graph, got some within: a replay "
-            "would repeat the step and the noise that were captured; capture no backward pass"
-        )
 
 
 def keep_from_reuse(*tensors: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.exchanges import uncompressed
 from hvd_compress.ranks.counters import Counters
 
@@ -55,6 +56,8 @@ class Uncompressed:
             values.mul_(scale * self._divisor)
         if values is self._buffer:
             return
+        if values.is_cuda:
+            keep_from_reuse(values)  # It may have been made in another stream.
         parts = values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():

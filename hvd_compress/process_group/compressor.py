@@ -240,8 +240,8 @@ class ProcessGroupCompressor(CompressorBase):
         return configuration
 
     def _begin(self) -> Step:
-        self._collectives.begin_step()
         self._begin_encoding()
+        self._collectives.begin_step()
         asked = None
         if not self._agreed and self._former is None:
             asked = self._ask()

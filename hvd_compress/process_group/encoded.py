@@ -257,7 +257,7 @@ class EncodedCollectives:
                 raise TypeError(f"{content}: expected one of {expected}, got {tensor.dtype}")
             size = codec.payload_bytes(tuple(parts[0].shape))
             check_gather(content, size, self.size)
-            self._kernels.check()  # What a device has met in an earlier exchange.
+            self._kernels.begin_step()  # What a device has met in an earlier exchange.
             message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
         self.exchanges += 1
         self.counters.steps += 1

@@ -24,7 +24,6 @@ import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
-from hvd_compress.engine.executors import Executors
 from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
@@ -318,7 +317,6 @@ def test_a_graph_that_is_captured() -> None:
     ddp, _ = distributed(Probe({"a": (3000,)}), OneBit(), ErrorFeedback())
     compressor = of_all_reduce.Compressor(OneBit(), threshold=0)
     with (
-        mock.patch.object(Executors, "cuda", mock.Mock()),  # As after the first tensor on a device.
         mock.patch.object(torch.cuda, "is_initialized", lambda: True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
     ):
