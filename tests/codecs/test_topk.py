@@ -68,12 +68,13 @@ def test_zeros_and_tiny_chunks_are_sent_as_zeros() -> None:
     assert np.count_nonzero(through(TopK(64, 5, 32), x, x.shape)) == 5
 
 
+@pytest.mark.parametrize("added", (0, 1))
 @pytest.mark.parametrize("kernels", (ReferenceKernels(), CpuKernels()), ids=("reference", "cpu"))
 @pytest.mark.parametrize(
     "index", (63, 2, 5, 0), ids=("outside", "descending", "repeated", "unused")
 )
-def test_indices_that_no_encoder_writes(kernels: Any, index: int) -> None:
-    """Even with a right checksum, nothing outside of the chunk may be written."""
+def test_indices_that_no_encoder_writes(kernels: Any, index: int, added: int) -> None:
+    """Even with a right checksum, or one too many, nothing outside of the chunk may be written."""
     codec, shape = TopK(64, 30, 2), (62,)
     payload = encode(codec, shape, np.arange(62, 0, -1).astype(np.float32))
     begin = 32 + codec.layout(shape).codes_offset
@@ -82,7 +83,8 @@ def test_indices_that_no_encoder_writes(kernels: Any, index: int) -> None:
     payload[24:32] = 0
     words = payload.view("<u4").astype(np.uint64)
     weights = np.arange(words.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    payload[24:32] = np.frombuffer((words * weights).sum().tobytes(), np.uint8)
+    total = (words * weights).sum() + np.uint64(added)
+    payload[24:32] = np.frombuffer(total.tobytes(), np.uint8)
     out: Any = np.full(66, np.float32(7))
     given: Any = payload[None]
     if kernels.name != "reference":

@@ -106,24 +106,30 @@ int Run(const DecodeJob* jobs, int64_t tensors, int threads, Culprit* culprit) {
   if (!tasks) return HVDC_NO_MEMORY;
   threads = ClampThreads(threads, tasks.count());
   const ScratchSet scratch(tasks.largest_block(), threads, coding);
-  // Sums of all payloads, and those of a thread's task, a cache line apart.
-  const int64_t ranks = jobs[0].count, row = (ranks + 15) / 8 * 8;
-  const Buffer<uint64_t> totals(tensors * ranks + row * threads);
+  // Sums of all payloads, and how many of their blocks do not decode; and those of a thread's task,
+  // a cache line apart.
+  const int64_t ranks = jobs[0].count, sums = 2 * ranks, row = (sums + 15) / 8 * 8;
+  const Buffer<uint64_t> totals(tensors * sums + row * threads);
   if (!scratch || !totals) return HVDC_NO_MEMORY;
   const Kernels& kernels = CurrentKernels();
   tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
-    uint64_t* const own = totals.data() + tensors * ranks + row * worker;
-    for (int64_t k = 0; k < ranks; ++k) own[k] = 0;
+    uint64_t* const own = totals.data() + tensors * sums + row * worker;
+    for (int64_t k = 0; k < sums; ++k) own[k] = 0;
     kernels.decode(jobs[tensor], first, last, scratch.Of(worker), own);
     // Several threads may work on one tensor.
-    uint64_t* const all = totals.data() + tensor * ranks;
-    for (int64_t k = 0; k < ranks; ++k) __atomic_fetch_add(all + k, own[k], __ATOMIC_RELAXED);
+    uint64_t* const all = totals.data() + tensor * sums;
+    for (int64_t k = 0; k < sums; ++k) __atomic_fetch_add(all + k, own[k], __ATOMIC_RELAXED);
   });
   const auto sound = [&](const DecodeJob& job, int32_t rank, int64_t index) {
     if (base::IsEntropyCoded(*job.spec)) return true;
-    return totals[index] + RestChecksum(job, kernels, rank) == ReadHeader(job, rank).checksum;
+    const uint64_t total = totals[index / ranks * sums + rank];
+    return total + RestChecksum(job, kernels, rank) == ReadHeader(job, rank).checksum;
   };
-  return EachPayload(jobs, tensors, culprit, sound) ? HVDC_OK : HVDC_BAD_CHECKSUM;
+  if (!EachPayload(jobs, tensors, culprit, sound)) return HVDC_BAD_CHECKSUM;
+  const auto decoded = [&](const DecodeJob&, int32_t rank, int64_t index) {
+    return totals[index / ranks * sums + ranks + rank] == 0;
+  };
+  return EachPayload(jobs, tensors, culprit, decoded) ? HVDC_OK : HVDC_BAD_CODES;
 }
 
 // One tensor, by the functions that take one.

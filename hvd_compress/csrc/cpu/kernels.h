@@ -100,7 +100,8 @@ struct Kernels {
   uint32_t (*column_stats)(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
                            int64_t width, const ColumnSums& sums);
   // Decodes blocks [first, last) of all payloads; adds the checksum of their bytes to checksums,
-  // but where codes may be entropy coded: then the blocks are whole chunks.
+  // but where codes may be entropy coded: then the blocks are whole chunks. Behind the checksums of
+  // all payloads, adds the number of each one's blocks that do not decode.
   void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  uint64_t* checksums);
   // Sums of squares of chunks [first, last) of count numbers.

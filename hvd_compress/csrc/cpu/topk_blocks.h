@@ -164,8 +164,8 @@ struct TopKEncoder {
         index[kept++] = index[i];
       }
     }
-    constexpr uint32_t kMargin = 1u
-                                 << 18;  // the next chunk's numbers may be smaller by some percent
+    // The next chunk's numbers may be smaller by some percent.
+    constexpr uint32_t kMargin = 1u << 18;
     *hint = least > kMargin ? least - kMargin : 0;
     return kept;
   }
@@ -302,8 +302,7 @@ struct TopKDecoder {
         const float unit = LoadScale(payload, block);
         BitReader entries(payload + BlockOffset(layout, block));
         const bool fits = Add(format, &entries, unit, keep, count, scratch.x);
-        // Such a payload is refused, like one whose checksum is wrong.
-        checksums[k] += !fits;
+        checksums[job.count + k] += !fits;
         if (unit != unit) {
           for (int64_t i = 0; i < count; ++i) scratch.x[i] += unit;
         }

@@ -45,7 +45,7 @@ enum hvdc_status {
   HVDC_BAD_HEADER = 3,    // magic, version, codec, configuration, count or step differ
   HVDC_BAD_CHECKSUM = 4,  // the payload has been altered
   HVDC_NO_MEMORY = 5,     // scratch memory could not be allocated
-  HVDC_BAD_CODES = 6,     // an entropy-coded payload's length, table or index is not possible
+  HVDC_BAD_CODES = 6,     // a length, a table or an index that no encoder writes
 };
 
 // A codec's configuration and a tensor's shape. Fields that a codec does not use are 0.
