@@ -40,6 +40,7 @@ NAMES = {
     "Ternary": "ternary",
     "ECQ": "ecq",
     "QSGD": "qsgd",
+    "TopK": "topk",
     "Int8": "int8",
     "FP16": "fp16",
     "BF16": "bf16",
