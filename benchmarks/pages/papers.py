@@ -27,7 +27,7 @@ def claims(name: str) -> list[Claim]:
 
 
 def results(name: str) -> Table:
-    """What the experiment measured."""
+    """The results of an experiment, from its record."""
     return EXPERIMENTS[name].table(rows(name))
 
 

@@ -110,7 +110,7 @@ def spread(numbers: np.ndarray, pattern: str = "") -> str:
 
 
 def _place(number: float) -> int:
-    """Of its first digit, as a power of ten."""
+    """The place of the first digit, as a power of ten."""
     return int(np.floor(np.log10(abs(number)))) if number else -99
 
 

@@ -611,13 +611,13 @@ class DiLoCo:
                 raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {found}")
         self._common.check(who, state)
 
-    @torch.no_grad()
     def _due_again(self, fragment: int, due: int, differences: list[torch.Tensor]) -> _Round:
         """A fragment's exchange that has ended, from a state; a state may be on another device."""
         there = [self._common.values[name].device for name in self._fragments[fragment]]
         pairs = zip(differences, there, strict=True)
         return _Round(due, [one.to(device, copy=True) for one, device in pairs], None)
 
+    @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:
         self._common.load(state)
         self._fresh = False

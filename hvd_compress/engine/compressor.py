@@ -46,7 +46,7 @@ _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 
 
 class _Format(NamedTuple):
-    """What a slot's gradients are sent as.
+    """The format in which a slot's gradients are sent.
 
     Attributes:
         route: their route.

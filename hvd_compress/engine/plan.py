@@ -1,4 +1,4 @@
-"""What stays the same in a bucket between steps, and the batches that are made of it."""
+"""Plans of buckets, which stay the same between steps, and the batches made from them."""
 
 from __future__ import annotations
 

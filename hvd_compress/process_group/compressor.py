@@ -297,11 +297,7 @@ class ProcessGroupCompressor(CompressorBase):
         return dropped
 
     def _prepare(self) -> None:
-        used = {
-            (s.route.exchange, s.route.codec.varies)
-            for s in self._slots
-            if not s.route.uncompressed
-        }
+        used = {(s.route.exchange, s.route.varies) for s in self._slots if not s.route.uncompressed}
         for exchange, packed in sorted(used):
             self._launcher.prepare(EXCHANGES[exchange], packed)
 

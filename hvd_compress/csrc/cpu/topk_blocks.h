@@ -66,15 +66,14 @@ struct TopKEncoder {
   using F = typename V::F;
   using I = typename V::I;
 
-  // How many of count magnitudes are at least ``least``, which is not 0.
+  // How many of count magnitudes are at least ``least``, which is not 0. Zeros follow them up to a
+  // whole vector.
   static int64_t CountFrom(const uint32_t* magnitudes, int64_t count, uint32_t least) {
     const I below = V::SetI(least - 1);
     int64_t found = 0;
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t i = 0; i < count; i += kLanes) {
       found += V::Count(V::LessI(below, V::LoadWords(magnitudes + i)));
     }
-    for (; i < count; ++i) found += magnitudes[i] >= least;
     return found;
   }
 
@@ -131,6 +130,7 @@ struct TopKEncoder {
     for (; i < count; ++i) {
       if ((FloatBits(x[i]) & 0x7FFFFFFFu) >= least) take(i);
     }
+    for (int l = 0; l < kLanes; ++l) magnitudes[found + l] = 0;  // up to a whole vector
     return found;
   }
 
@@ -217,6 +217,8 @@ struct TopKEncoder {
       const int64_t count = BlockElements(layout, block);
       GroupStats stats = {};
       prepare(job, start, count, scratch.x, scratch.kept, &stats);
+      const Ahead ahead(job, block + 1);
+      for (int64_t tile = 0; tile < count / kTile; ++tile) ahead.Prefetch(tile);
       Chunk(job, block, start, count, stats.largest, scratch, &hint, result);
     }
     result->checksum += BlocksChecksum<V>(*job.spec, layout, job.payload, first, last);
