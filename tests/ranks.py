@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from tests import jobs, units
+from tests import device, jobs, units
 
 
 def on_ranks(
@@ -77,8 +77,28 @@ def start(
 
     if launcher == "two nodes":
         _take_places_on_two_nodes(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    dist.init_process_group("gloo", timeout=timeout)
+    dist.init_process_group(_backend(int(os.environ["WORLD_SIZE"])), timeout=timeout)
     return dist.get_rank(), dist.barrier
+
+
+def _backend(ranks: int) -> str:
+    """NCCL for tests on a GPU, as long as there is one for each rank: two ranks on one, it refuses."""
+    import torch
+
+    by_nccl = device.TYPE == "cuda" and ranks <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if by_nccl else "gloo"
+
+
+def _use_device() -> None:
+    """Makes new tensors, and the collectives of a single rank, those of the device that is tested."""
+    import torch
+
+    from hvd_compress.engine.comm import Collective
+
+    local = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK") or 0)
+    torch.cuda.set_device(local % torch.cuda.device_count())
+    torch.set_default_device(device.TYPE)
+    Collective.skips_alone = False
 
 
 def _take_places_on_two_nodes(rank: int, size: int) -> None:
@@ -90,8 +110,11 @@ def _take_places_on_two_nodes(rank: int, size: int) -> None:
 
 
 def _main(launcher: str, folder: str, *names: str) -> None:
+    for_torch = not launcher.startswith("tensorflow")
+    if for_torch and device.TYPE != "cpu":
+        _use_device()
     rank, barrier = start(launcher)
-    if not launcher.startswith("tensorflow"):
+    if for_torch:
         import torch
 
         torch.set_num_threads(1)

@@ -10,8 +10,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hvd_compress.exchanges import reference
+from tests import device
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+DEVICE = torch.device(device.TYPE)
+"""The device of models and gradients."""
 
 
 class Probe(torch.nn.Module):
@@ -21,7 +25,7 @@ class Probe(torch.nn.Module):
         super().__init__()
         for name, shape in shapes.items():
             self.register_parameter(
-                name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device="cpu"))
+                name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device=DEVICE))
             )
 
     def forward(
@@ -42,18 +46,21 @@ def elsewhere(shape: tuple[int, ...]) -> torch.nn.Parameter:
 
 def targets(shapes: Shapes, rank: int, step: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """Gradients of one rank at one step, the same wherever they are asked for."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return {name: scale * torch.randn(s, generator=generator) for name, s in shapes.items()}
+    generator = torch.Generator("cpu").manual_seed(1000 * rank + step)
+    return {
+        name: (scale * torch.randn(s, generator=generator, device="cpu")).to(DEVICE)
+        for name, s in shapes.items()
+    }
 
 
 def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
     """Gradients that 1-bit codes carry without error: 1 or -2 everywhere, rank and step mixed in."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
+    generator = torch.Generator("cpu").manual_seed(1000 * rank + step)
     factor = 2.0 ** (rank + step)
     made = {}
     for name, shape in shapes.items():
-        positive = torch.rand(shape, generator=generator) < 0.5
-        made[name] = torch.where(positive, factor, -2 * factor)
+        positive = torch.rand(shape, generator=generator, device="cpu") < 0.5
+        made[name] = torch.where(positive, factor, -2 * factor).to(DEVICE)
     return made
 
 
@@ -76,20 +83,21 @@ class Simulation(reference.Simulation):
     def average(  # type: ignore[override]
         self, gradients: Sequence[Mapping[str, torch.Tensor]], scale: float | None = None
     ) -> dict[str, torch.Tensor]:
-        arrays = [{name: g.float().numpy() for name, g in one.items()} for one in gradients]
+        arrays = [{name: g.float().cpu().numpy() for name, g in one.items()} for one in gradients]
         return as_tensors(super().average(arrays, scale))
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The same memory."""
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    """The same numbers; on the host, in the same memory."""
+    return {name: torch.from_numpy(array).to(DEVICE) for name, array in arrays.items()}
 
 
 def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
-    """Fails unless both hold the same names and the same numbers, bit for bit."""
+    """Fails unless both hold the same names and the same numbers, bit for bit, wherever they are."""
     assert left.keys() == right.keys(), (left.keys(), right.keys())
     for name in left:
-        assert torch.equal(left[name], right[name]), (
-            f"{name}: {(left[name] != right[name]).sum()} of {left[name].numel()} differ, "
-            f"the first {left[name].reshape(-1)[:3]} and {right[name].reshape(-1)[:3]}"
+        one, other = left[name].cpu(), right[name].cpu()
+        assert torch.equal(one, other), (
+            f"{name}: {(one != other).sum()} of {one.numel()} differ, "
+            f"the first {one.reshape(-1)[:3]} and {other.reshape(-1)[:3]}"
         )

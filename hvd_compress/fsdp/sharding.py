@@ -72,7 +72,8 @@ class Unit:
     def look(self) -> None:
         """Finds the gradients that FSDP2 would reduce now."""
         self.places, self.elements = [], 0
-        unused_too = self.group.reduce_scatter_unused_params
+        # Before PyTorch 2.13, FSDP2 always omits them.
+        unused_too = getattr(self.group, "reduce_scatter_unused_params", False)
         for number, parameter in zip(self.numbers, self.group.fsdp_params, strict=True):
             whole = _whole(parameter)
             needed = whole.requires_grad
@@ -239,8 +240,8 @@ def _as_in_this_version() -> Iterator[None]:
         yield
     except AttributeError as error:
         raise NotImplementedError(
-            f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.13, got that of {torch.__version__}: "
-            f"{error}"
+            f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.11 to 2.13, got that of "
+            f"{torch.__version__}: {error}"
         ) from None
 
 
@@ -254,7 +255,7 @@ def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, A
     seen: set[int] = set()
     for name, module in modules.items():
         where = name or "the model"
-        groups = module._get_fsdp_state()._fsdp_param_groups
+        groups = _parameter_groups(module._get_fsdp_state())
         if len(groups) > 1:
             raise ValueError(
                 f"{where}: expected parameters on one mesh in each module, got {len(groups)} meshes: FSDP2 "
@@ -264,6 +265,13 @@ def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, A
             if id(group) not in seen:  # Else fully_shard got a list of modules.
                 seen.add(id(group))
                 yield where, name, module, group
+
+
+def _parameter_groups(state: Any) -> list[Any]:
+    """FSDP2's parameter groups of a module, of which PyTorch before 2.13 has at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) -> Sharded:

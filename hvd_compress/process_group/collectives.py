@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """``all_gather_single``, or the function under its name before PyTorch 2.13."""
+
+_UNSORTED: dict[str, bool] = (
+    {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+)
+"""Keeps the order of a new group's ranks; nothing in PyTorch 2.11, which always sorts them."""
 
 _REPORTED = 10.0
 """The time in seconds after which a message in the log names the ranks of a new group that still waits.
@@ -113,7 +119,13 @@ class Collectives:
         everybody = len(ranks) == dist.get_world_size()
         if not everybody:
             self._check_group_counts()
-        numbers = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        everywhere = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        numbers = [everywhere[rank] for rank in ranks]
+        if not _UNSORTED and numbers != sorted(numbers):
+            raise ExchangeError(
+                f"expected a process group whose ranks ascend, got ranks {numbers}: PyTorch "
+                f"{torch.__version__} sorts them; install a version whose new_group() has sort_ranks"
+            )
         timeout = self._timeout()
         report = threading.Timer(_REPORTED, _log.warning, (_WAITING, list(ranks), _REPORTED))
         report.daemon = True
@@ -121,11 +133,11 @@ class Collectives:
         try:
             with naming:
                 group = dist.new_group(
-                    [numbers[rank] for rank in ranks],
+                    numbers,
                     timeout=timeout,
                     backend=dist.get_backend_config(self._group),
                     use_local_synchronization=not everybody,  # Others than these do not come here.
-                    sort_ranks=False,
+                    **_UNSORTED,
                 )
         finally:
             report.cancel()

@@ -15,7 +15,7 @@ from hvd_compress.engine.owner_steps import AdaGrad
 from hvd_compress.exchanges.reference import OwnerStep
 from hvd_compress.ranks.counters import Counters
 from tests.contract.frontend import Arrays, Frontend, Job, Kept
-from tests.torch_models import Probe
+from tests.torch_models import DEVICE, Probe
 
 
 class TorchJob(Job):
@@ -31,14 +31,14 @@ class TorchJob(Job):
         self.model, self.compressor, self._dtype = model, compressor, dtype
 
     def step(self, gradients: Arrays, used: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        tensors = {n: torch.from_numpy(g).to(self._dtype) for n, g in gradients.items()}
+        tensors = {n: torch.from_numpy(g).to(DEVICE, self._dtype) for n, g in gradients.items()}
         self._run(tensors, used)
         result = {}
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 assert parameter.grad.dtype == self._dtype
                 assert parameter.grad.stride() == parameter.stride() or not parameter.numel()
-                result[name] = parameter.grad.float().numpy().copy()
+                result[name] = parameter.grad.float().cpu().numpy().copy()
         return result
 
     def _run(self, tensors: dict[str, torch.Tensor], used: Sequence[str] | None) -> None:
@@ -82,12 +82,13 @@ def _defaults(dtype: torch.dtype, device: str = "cpu") -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-        torch.set_default_device(None)
+        torch.set_default_device(None if DEVICE.type == "cpu" else DEVICE)
 
 
 class TorchFrontend(Frontend):
     """A frontend whose gradients are tensors of PyTorch."""
 
+    varies = DEVICE.type == "cpu"  # Only the CPU's kernels write an entropy code.
     defaults = (
         lambda: _defaults(torch.bfloat16),
         lambda: _defaults(torch.float64),
@@ -111,4 +112,4 @@ class TorchFrontend(Frontend):
 
 
 def _copied(tensors: dict[str, torch.Tensor | None]) -> Kept:
-    return {name: kept.numpy().copy() for name, kept in tensors.items() if kept is not None}
+    return {name: kept.cpu().numpy().copy() for name, kept in tensors.items() if kept is not None}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests import device
 from tests.contract import counters, errors, residuals, results
 from tests.contract.cases import ROWS
 from tests.contract.frontend import Frontend
@@ -30,12 +31,20 @@ class Property:
         exchanges: that it is tried with.
         flat: on what ranks.
         hierarchical: on what ranks, where the exchange is the hierarchical one.
+        single: whether a single rank has it, too. That is tried on a device, where NCCL connects a rank
+            with itself, but not two ranks that share a GPU.
     """
 
     body: Callable[[Frontend, str], None]
     exchanges: Sequence[str] = ALL
     flat: Sequence[Layout] = (TWO,)
     hierarchical: Sequence[Layout] = (HOSTS_OF_TWO,)
+    single: bool = False
+
+    def layouts(self, exchange: str) -> Sequence[Layout]:
+        """The ranks that an exchange is tried on."""
+        chosen = self.hierarchical if exchange == "hierarchical" else self.flat
+        return (*chosen, ONE) if self.single and device.TYPE != "cpu" else chosen
 
 
 PROPERTIES = (
@@ -51,30 +60,30 @@ PROPERTIES = (
         ("allgather", "two_shot", "hierarchical"),
         flat=(TWO, THREE),
     ),
-    Property(results.every_form),
-    Property(results.half_precision),
-    Property(results.other_defaults),
-    Property(results.long_messages, ("allgather", "two_shot")),
+    Property(results.every_form, single=True),
+    Property(results.half_precision, single=True),
+    Property(results.other_defaults, single=True),
+    Property(results.long_messages, ("allgather", "two_shot"), single=True),
     Property(results.some_of_the_ranks, FLAT, (THREE,)),
-    Property(results.gradients_in_another_order_on_each_rank, flat=(THREE,)),
-    Property(results.parameters_that_are_not_used),
-    Property(results.zeros),
-    Property(residuals.nonfinite_gradients),
+    Property(results.gradients_in_another_order_on_each_rank, flat=(THREE,), single=True),
+    Property(results.parameters_that_are_not_used, single=True),
+    Property(results.zeros, single=True),
+    Property(residuals.nonfinite_gradients, single=True),
     Property(residuals.an_average_that_overflows, ("two_shot",)),
-    Property(residuals.a_step_that_the_script_drops),
-    Property(residuals.a_change_of_codec_that_the_script_drops, flat=(THREE,)),
-    Property(residuals.an_owner_step_that_the_script_drops, ("two_shot",)),
-    Property(residuals.loaded_residuals_that_the_script_would_drop, ("two_shot",)),
-    Property(residuals.a_checkpoint_goes_on_bit_for_bit),
-    Property(results.uncompressed_at_first),
-    Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE)),
-    Property(residuals.a_change_of_codec_loses_no_mass),
+    Property(residuals.a_step_that_the_script_drops, single=True),
+    Property(residuals.a_change_of_codec_that_the_script_drops, flat=(THREE,), single=True),
+    Property(residuals.an_owner_step_that_the_script_drops, ("two_shot",), single=True),
+    Property(residuals.loaded_residuals_that_the_script_would_drop, ("two_shot",), single=True),
+    Property(residuals.a_checkpoint_goes_on_bit_for_bit, single=True),
+    Property(results.uncompressed_at_first, single=True),
+    Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE), single=True),
+    Property(residuals.a_change_of_codec_loses_no_mass, single=True),
     Property(residuals.a_change_of_exchange_loses_no_mass, ("hierarchical", "integer_sum")),
     Property(residuals.a_rank_that_joins, flat=(THREE,)),
     Property(residuals.a_rank_that_joins_at_once, ("allgather",)),
     Property(residuals.a_rank_that_joins_in_the_warm_up),
     Property(counters.counters_follow_the_formulas, flat=(THREE,)),
-    Property(results.each_tensor_its_own_route),
+    Property(results.each_tensor_its_own_route, single=True),
     Property(errors.what_it_cannot_carry),
     Property(errors.ranks_that_disagree, flat=(THREE,)),
     Property(errors.a_change_of_codec_on_some_ranks, flat=(THREE,)),
@@ -89,7 +98,7 @@ def contract_of(frontend: Frontend, module: str) -> dict[str, Any]:
     for one in PROPERTIES:
         if one.body.__name__ not in frontend.cannot:
             for exchange in one.exchanges:
-                for layout in one.hierarchical if exchange == "hierarchical" else one.flat:
+                for layout in one.layouts(exchange):
                     if layout != ONE or frontend.single:
                         test = _test(frontend, one.body, exchange, layout, module)
                         tests[test.__name__] = test

@@ -33,7 +33,7 @@ from tests.ddp.probes import (
 )
 from tests.ranks import on_ranks
 from tests.stranger import installed
-from tests.torch_models import Simulation, assert_same_bits, targets
+from tests.torch_models import DEVICE, Simulation, assert_same_bits, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (8, 3, 5, 5)}
 NONE = ErrorFeedback(alpha=0.0)
@@ -246,7 +246,7 @@ def test_reentrant_checkpoints() -> None:
         ddp, compressor = distributed(
             _Checkpointed(reentrant), OneBit(), ErrorFeedback(), bucket_cap_mb=0.001
         )
-        generator = torch.Generator().manual_seed(dist.get_rank())
+        generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
         for _ in range(3):
             x = torch.randn(8, 50, generator=generator, requires_grad=True)
             ddp.zero_grad()

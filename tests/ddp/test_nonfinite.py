@@ -12,7 +12,7 @@ import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
-from tests.torch_models import assert_same_bits, targets
+from tests.torch_models import DEVICE, assert_same_bits, targets
 
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,)}
 
@@ -80,15 +80,15 @@ def test_an_unused_parameter_in_a_dropped_step() -> None:
 def test_gradient_scaler_skips_the_step_everywhere() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.ReLU(), torch.nn.Linear(80, 40))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=2)
     ddp, _ = distributed(model, OneBit(), ErrorFeedback(), threshold=100, grad_scaler=scaler)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
     scales, losses = [], []
     for step in range(12):
         x = torch.randn(16, 40, generator=generator)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = ((ddp(x).float() - x) ** 2).mean()
         if step == 5 and dist.get_rank() == 1:
             loss = loss * math.inf
@@ -109,7 +109,7 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
 def test_the_loss_scale_is_read_once_a_step() -> None:
     """On a GPU, each look at it waits for all work before it."""
     shapes = {"a": (4096,), "b": (3000,), "c": (70, 3)}
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=4.0)
     with mock.patch.object(scaler, "get_scale", wraps=scaler.get_scale) as reads:
         ddp, _ = distributed(Probe(shapes), OneBit(), ErrorFeedback(), grad_scaler=scaler)
         for step in range(3):
@@ -121,7 +121,7 @@ def test_the_loss_scale_is_read_once_a_step() -> None:
 def test_residuals_follow_the_loss_scale() -> None:
     """Mass is conserved in unscaled units although the scale changes, also in a step that is dropped."""
     shapes = {"a": (4096,)}
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=4.0)
     ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback(), grad_scaler=scaler)
     total, sent = torch.zeros(4096), torch.zeros(4096)
     for step in range(6):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
-from tests.torch_models import Probe, Shapes, Simulation, assert_same_bits, targets
+from tests.torch_models import DEVICE, Probe, Shapes, Simulation, assert_same_bits, targets
 
 SHAPES = {"first.a": (40, 170), "first.b": (3001,), "second.c": (8, 3, 5, 5), "second.tiny": (3,)}
 """Uneven shards, with padding, and one that a rank has nothing of."""
@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
 def mesh_of(replicas: int) -> DeviceMesh:
     """All ranks, as replicas of shards."""
     shape = (replicas, dist.get_world_size() // replicas)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def shard(net: torch.nn.Module, mesh: DeviceMesh, **options: Any) -> Any:

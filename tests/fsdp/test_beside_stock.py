@@ -18,6 +18,7 @@ from hvd_compress import OneBit
 from hvd_compress.codecs import Int8
 from tests.fsdp.probes import mesh_of
 from tests.ranks import on_ranks
+from tests.torch_models import DEVICE
 
 Script = Callable[[Any, torch.Generator], Iterator[None]]
 """Trains a model; yields after each backward pass whose gradients are compared."""
@@ -72,7 +73,7 @@ def _gradients(model: Any) -> dict[str, torch.Tensor | None]:
 
 def _run(model: Any, script: Script) -> list[dict[str, torch.Tensor | None]]:
     """What the backward passes leave, and the parameters at the end."""
-    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    generator = torch.Generator(DEVICE).manual_seed(100 + dist.get_rank())
     got = [_gradients(model) for _ in script(model, generator)]
     model.reshard()
     return [*got, {name: one.to_local().detach() for name, one in model.named_parameters()}]
@@ -156,7 +157,7 @@ def test_residuals_stay_with_what_does_not_take_part() -> None:
         model = _sharded(mesh["shard"], Blocks())
         compressor = hvdc.Compressor(model, OneBit(), mesh=mesh, threshold=1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        generator = torch.Generator().manual_seed(dist.get_rank())
+        generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
         name = "layers.1.second.weight"
 
         step = functools.partial(_moved, model, optimizer, generator)
@@ -185,7 +186,7 @@ def test_replicas_that_use_different_parameters() -> None:
             model.set_reduce_scatter_unused_params(zeros)
             hvdc.Compressor(model, codec, mesh=mesh, threshold=1)
             model.layers[1].both = mesh.get_local_rank("replicate") == 0
-            generator = torch.Generator().manual_seed(dist.get_rank())
+            generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
             if zeros:
                 _backward(model, generator)
                 continue
@@ -378,7 +379,7 @@ def test_frozen_parameters_of_any_dtype() -> None:
     for module in (*net.layers, net):
         fully_shard(module)
     hvdc.CompressedReduceScatter(net, Int8())
-    _backward(net, torch.Generator().manual_seed(1))
+    _backward(net, torch.Generator(DEVICE).manual_seed(1))
 
 
 @on_ranks(2, launcher="torchrun")
@@ -396,7 +397,7 @@ def test_accumulation_that_hooks_or_layers_would_miss() -> None:
     for hooked in (True, False):
         model = _sharded(mesh["shard"], Blocks())
         hvdc.Compressor(model, OneBit(), mesh=mesh, threshold=1)
-        generator = torch.Generator().manual_seed(dist.get_rank())
+        generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
         model.set_requires_all_reduce(False)
         if hooked:
             model.layers[2].first.weight.register_post_accumulate_grad_hook(lambda _: None)

@@ -28,7 +28,7 @@ from tests.fsdp.probes import (
     shard,
 )
 from tests.ranks import on_ranks
-from tests.torch_models import assert_same_bits, targets
+from tests.torch_models import DEVICE, assert_same_bits, targets
 
 FLAT = ("allgather", "two_shot", "integer_sum")
 
@@ -210,7 +210,7 @@ def test_a_backward_pass_that_breaks_off() -> None:
     for stumbles, exchanges in ((False, True), (True, True), (True, False)):
         net = shard(_Layers(), mesh)
         compressor = hvdc.Compressor(net, OneBit(), mesh=mesh, threshold=0)
-        generator = torch.Generator().manual_seed(dist.get_rank())
+        generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
         for step in range(3):
             x = torch.randn(3, 40, generator=generator)
             if stumbles and step == 1:

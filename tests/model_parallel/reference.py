@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.kernels.reference import ReferenceKernels
+from tests.torch_models import DEVICE
 
 FEATURES, HIDDEN, OUTPUTS = 20, 32, 12
 BATCH = 8
@@ -29,7 +30,7 @@ def whole_layers() -> tuple[nn.Linear, nn.Linear]:
 
 def samples(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets."""
-    generator = torch.Generator().manual_seed(50 + rank)
+    generator = torch.Generator(DEVICE).manual_seed(50 + rank)
     return (
         torch.randn(BATCH, FEATURES, generator=generator),
         torch.randn(BATCH, OUTPUTS, generator=generator),
@@ -169,11 +170,11 @@ def sent(
     codec: Codec, x: torch.Tensor, rank: int, number: int, step: int, seed: int = 0
 ) -> torch.Tensor:
     """What the others have of a rank's tensor."""
-    shape, flat = tuple(x.shape), x.float().contiguous().numpy().reshape(-1)
+    shape, flat = tuple(x.shape), x.float().contiguous().cpu().numpy().reshape(-1)
     payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
     decoded = np.empty(flat.size, np.float32)
     kernels, noise = ReferenceKernels(), NoiseKey(seed, rank, number, step)
     off = ErrorFeedback(0.0)
     kernels.encode(codec, shape, flat, payload[0], feedback=off, residual=None, noise=noise)
     kernels.decode_sum(codec, shape, payload, decoded, step=step)
-    return torch.from_numpy(decoded).reshape(shape)
+    return torch.from_numpy(decoded).to(x.device).reshape(shape)

@@ -18,7 +18,7 @@ from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.optim import DoubleBuffering, double_buffering
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
-from tests.torch_models import Simulation
+from tests.torch_models import DEVICE, Simulation
 
 CODEC = OneBit("column")
 SHAPES = {"0.weight": (40, 30), "0.bias": (40,), "2.weight": (5, 40), "2.bias": (5,)}
@@ -31,7 +31,7 @@ def _model(seed: int = 0) -> nn.Sequential:
 
 
 def _batch(rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * number + rank)
+    generator = torch.Generator(DEVICE).manual_seed(100 * number + rank)
     x = torch.randn(BATCH, 30, generator=generator)
     return x, torch.randint(5, (BATCH,), generator=generator)
 
