@@ -332,7 +332,7 @@ class Compressor(ProcessGroupCompressor):
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
-        dropped, failed, uneven = self._among_shards(dropped=bool(dropped), failed=False)
+        dropped, failed, uneven = self._among_shards(dropped=dropped, failed=False)
         if failed:
             raise ExchangeError(
                 "expected averages of all shards, but the exchange of another one failed; the own error of "
@@ -346,18 +346,29 @@ class Compressor(ProcessGroupCompressor):
             )
         return dropped
 
-    def _among_shards(self, *, dropped: bool, failed: bool) -> tuple[bool, bool, bool]:
+    def _among_shards(
+        self, *, dropped: bool | torch.Tensor, failed: bool
+    ) -> tuple[bool, bool, bool]:
         """Whether a step is dropped, or has failed, on any rank that this one shares the parameters with.
+
+        The host waits for the device once.
+
+        Args:
+            dropped: see :func:`~hvd_compress.engine.batch.judge`.
+            failed: whether an exchange has failed on this rank.
 
         Returns:
             Both, and whether replicas have used different parameters of some shard.
         """
-        words = torch.tensor([dropped, failed, False], dtype=torch.int32, device=self._device)
+        words = torch.zeros(3, dtype=torch.int32, device=self._device)
+        words[:1] = dropped
+        words[1] = failed
         if self._uneven:
             words[2] = torch.stack(self._uneven).any()
             self._uneven.clear()
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
-        return bool(words[0]), bool(words[1]), bool(words[2])
+        dropped, failed, uneven = map(bool, words.tolist())
+        return dropped, failed, uneven
 
     def _agree_at_first(self, problem: Exception | None, settings: dict[str, Any]) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise.

@@ -33,7 +33,8 @@ class TorchDevice(Device):
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
 
     def pinned(self, size: int) -> Any:
-        return self._torch.zeros(size, dtype=self._torch.uint8, pin_memory=True)
+        # Whatever the user's default device is.
+        return self._torch.zeros(size, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def number(self, tensor: Any) -> float:
         return float(tensor.view(self._torch.float64).item())

@@ -37,7 +37,7 @@ class Agreement:
     def __init__(self, collectives: Collectives, line: bytes) -> None:
         self._collectives = collectives
         self._line = line
-        self._digests, self._work = collectives.all_gather(_digest(line, collectives.device))
+        self._digests, self._work = collectives.all_gather(_digest(line, collectives.meeting))
 
     def settle(self) -> None:
         """Waits for the other ranks.
@@ -49,7 +49,7 @@ class Agreement:
             self._work.wait()
         lengths = _lengths_if_different(self._digests)
         if lengths:
-            padded = message(self._line, max(lengths), self._collectives.device)
+            padded = message(self._line, max(lengths), self._collectives.meeting)
             lines, work = self._collectives.all_gather(padded)
             work.wait()
             _check(lines, lengths)
@@ -73,7 +73,7 @@ class Comparison:
         asked.start(self._ask, self._end)
 
     def _ask(self, ranks: Collectives) -> None:
-        self._gather(ranks, _digest(self._content, ranks.device), self._compare)
+        self._gather(ranks, _digest(self._content, ranks.meeting), self._compare)
 
     def _compare(self, digests: torch.Tensor) -> None:
         lengths = _lengths_if_different(digests)
@@ -82,7 +82,7 @@ class Comparison:
             return
 
         def tell(ranks: Collectives) -> None:
-            padded = message(self._content, max(lengths), ranks.device)
+            padded = message(self._content, max(lengths), ranks.meeting)
             self._gather(ranks, padded, lambda lines: _check(lines, lengths))
 
         self._told.start(tell, self._end)

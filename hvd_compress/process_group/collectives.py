@@ -47,6 +47,9 @@ class Collectives:
         group: the process group; None is the default group.
         device: the device of the tensors.
 
+    Attributes:
+        meeting: the device of messages that the host reads, such as settings that ranks compare.
+
     Raises:
         ExchangeError: torch.distributed is not initialized, or this rank is not in the group.
     """
@@ -63,7 +66,7 @@ class Collectives:
                 "process group"
             )
         self._group = group
-        self.device = device
+        self.device = self.meeting = device
         self.rank = dist.get_rank(group) if group is None else _rank_in(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
@@ -205,7 +208,8 @@ class Collectives:
         # other names, ranks would wait for each other until they time out.
         with naming:
             counted = len(dist.distributed_c10d._world.pg_names)
-        rows, work = self.all_gather(torch.tensor([counted], dtype=torch.int64, device=self.device))
+        own = torch.tensor([counted], dtype=torch.int64, device=self.meeting)
+        rows, work = self.all_gather(own)
         work.wait()
         counts = rows.view(-1).tolist()
         if len(set(counts)) > 1:

@@ -76,6 +76,9 @@ class InStream(Collectives):
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, side: Beside) -> None:
         super().__init__(group, device)
+        if not is_unregistered(group) and "cpu" in _backends(dist.get_backend_config(group)):
+            # There, the host reads what arrives without waiting for the device's earlier work.
+            self.meeting = torch.device("cpu")
         self._side = side
         self._parts: dict[tuple[int, ...], Collectives] = {tuple(range(self.size)): self}
 
@@ -86,7 +89,8 @@ class InStream(Collectives):
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
         rows, work = super().all_gather(message)
-        self._take(message, rows)
+        if message.device.type != "cpu":
+            self._take(message, rows)
         return rows, work
 
     def among(self, ranks: Sequence[int]) -> Collectives:
@@ -134,7 +138,8 @@ class ThroughHost(InStream):
         return self._landing(result, work)
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        return self._landing(*Collectives.all_gather(self, message.cpu()))
+        gathered = Collectives.all_gather(self, message.cpu())
+        return gathered if message.device.type == "cpu" else self._landing(*gathered)
 
     def _landing(self, received: torch.Tensor, work: dist.Work) -> tuple[torch.Tensor, dist.Work]:
         there = torch.empty_like(received, device=self.device)

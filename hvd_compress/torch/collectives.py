@@ -241,7 +241,7 @@ class Scopes:
         """
         everyone = self._by_scope["all"]
         for ranks in hosts.groups():
-            if len(ranks) == 1:
+            if len(ranks) == 1 and Collective.skips_alone:
                 continue  # Nothing to send.
             group = everyone.among(ranks)
             if ranks == hosts.within(everyone.rank):

@@ -100,7 +100,13 @@ class TorchFrontend(Frontend):
 
     def adagrad(self) -> tuple[Any, OwnerStep]:
         step = AdaGrad(initial=0.25)
-        return step, lambda average, state: step(torch.from_numpy(average), state)
+
+        def on_array(average: np.ndarray, state: Any) -> None:
+            tensor = torch.from_numpy(average).to(DEVICE)  # Whose arithmetic is another one.
+            step(tensor, state)
+            average[...] = tensor.cpu().numpy()
+
+        return step, on_array
 
     @staticmethod
     def _probe(shapes: Any, dtype: str, options: dict[str, Any]) -> tuple[Probe, torch.dtype]:

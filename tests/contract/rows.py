@@ -15,6 +15,9 @@ from tests.ranks import on_ranks
 ALL = tuple(ROWS)
 FLAT = ("allgather", "two_shot", "integer_sum")
 
+_REFUSED = () if device.TYPE == "cpu" else ("integer_sum",)
+"""Exchanges that have kernels for CPUs only."""
+
 Layout = tuple[int, bool]
 """How many ranks, and whether on two hosts."""
 
@@ -95,9 +98,12 @@ def contract_of(frontend: Frontend, module: str) -> dict[str, Any]:
     names = {one.body.__name__ for one in PROPERTIES}
     assert names >= frontend.cannot.keys() | frontend.alone, "a property by another name"
     tests = {}
+    without = set(frontend.cannot)
+    if not frontend.varies:
+        without.add(results.payloads_of_any_length.__name__)
     for one in PROPERTIES:
-        if one.body.__name__ not in frontend.cannot:
-            for exchange in one.exchanges:
+        if one.body.__name__ not in without:
+            for exchange in [each for each in one.exchanges if each not in _REFUSED]:
                 for layout in one.layouts(exchange):
                     if layout != ONE or frontend.single:
                         test = _test(frontend, one.body, exchange, layout, module)
