@@ -21,8 +21,15 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.torch_device import TorchDevice
 
-SCHEMA = "hvd_compress/codec-cuda/1"
-MEASURED = ("encode", "encode_with_feedback", "decode", "decode_and_add")
+SCHEMA = "hvd_compress/codec-cuda/2"
+MEASURED = (
+    *("encode", "encode_with_feedback", "decode", "decode_and_add"),
+    *("decode_8", "decode_64", "encode_bf16", "encode_at_8_bytes"),
+)
+"""``decode_8`` adds up eight payloads. ``encode_bf16`` has a gradient of that type; that of
+``encode_at_8_bytes`` begins at 8 modulo 16 bytes, as a later view in a bucket of DDP may."""
+
+TITLES = ("encode", "with feedback", "decode", "and add", "of 8", "of 64", "bf16", "at 8 bytes")
 SMALL_ELEMENTS = 1 << 20
 DEVICE = "cuda"
 _CALLS = 20
@@ -39,7 +46,9 @@ class Buffers:
 
     def __init__(self, elements: int) -> None:
         generator = torch.Generator(device=DEVICE).manual_seed(0)
-        self.x = torch.randn(elements, device=DEVICE, generator=generator)
+        longer = torch.randn(elements + 4, device=DEVICE, generator=generator)
+        self.x, self.x_at_8_bytes = longer[:elements], longer[2 : elements + 2]
+        self.x_bf16 = self.x.bfloat16()
         self.residual = torch.zeros_like(self.x)
         self.out = torch.zeros_like(self.x)
 
@@ -51,39 +60,55 @@ class CodecCase:
         elements = buffers.x.numel()
         self.config: dict[str, Any] = codec.to_config()
         shape = matrix(elements)
-        payload = torch.zeros(1, codec.payload_bytes(shape), dtype=torch.uint8, device=DEVICE)
+        size = codec.payload_bytes(shape)
+        payloads = torch.zeros(64, size + -size % 16, dtype=torch.uint8, device=DEVICE)[:, :size]
         feedback = stable_feedback(codec, elements)
         self.passes = _passes(codec)
 
-        def encode(coefficients: ErrorFeedback, residual: torch.Tensor | None) -> None:
+        off = ErrorFeedback(alpha=0.0)
+
+        def encode(
+            gradient: torch.Tensor,
+            coefficients: ErrorFeedback = off,
+            residual: torch.Tensor | None = None,
+        ) -> None:
             kernels.encode(
                 codec,
                 shape,
-                buffers.x,
-                payload[0],
+                gradient,
+                payloads[0],
                 feedback=coefficients,
                 residual=residual,
                 noise=NoiseKey(),
             )
 
-        def decode(accumulate: bool) -> None:
-            kernels.decode_sum(codec, shape, payload, buffers.out, step=0, accumulate=accumulate)
+        def decode(count: int, accumulate: bool = False) -> None:
+            rows = payloads[:count]
+            kernels.decode_sum(codec, shape, rows, buffers.out, step=0, accumulate=accumulate)
 
-        encode(ErrorFeedback(alpha=0.0), None)
-        size = payload.numel()
+        encode(buffers.x)
+        payloads[1:] = payloads[0]
         self.bits = 8 * size / elements
         self.bytes = {
             "encode": 4 * self.passes * elements + size,
             "encode_with_feedback": (8 * self.passes + 4) * elements + size,
             "decode": 4 * elements + size,
             "decode_and_add": 8 * elements + size,
+            "decode_8": 4 * elements + 8 * size,
+            "decode_64": 4 * elements + 64 * size,
+            "encode_bf16": 2 * self.passes * elements + size,
+            "encode_at_8_bytes": 4 * self.passes * elements + size,
         }
 
         self.work: dict[str, Work] = {
-            "encode": lambda: encode(ErrorFeedback(alpha=0.0), None),
-            "encode_with_feedback": lambda: encode(feedback, buffers.residual),
-            "decode": lambda: decode(False),
-            "decode_and_add": lambda: decode(True),
+            "encode": lambda: encode(buffers.x),
+            "encode_with_feedback": lambda: encode(buffers.x, feedback, buffers.residual),
+            "decode": lambda: decode(1),
+            "decode_and_add": lambda: decode(1, accumulate=True),
+            "decode_8": lambda: decode(8),
+            "decode_64": lambda: decode(64),
+            "encode_bf16": lambda: encode(buffers.x_bf16),
+            "encode_at_8_bytes": lambda: encode(buffers.x_at_8_bytes),
         }
 
 
@@ -248,13 +273,14 @@ def gpu_name() -> str:
 
 def table(result: dict[str, Any]) -> Table:
     """Shares of the copy's bandwidth, with microseconds in brackets."""
-    header = ("codec", "bits", *(name.replace("_", " ") for name in MEASURED))
-    return Table(header, [_row(name, row) for name, row in result["codecs"].items()])
+    return Table(
+        ("codec", "bits", *TITLES), [_row(name, row) for name, row in result["codecs"].items()]
+    )
 
 
 def _row(name: str, row: dict[str, Any]) -> list[str]:
     if "failed" in row:
-        return [name, "-", row["failed"], "-", "-", "-"]
+        return [name, "-", row["failed"], *("-" for _ in MEASURED[1:])]
     cells = [
         f"{row[m]['share_of_copy_bandwidth']:.2f} ({row[m]['seconds'] * 1e6:.0f})"
         if row[m]

@@ -14,7 +14,8 @@ that, by scripts/horovod_wheel.py.
 The part for TensorFlow takes a TensorFlow for CUDA in PYTHON, and a Horovod that was built with it, in
 PYTHON or from WHEELS: what is built here is for torch.
 
-Each part is recorded, whether it succeeds or not, and the others run all the same. The exit status is
+Each part is recorded, whether it succeeds or not, and the others run all the same. Parts that build or
+measure run by themselves, one after the other; the others then run side by side. The exit status is
 0 if some part succeeded and none failed; a part that cannot run here has not failed.
 
 Only the standard library is used.
@@ -22,6 +23,7 @@ Only the standard library is used.
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -32,8 +34,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +64,8 @@ NEEDED = (
 _MARK = "HVDC_GPU_CHECK_PART"
 """A variable by which the processes of a part are found, in whatever session they are."""
 _LEFT_OUT = "left out: "
-_THROUGH_HOST = "two ranks through the host"
+_SIDE_BY_SIDE = 4
+"""Parts that run at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Part:
         variables: of its environment.
         otherwise: variables with which it runs again where it fails.
         timeout: seconds.
+        beside: whether other parts may run at the same time.
         site: packages that come before those of all parts.
         result: a JSON file that it writes, for the record.
         needs: a program or module without which it is recorded as not run, or a framework that has to
@@ -84,6 +90,7 @@ class Part:
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     otherwise: Mapping[str, str] | None = None
     timeout: float = 900
+    beside: bool = False
     site: Path | None = None
     result: Path | None = None
     needs: tuple[str, ...] = ()
@@ -94,6 +101,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     python = sys.executable
     out = ROOT / "build" / "gpu"
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    parallel = (*pytest, "-n", "4") if importlib.util.find_spec("xdist") else pytest
     # Under the sanitizer, allocations of their own show writes next to a tensor.
     checked = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     few = "on_gpu and (golden or many_blocks or taken_back or square_sum)"
@@ -106,7 +114,6 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     )
     train = (python, "-m", "benchmarks.train", "--framework", "torch", "--model", "lenet")
     recipe = ("--compression", "none", "onebit", "int8", "ternary", "ecq", "--steps", "60")
-    ranks = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
     def sanitizer(tool: str) -> Part:
         leaks = ("--leak-check", "no") if tool == "memcheck" else ()
@@ -117,6 +124,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             checked,
             needs=("program:compute-sanitizer", "module:pytest"),
             timeout=1800,
+            beside=True,
         )
 
     def benchmark(name: str, *options: str) -> Part:
@@ -124,17 +132,21 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
         command = (python, "-m", "benchmarks.codec", "--device", "cuda", "--json", str(result))
         return Part(name, (*command, *options), result=result, needs=("module:tqdm",))
 
-    def ddp(count: int) -> Part:
-        # A single rank would skip its collectives.
-        how, options = ("one rank by NCCL", ("--alone",)) if count == 1 else (_THROUGH_HOST, ())
-        result = out / f"ddp-{count}.json"
+    def frontends(name: str, *tests: str, site: Path | None = None, horovod: bool = False) -> Part:
+        needs = ("module:horovod",) if horovod else ()
         return Part(
-            f"training with DDP, {how}",
-            (*ranks, str(count), "scripts/train_ddp.py", *options, "--json", str(result)),
-            {"OMP_NUM_THREADS": "4"},  # torchrun would set 1, and say so.
-            result=result,
-            needs=("module:torch",),
+            name,
+            (*parallel, *tests),
+            {"HVDC_TEST_DEVICE": "cuda"},
+            site=site,
+            needs=("gpu:torch", "module:pytest", *needs),
+            timeout=1800,
+            beside=True,
         )
+
+    contract = ("tests/contract/test_ddp.py", "tests/contract/test_distributed.py")
+    under_horovod = ("tests/contract/test_torch.py", "-k")
+    others = [f"tests/{name}" for name in ("fsdp", "diloco", "optim", "model_parallel")]
 
     installed, builds = installations(wheels, architecture or "90") if wheels else ([], [])
     return [
@@ -152,15 +164,24 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
                 "program:cmake",
             ),
         ),
-        Part("parity", (*pytest, "tests/cuda", "-k", "on_gpu"), needs=("module:pytest",)),
+        Part("parity", (*parallel, "tests/cuda", "-k", "on_gpu"), needs=("module:pytest",)),
         benchmark("benchmark, quick", "--quick"),
-        ddp(1),
-        sanitizer("memcheck"),
-        sanitizer("synccheck"),
-        *builds,
-        sanitizer("racecheck"),
         *(() if quick else (benchmark("benchmark"),)),
-        ddp(2),
+        *builds,
+        *(sanitizer(tool) for tool in ("memcheck", "synccheck", "racecheck")),
+        frontends(
+            "a rank by NCCL", *contract, "tests/cuda/test_host_waits.py", "-k", "on_a_rank or wait"
+        ),
+        frontends("ranks through the host", *contract, "-k", "not on_a_rank"),
+        frontends("other frontends", *others),
+        frontends("a rank of Horovod by NCCL", *under_horovod, "on_a_rank", horovod=True),
+        frontends(
+            "ranks of Horovod through the host",
+            *under_horovod,
+            "not on_a_rank",
+            site=STAGED,
+            horovod=True,
+        ),
         Part(
             "training, one rank by NCCL",
             (*train, "--device", "cuda", *recipe, "--json", str(out / "train-1.json")),
@@ -168,9 +189,10 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             {"HOROVOD_ELASTIC": "1"},
             result=out / "train-1.json",
             needs=("module:horovod", "module:sklearn"),
+            beside=True,
         ),
         Part(
-            f"training, {_THROUGH_HOST}",
+            "training, two ranks through the host",
             (
                 "horovodrun",
                 "-np",
@@ -184,6 +206,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             site=STAGED,
             result=out / "train-2.json",
             needs=("module:horovod", "module:sklearn", "program:horovodrun"),
+            beside=True,
         ),
         Part(
             "tensorflow",
@@ -192,6 +215,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             {"HVDC_TEST_GPU": "real", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
             needs=("gpu:tensorflow", "module:horovod.tensorflow.mpi_ops", "module:pytest"),
             timeout=1800,
+            beside=True,
         ),
     ]
 
@@ -414,12 +438,24 @@ def main() -> int:
     entries = record["parts"]
     assert isinstance(entries, dict)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    for part in parts(args.wheels, args.quick):
-        if args.only and not any(part.name.startswith(name) for name in args.only):
-            continue
-        entries[part.name] = run(part, lambda text: print(f"gpu-check: {text}", flush=True))
-        # After each part: whatever happens next, what is known is kept.
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    chosen = [
+        part
+        for part in parts(args.wheels, args.quick)
+        if not args.only or any(part.name.startswith(name) for name in args.only)
+    ]
+    keeping = threading.Lock()
+
+    def keep(part: Part) -> None:
+        entry = run(part, lambda text: print(f"gpu-check: {text}", flush=True))
+        with keeping:  # After each part: whatever happens next, what is known is kept.
+            entries[part.name] = entry
+            args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+    for part in chosen:
+        if not part.beside:
+            keep(part)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        list(pool.map(keep, [part for part in chosen if part.beside]))
     counts = {
         status: sum(entry["status"] == status for entry in entries.values())
         for status in ("passed", "failed", "not run")
