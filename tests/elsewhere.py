@@ -14,6 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import device
+
 CUDA = torch.device("cuda", 0)
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 
@@ -78,7 +80,9 @@ def a_device() -> Iterator[None]:
 
 
 def elsewhere(value: Any) -> Any:
-    """The same value, with copies of all tensors in containers on :data:`CUDA`."""
+    """The same value, with copies of all tensors in containers on :data:`CUDA`; that of the tests, if any."""
+    if device.TYPE != "cpu":
+        return pytree.tree_map(lambda one: one.to(CUDA) if torch.is_tensor(one) else one, value)
     return pytree.tree_map(lambda one: _there(one.clone()) if torch.is_tensor(one) else one, value)
 
 

@@ -90,7 +90,7 @@ def _backend(ranks: int) -> str:
 
 
 def _use_device() -> None:
-    """Makes new tensors, and the collectives of a single rank, those of the device that is tested."""
+    """Makes new tensors those of the device that is tested. A rank alone does not skip its collectives."""
     import torch
 
     from hvd_compress.engine.comm import Collective
@@ -98,7 +98,8 @@ def _use_device() -> None:
     local = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK") or 0)
     torch.cuda.set_device(local % torch.cuda.device_count())
     torch.set_default_device(device.TYPE)
-    Collective.skips_alone = False
+    ranks = os.environ.get("WORLD_SIZE") or os.environ.get("HOROVOD_SIZE")
+    Collective.skips_alone = ranks != "1"
 
 
 def _take_places_on_two_nodes(rank: int, size: int) -> None:

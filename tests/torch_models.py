@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,6 +86,17 @@ class Simulation(reference.Simulation):
     ) -> dict[str, torch.Tensor]:
         arrays = [{name: g.float().cpu().numpy() for name, g in one.items()} for one in gradients]
         return as_tensors(super().average(arrays, scale))
+
+
+def on_arrays(step: Any) -> reference.OwnerStep:
+    """An owner step as the reference takes it; its arithmetic is that of the device."""
+
+    def on_array(average: np.ndarray, state: dict[str, Any]) -> None:
+        tensor = torch.from_numpy(average).to(DEVICE)
+        step(tensor, state)
+        average[...] = tensor.cpu().numpy()
+
+    return on_array
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

@@ -361,8 +361,11 @@ class Compressor(ProcessGroupCompressor):
             Both, and whether replicas have used different parameters of some shard.
         """
         words = torch.zeros(3, dtype=torch.int32, device=self._device)
-        words[:1] = dropped
-        words[1] = failed
+        if isinstance(dropped, torch.Tensor):
+            words[:1].copy_(dropped)
+        else:
+            words[0].fill_(dropped)
+        words[1].fill_(failed)
         if self._uneven:
             words[2] = torch.stack(self._uneven).any()
             self._uneven.clear()

@@ -13,6 +13,7 @@ from tests.contract.frontend import Form, Job
 from tests.contract.process_groups import ProcessGroupFrontend
 from tests.contract.pytorch import TorchJob
 from tests.ddp.probes import distributed
+from tests.torch_models import DEVICE
 
 
 class _Job(TorchJob):
@@ -34,6 +35,7 @@ class DDP(ProcessGroupFrontend):
     """How the contract makes and runs jobs of ``hvd_compress.ddp``."""
 
     name = "ddp"
+    late = DEVICE.type != "cpu"
     zeros_after_join = True
     cannot = {  # noqa: RUF012
         "a_rank_that_joins_in_the_warm_up": "a rank that has joined counts its steps as the others do",

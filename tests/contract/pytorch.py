@@ -15,7 +15,7 @@ from hvd_compress.engine.owner_steps import AdaGrad
 from hvd_compress.exchanges.reference import OwnerStep
 from hvd_compress.ranks.counters import Counters
 from tests.contract.frontend import Arrays, Frontend, Job, Kept
-from tests.torch_models import DEVICE, Probe
+from tests.torch_models import DEVICE, Probe, on_arrays
 
 
 class TorchJob(Job):
@@ -100,13 +100,7 @@ class TorchFrontend(Frontend):
 
     def adagrad(self) -> tuple[Any, OwnerStep]:
         step = AdaGrad(initial=0.25)
-
-        def on_array(average: np.ndarray, state: Any) -> None:
-            tensor = torch.from_numpy(average).to(DEVICE)  # Whose arithmetic is another one.
-            step(tensor, state)
-            average[...] = tensor.cpu().numpy()
-
-        return step, on_array
+        return step, on_arrays(step)
 
     @staticmethod
     def _probe(shapes: Any, dtype: str, options: dict[str, Any]) -> tuple[Probe, torch.dtype]:

@@ -8,15 +8,11 @@ from typing import Any
 
 from tests import device
 from tests.contract import counters, errors, residuals, results
-from tests.contract.cases import ROWS
+from tests.contract.cases import FLAT, ROWS
 from tests.contract.frontend import Frontend
 from tests.ranks import on_ranks
 
 ALL = tuple(ROWS)
-FLAT = ("allgather", "two_shot", "integer_sum")
-
-_REFUSED = () if device.TYPE == "cpu" else ("integer_sum",)
-"""Exchanges that have kernels for CPUs only."""
 
 Layout = tuple[int, bool]
 """How many ranks, and whether on two hosts."""
@@ -103,7 +99,7 @@ def contract_of(frontend: Frontend, module: str) -> dict[str, Any]:
         without.add(results.payloads_of_any_length.__name__)
     for one in PROPERTIES:
         if one.body.__name__ not in without:
-            for exchange in [each for each in one.exchanges if each not in _REFUSED]:
+            for exchange in [each for each in one.exchanges if each in ROWS]:
                 for layout in one.layouts(exchange):
                     if layout != ONE or frontend.single:
                         test = _test(frontend, one.body, exchange, layout, module)

@@ -60,7 +60,8 @@ def test_ddp_does_not_wait() -> None:
             ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.02)
             compressor = hvd_compress.ddp.Compressor(ddp, codec, threshold=1, exchange=exchange)
             ddp.register_comm_hook(compressor, hvd_compress.ddp.hook)
-            assert not _waits(lambda ddp=ddp: _backward(ddp)), (codec, exchange)
+            waits = _waits(lambda ddp=ddp: _backward(ddp))
+            assert not waits, (codec, exchange, waits)
 
 
 @on_ranks(1, launcher="torchrun")
@@ -69,7 +70,8 @@ def test_all_reduce_does_not_wait() -> None:
     names = [str(number) for number in range(LAYERS)]
     for codec, exchange in ((Int8(), "allgather"), (OneBit(), "two_shot")):
         for one_by_one in (False, True):
-            assert not _waits(_all_reduce(tensors, names, codec, exchange, one_by_one))
+            waits = _waits(_all_reduce(tensors, names, codec, exchange, one_by_one))
+            assert not waits, (codec, exchange, waits)
 
 
 def _all_reduce(
@@ -101,7 +103,8 @@ def test_fsdp2_waits_once_a_backward_pass() -> None:
             fully_shard(layer, mesh=mesh["shard"])
         fully_shard(model, mesh=mesh["shard"])
         hvd_compress.fsdp.Compressor(model, OneBit(), mesh=mesh, threshold=1, exchange=exchange)
-        assert _waits(lambda model=model: _backward(model)).total() == 1
+        waits = _waits(lambda model=model: _backward(model))
+        assert waits.total() == 1, waits
 
 
 @on_ranks(1, launcher="torchrun")
@@ -114,7 +117,8 @@ def test_onebit_adam_waits_once_a_step() -> None:
         _backward(model)
         optimizer.step()
 
-    assert _waits(step).total() == 1
+    waits = _waits(step)
+    assert waits.total() == 1, waits
 
 
 @on_ranks(1, launcher="torchrun")
@@ -130,7 +134,8 @@ def test_double_buffering_does_not_wait() -> None:
             (model(inputs) - targets).square().mean().backward()
             buffering.step()
 
-    assert not _waits(step)
+    waits = _waits(step)
+    assert not waits, waits
 
 
 @on_ranks(1, launcher="torchrun")
@@ -151,4 +156,5 @@ def test_diloco_waits_once_a_round() -> None:
                 optimizer.step()
                 diloco.step()
 
-        assert _waits(round_).total() == 1
+        waits = _waits(round_)
+        assert waits.total() == 1, waits

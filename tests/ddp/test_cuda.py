@@ -29,7 +29,7 @@ from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
 from hvd_compress.process_group.step import Bucket
-from tests.contract import memory, residuals, results
+from tests.contract import errors, memory, residuals, results
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
 from tests.cuda.executors import deferred_kernels, emulated_library
@@ -81,6 +81,7 @@ def _as_on_the_cpu(
 
 class _OnADevice(DDP):
     varies = False  # Only the CPU's kernels write an entropy code.
+    late = True
 
 
 def _contract(exchange: str, *held: Callable[[Frontend, str], None]) -> list[Callable[[], None]]:
@@ -102,6 +103,13 @@ def test_one_shot() -> None:
         test_exchange.test_a_parameter_in_another_order_of_memory,
         test_exchange.test_two_models_in_one_backward_pass,
     )
+
+
+@on_ranks(3, launcher="torchrun")
+def test_a_change_of_codec_on_some_ranks() -> None:
+    """The others' averages are NaN, and their next step is an error."""
+    for exchange_name in ("allgather", "two_shot"):
+        _as_on_the_cpu(*_contract(exchange_name, errors.a_change_of_codec_on_some_ranks))
 
 
 @on_ranks(2, launcher="torchrun")

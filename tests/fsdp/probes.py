@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from tests.torch_models import DEVICE, Probe, Shapes, Simulation, assert_same_bits, targets
+
+of_today = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs PyTorch 2.13's FSDP2"
+)
+"""A mark for tests of what only FSDP2 as in PyTorch 2.13 has."""
 
 SHAPES = {"first.a": (40, 170), "first.b": (3001,), "second.c": (8, 3, 5, 5), "second.tiny": (3,)}
 """Uneven shards, with padding, and one that a rank has nothing of."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit, codec_class
-from tests.contract.cases import FULL, ROWS, USUAL
+from tests.contract.cases import FLAT, FULL, ROWS, USUAL
 from tests.fsdp.probes import (
     SHAPES,
     Beside,
@@ -24,13 +24,12 @@ from tests.fsdp.probes import (
     gradients_of,
     make,
     mesh_of,
+    of_today,
     shard,
 )
 from tests.ranks import on_ranks
 from tests.stranger import installed
-from tests.torch_models import assert_same_bits, targets
-
-FLAT = ("allgather", "two_shot", "integer_sum")
+from tests.torch_models import DEVICE, assert_same_bits, on_arrays, targets
 
 
 def _every_codec(replicas: int) -> None:
@@ -97,7 +96,7 @@ def test_owner_steps_of_shards() -> None:
         OneBit("column"),
         FULL,
         warmup_steps=1,
-        owner_step=lambda average, state: step(torch.from_numpy(average), state),
+        owner_step=on_arrays(step),
     )
     for number in range(3):
         got = backward(net, targets(SHAPES, dist.get_rank(), number))
@@ -250,6 +249,7 @@ def test_residuals_follow_the_loss_scale() -> None:
         assert_same_bits({n: g / scale for n, g in got.items()}, beside.step(step))
 
 
+@of_today
 @on_ranks(4, launcher="torchrun")
 def test_parameters_that_are_frozen_or_not_used() -> None:
     """Not used by one rank of a replica: zeros, where FSDP2 is asked for them."""
@@ -307,7 +307,7 @@ def test_a_model_that_was_made_without_memory() -> None:
     """FSDP2's own way for large models: sharded on the meta device, and then filled."""
     mesh = mesh_of(2)
     net = shard(Net(SHAPES).to("meta"), mesh)
-    net.to_empty(device="cpu")
+    net.to_empty(device=DEVICE)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter)
     compressor = hvdc.Compressor(net, Route(OneBit(), FULL), mesh=mesh, threshold=0)

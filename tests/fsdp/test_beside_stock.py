@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hvd_compress.fsdp as hvdc
 from hvd_compress import OneBit
 from hvd_compress.codecs import Int8
-from tests.fsdp.probes import mesh_of
+from tests.fsdp.probes import mesh_of, of_today
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE
 
@@ -175,6 +175,7 @@ def test_residuals_stay_with_what_does_not_take_part() -> None:
         assert not torch.equal(after, step())
 
 
+@of_today
 @on_ranks(4, launcher="torchrun")
 def test_replicas_that_use_different_parameters() -> None:
     """An error of every rank, unless FSDP2 is asked for zeros."""
@@ -214,6 +215,7 @@ def test_a_divisor_of_the_users_own() -> None:
         _compare(script, mp_policy=policy, tolerance=2e-3)
 
 
+@of_today
 @on_ranks(4, launcher="torchrun")
 def test_modules_that_run_more_than_once() -> None:
     """In a forward pass, or in two before one backward pass."""
@@ -368,6 +370,7 @@ class Quantized(Blocks):
                 layer.register_parameter(name, nn.Parameter(values, requires_grad=False))
 
 
+@of_today
 @on_ranks(4, launcher="torchrun")
 def test_frozen_parameters_of_any_dtype() -> None:
     def script(model: Any, generator: torch.Generator) -> Iterator[None]:

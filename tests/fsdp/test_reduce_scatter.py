@@ -26,11 +26,12 @@ from tests.fsdp.probes import (
     gradients_of,
     make,
     mesh_of,
+    of_today,
     shard,
 )
 from tests.fsdp.shard_groups import BesideBoth, ShardGroup
 from tests.ranks import on_ranks
-from tests.torch_models import assert_same_bits, targets
+from tests.torch_models import DEVICE, assert_same_bits, targets
 
 CODECS = (
     Int8(),
@@ -145,9 +146,9 @@ def test_a_model_that_was_made_without_memory() -> None:
     for early in (True, False):
         net = shard(Net(SHAPES).to("meta"), mesh_of(1))
         if early:
-            net.to_empty(device="cpu")
+            net.to_empty(device=DEVICE)
         hvdc.CompressedReduceScatter(net, Int8())
-        net.to_empty(device="cpu")
+        net.to_empty(device=DEVICE)
         expected = _beside(Int8()).reduced(_everybodys(0))
         assert_same_bits(backward(net, _everybodys(0)[dist.get_rank()]), expected)
 
@@ -210,6 +211,7 @@ def test_infinity_is_seen_by_every_rank() -> None:
         assert all(one.isfinite().all() for one in got.values())
 
 
+@of_today
 @on_ranks(2, launcher="torchrun")
 def test_what_it_is_not_for() -> None:
     good = shard(Net(SHAPES), mesh_of(1))

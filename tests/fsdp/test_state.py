@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import OneBit, Ternary
-from tests.contract.cases import FULL, USUAL
+from tests.contract.cases import FLAT, FULL, USUAL
 from tests.fsdp.probes import (
     SHAPES,
     Beside,
@@ -29,9 +29,7 @@ from tests.fsdp.probes import (
     shard,
 )
 from tests.ranks import on_ranks
-from tests.torch_models import assert_same_bits, targets
-
-FLAT = ("allgather", "two_shot", "integer_sum")
+from tests.torch_models import assert_same_bits, on_arrays, targets
 
 
 def _states(compressor: hvdc.Compressor) -> list[Any]:
@@ -80,7 +78,7 @@ def test_a_step_that_the_script_drops() -> None:
         options: dict[str, Any] = {} if step is None else {"owner_step": step}
         net, compressor = make(mesh, *USUAL[exchange], exchange=exchange, **options)
         if step is not None:
-            options["owner_step"] = lambda average, state: step(torch.from_numpy(average), state)  # noqa: B023
+            options["owner_step"] = on_arrays(step)
         beside = Beside(mesh, exchange, *USUAL[exchange], **options)
         for number in range(5):
             got = backward(net, targets(SHAPES, dist.get_rank(), number))

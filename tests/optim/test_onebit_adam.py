@@ -16,7 +16,7 @@ import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.optim import OneBitAdam
 from tests.ranks import on_ranks
-from tests.torch_models import Probe, Simulation, assert_same_bits, targets
+from tests.torch_models import DEVICE, Probe, Simulation, assert_same_bits, targets
 
 SHAPES = {"first": (70, 40), "second": (3000,), "third": (1500,)}
 WARM = 3
@@ -254,7 +254,7 @@ def _beside_adamw(
         everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
         parts = seen(step)
         for name in names:
-            mask = torch.zeros(SHAPES[name], dtype=torch.float32, device="cpu")
+            mask = torch.zeros(SHAPES[name], dtype=torch.float32, device=DEVICE)
             if name in parts:
                 mask[parts[name]] = 1.0
             # A mean that lasts, with noise.

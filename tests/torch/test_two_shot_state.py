@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ from hvd_compress import Route
 from hvd_compress.codecs import BF16, ECQ, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from tests.ranks import on_ranks
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
-from tests.torch_models import Probe, Simulation, assert_same_bits, targets
+from tests.torch_models import Probe, Simulation, assert_same_bits, on_arrays, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (700,)}
 
@@ -36,10 +34,6 @@ def _train(model: Probe, optimizer: Any, steps: range) -> dict[str, torch.Tensor
     for step in steps:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
     return model.state_dict()
-
-
-def _on_arrays(step: hvdc.AdaGrad) -> Callable[[np.ndarray, dict[str, Any]], None]:
-    return lambda average, state: step(torch.from_numpy(average), state)
 
 
 @on_ranks(3)
@@ -60,7 +54,7 @@ def test_adagrad_between_the_shots() -> None:
             ErrorFeedback(),
             SHAPES,
             hvd.size(),
-            owner_step=_on_arrays(hvdc.AdaGrad(initial=0.25)),
+            owner_step=on_arrays(hvdc.AdaGrad(initial=0.25)),
         )
         for step in range(4):
             gradients = [targets(SHAPES, r, step) for r in range(hvd.size())]
