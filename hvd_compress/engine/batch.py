@@ -168,7 +168,8 @@ class Batch:
             except BatchPayloadError as error:
                 piece = pieces[error.entry]
                 name = f"{self.plan.slots[piece.member].name}, as its owner"
-                raise self._explained(error, piece, rows, name, error.rank) from None
+                payload = rows[error.rank, piece.offset :]
+                raise explained(error, payload, name, error.rank) from None
             self.step_averages(averages)
         return averages
 
@@ -279,8 +280,8 @@ class Batch:
             except BatchPayloadError as error:
                 piece = pieces[error.entry]
                 name = self.plan.slots[piece.member].name
-                rank = sender(piece, error.rank)
-                raise self._explained(error, piece, rows, name, rank) from None
+                payload = rows[error.rank, piece.offset :]
+                raise explained(error, payload, name, sender(piece, error.rank)) from None
             if pieces and self.plan.deferred:
                 payloads = [rows[:, p.offset : p.offset + p.size] for p in pieces]
                 self.word = self._kernels.flags(payloads)
@@ -511,19 +512,25 @@ class Batch:
             used = self._flags[:, : len(self._used)].any(0).tolist()
             self._used = [one or other for one, other in zip(self._used, used, strict=True)]
 
-    def _explained(
-        self, error: BatchPayloadError, piece: Piece, rows: torch.Tensor, name: str, rank: int
-    ) -> Exception:
-        """An error that names the parameter, and the rank that has sent the payload."""
-        row = error.rank
-        header = rows[row, piece.offset : piece.offset + HEADER_BYTES].cpu().numpy().tobytes()
-        if tells_of_a_failure(header):
-            return ExchangeError(
-                f"{name}: expected a payload from every rank, got none from rank {rank}, whose own error "
-                f"says why"
-            )
-        what = str(error).removeprefix(f"rank {row}'s ")
-        return PayloadError(f"{name}: rank {rank}'s {what}")
+
+def explained(
+    error: BatchPayloadError, payload: torch.Tensor, name: str, rank: int
+) -> ExchangeError | PayloadError:
+    """An error that names a tensor, and the rank that has sent its payload.
+
+    Args:
+        error: the error in which decoding has ended.
+        payload: the payload, shape=(bytes,), uint8.
+        name: the name of the tensor.
+        rank: the rank that has sent the payload.
+    """
+    if tells_of_a_failure(payload[:HEADER_BYTES].cpu().numpy().tobytes()):
+        return ExchangeError(
+            f"{name}: expected a payload from every rank, got none from rank {rank}, whose own error says "
+            f"why"
+        )
+    what = str(error).removeprefix(f"rank {error.rank}'s ")
+    return PayloadError(f"{name}: rank {rank}'s {what}")
 
 
 def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
+from hvd_compress.engine.batch import explained
 from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import Executors
 from hvd_compress.exchanges.limits import check_gather
-from hvd_compress.kernels.batch import Entry, altered_payload, on_host
+from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
+from hvd_compress.kernels.interface import Batch
 from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters
 
@@ -136,7 +138,7 @@ class EncodedCollectives:
         rows = self._exchange("gather", part, [part], content, codec)
         with self._receiving(part.device):
             for rank in range(self.size):
-                self._decode(codec, rows, [rank], parts[rank], content)
+                self._decode(codec, rows[rank : rank + 1], parts[rank], content, rank)
         if self._keeps_own(rows):
             parts[self.rank] = part
         return parts
@@ -216,14 +218,26 @@ class EncodedCollectives:
         Returns:
             The ranks' payloads, shape=(size, bytes), uint8.
         """
-        message, settle = self._begin(kind, content, tensor, parts, codec)
+        message = self._begin(tensor, parts, content, codec)
+        settings = {
+            "what": f"{kind} of {content}",
+            "number": self.exchanges,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype),
+        }
+        settle = self._transport.compare(settings, tensor.device)
         problem = None
         try:
-            self._encode(codec, parts, message.view(len(parts), -1))
+            self._encode(codec, parts, message)
         except Exception as error:
             problem = error
             message.zero_()
-        settle()
+        try:
+            settle()
+        except Exception:
+            # That was none; a rank that has raised an error has not begun one.
+            self.exchanges -= 1
+            raise
         gathers = len(parts) == 1
         collective = Collective(
             "all_gather" if gathers else "all_to_all",
@@ -243,14 +257,9 @@ class EncodedCollectives:
         return rows
 
     def _begin(
-        self,
-        kind: str,
-        content: str,
-        tensor: torch.Tensor,
-        parts: Sequence[torch.Tensor],
-        codec: Codec,
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
-        """A message for the payloads, and a function that waits for the comparison with the other ranks."""
+        self, tensor: torch.Tensor, parts: Sequence[torch.Tensor], content: str, codec: Codec
+    ) -> torch.Tensor:
+        """Begins an exchange, and returns a message for the payloads."""
         with self.telling(tensor.device):
             if tensor.dtype not in _DTYPES:
                 expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
@@ -263,44 +272,33 @@ class EncodedCollectives:
         self.counters.steps += 1
         self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         self.counters.encoded_elements += tensor.numel()
-        settings = {
-            "what": f"{kind} of {content}",
-            "number": self.exchanges,
-            "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype),
-        }
-        compared = self._transport.compare(settings, tensor.device)
+        return message
 
-        def settle() -> None:
-            try:
-                compared()
-            except Exception:
-                # That was none; a rank that has raised an error has not begun one.
-                self.exchanges -= 1
-                raise
-
-        return message, settle
-
-    def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
-        self._write(codec, parts, rows)
-        if len(parts) > 1 and self._flagged(rows):
-            # Each rank gets one of the payloads only, and has to see it.
-            self._write(codec, [torch.full_like(part, math.nan) for part in parts], rows)
-
-    def _write(self, codec: Codec, parts: Sequence[torch.Tensor], rows: torch.Tensor) -> None:
+    def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], message: torch.Tensor) -> None:
         started = time.perf_counter()
+        kernels = self._batch(codec, parts)
+        nothing = [None] * len(parts)
+
+        def write(values: Sequence[torch.Tensor]) -> None:
+            steps = [self.exchanges] * len(parts)
+            kernels.encode([one.view(-1) for one in values], nothing, nothing, steps, message)
+
         with phase("encode"):
-            for number, part in enumerate(parts):
-                self._kernels.encode(
-                    codec,
-                    tuple(part.shape),
-                    part.view(-1),
-                    rows[number],
-                    feedback=_OFF,
-                    residual=None,
-                    noise=NoiseKey(self._seed, self._noise_rank, number, self.exchanges),
-                )
+            write(parts)
+            if len(parts) > 1 and self._flagged(message.view(len(parts), -1)):
+                # Each rank gets one of the payloads only, and has to see it.
+                write([torch.full_like(part, math.nan) for part in parts])
         self.counters.encode_seconds += time.perf_counter() - started
+
+    def _batch(self, codec: Codec, parts: Sequence[torch.Tensor]) -> Batch:
+        """The kernels for parts of the same shape, whose payloads follow each other in a message."""
+        shape = tuple(parts[0].shape)
+        size = codec.payload_bytes(shape)
+        entries = [
+            Entry(codec, shape, _OFF, NoiseKey(self._seed, self._noise_rank, number), number * size)
+            for number in range(len(parts))
+        ]
+        return self._kernels.batch(entries, Arrays.whole(part.shape for part in parts), parts[0])
 
     def _added(
         self,
@@ -316,65 +314,37 @@ class EncodedCollectives:
         rows = self._exchange(kind, tensor, parts, content, codec)
         out = torch.empty_like(own)
         with self._receiving(own.device):
-            if self._keeps_own(rows):
-                out.copy_(self._added_to_own(rows, own, content, codec) * scale)
-            else:
-                self._decode(codec, rows, range(self.size), out, content, scale=scale)
+            if not self._keeps_own(rows):
+                self._decode(codec, rows, out, content, scale=scale)
+                return out
+            total = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+            decoded = torch.empty_like(total)
+            for rank in range(self.size):
+                # Its own as well: every rank has to find an altered payload.
+                self._decode(codec, rows[rank : rank + 1], decoded, content, rank)
+                total += own if rank == self.rank else decoded
+            out.copy_(total * scale)
         return out
-
-    def _added_to_own(
-        self, rows: torch.Tensor, own: torch.Tensor, content: str, codec: Codec
-    ) -> torch.Tensor:
-        total = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
-        for rank in range(self.size):
-            if rank == self.rank:
-                # Decoded all the same: every rank has to find an altered payload.
-                self._decode(codec, rows, [rank], torch.empty_like(total), content)
-                total += own
-            else:
-                self._decode(codec, rows, [rank], total, content, accumulate=True)
-        return total
 
     def _decode(
         self,
         codec: Codec,
         rows: torch.Tensor,
-        ranks: Sequence[int],
         out: torch.Tensor,
         content: str,
+        first: int = 0,
         *,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
-        """Adds up the payloads of consecutive ranks."""
+        """Adds up the payloads of consecutive ranks, from rank ``first`` on."""
         started = time.perf_counter()
         try:
             with phase("decode"):
-                self._kernels.decode_sum(
-                    codec,
-                    tuple(out.shape),
-                    rows[ranks[0] : ranks[-1] + 1],
-                    out.view(-1),
-                    step=self.exchanges,
-                    scale=scale,
-                    accumulate=accumulate,
-                )
-        except PayloadError as error:
-            raise PayloadError(
-                f"{content}: {self._named(codec, rows, ranks, out) or error}"
-            ) from None
+                self._batch(codec, [out]).decode_sum([out.view(-1)], [self.exchanges], rows, scale)
+        except BatchPayloadError as error:
+            raise explained(error, rows[error.rank], content, first + error.rank) from None
         finally:
             self.counters.decode_seconds += time.perf_counter() - started
-
-    def _named(
-        self, codec: Codec, rows: torch.Tensor, ranks: Sequence[int], out: torch.Tensor
-    ) -> PayloadError | None:
-        """An error that names the rank of an altered payload, if the host can read the payloads."""
-        if not on_host(rows):
-            return None
-        entry = Entry(codec, tuple(out.shape), _OFF, NoiseKey(), 0)
-        found = (altered_payload(entry, 0, self.exchanges, rank, rows[rank]) for rank in ranks)
-        return next((one for one in found if one is not None), None)
 
     def _keeps_own(self, rows: torch.Tensor) -> bool:
         """Whether this rank takes its own tensor unencoded.
