@@ -20,6 +20,9 @@ from hvd_compress.ranks.values import records
 
 _log = logging.getLogger("hvd_compress.elastic")
 
+Positions = Sequence[tuple[int, ...]]
+"""The positions in the noise, for each gradient: the number of steps made of each kind."""
+
 
 @dataclass(frozen=True, eq=False)
 class Commit:
@@ -27,7 +30,7 @@ class Commit:
 
     Attributes:
         place: the rank, and the number of ranks.
-        positions: the positions in the noise, for each gradient: the number of steps made of each kind.
+        positions: the gradients' positions in the noise.
         names: the names of the gradients.
         sizes: the number of elements of each gradient.
         state: the framework's own state, copied.
@@ -37,7 +40,7 @@ class Commit:
     """
 
     place: tuple[int, int]
-    positions: Sequence[tuple[int, ...]]
+    positions: Positions
     names: Sequence[str]
     sizes: Sequence[int]
     state: Any
@@ -60,7 +63,7 @@ class _Told:
 
     place: tuple[int, int] | None
     shared: bool
-    positions: Sequence[tuple[int, ...]]
+    positions: Positions
     names: Sequence[str]
     sizes: Sequence[int]
 
@@ -94,16 +97,14 @@ class Commits(ABC):
         """The sum over all ranks, shape=(n,), float32."""
 
     @abstractmethod
-    def _go_back(self, commit: Commit) -> None:
+    def _go_back(self, commit: Commit, positions: Positions) -> None:
         """Restores the compressor from a commit that it made in the same place."""
 
     @abstractmethod
-    def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
-        """Gives the compressor the unsent part of each gradient, as residuals."""
-
-    @abstractmethod
-    def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
-        """Gives the compressor its positions in the noise for each gradient."""
+    def _begin_with(
+        self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
+    ) -> None:
+        """Gives the compressor the unsent part of each gradient, as residuals, and its positions."""
 
     def take_together(self, share: bool) -> Commit:
         """The same as :meth:`take`, with data that the ranks exchange; all of them call it.
@@ -162,10 +163,14 @@ class Commits(ABC):
                     f"expected the gradients of rank {stayed}'s last commit on every rank, {names}, got "
                     f"{list(one.names)} on rank {rank}: every rank must train the same model"
                 )
+        known = [one.positions for one in told if one.positions]
+        positions = [
+            tuple(map(max, zip(*every, strict=True))) for every in zip(*known, strict=True)
+        ]
         old = before[stayed][1]
         lost = sorted(set(range(old)) - {rank for rank, _ in before.values()})
         if commit is not None and not lost and commit.place == self.place:
-            self._go_back(commit)
+            self._go_back(commit, positions)
         else:
             own = np.zeros(sum(sizes), np.float32) if commit is None else self._unsent(commit)
             missing = None
@@ -177,12 +182,7 @@ class Commits(ABC):
             unsent = own * np.float32(self.place[1] / old)
             if missing is not None:
                 unsent += missing * np.float32(1 / old)
-            self._begin_with(names, np.split(unsent, np.cumsum(sizes)[:-1]))
-        known = [one.positions for one in told if one.positions]
-        self._set_positions(
-            names,
-            [tuple(map(max, zip(*every, strict=True))) for every in zip(*known, strict=True)],
-        )
+            self._begin_with(names, np.split(unsent, np.cumsum(sizes)[:-1]), positions)
 
     def _missing(self, commit: Commit | None, own: np.ndarray) -> np.ndarray:
         """The unsent gradients of lost ranks: the total, which the remaining ranks know, minus their own.

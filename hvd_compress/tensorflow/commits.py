@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.elastic.commits import Commit, Commits
+from hvd_compress.elastic.commits import Commit, Commits, Positions
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
@@ -30,7 +30,6 @@ class TensorFlowCommits(Commits):
     def __init__(self) -> None:
         super().__init__()
         self._kept = _Kept({})
-        self._begins: list[tuple[str, np.ndarray]] = []
 
     def continue_with(self, compressor: Compressor) -> None:
         """Lets a new compressor continue from the last commit; called by all ranks.
@@ -84,15 +83,14 @@ class TensorFlowCommits(Commits):
         name = "hvd_compress.elastic.unsent"
         return hvd.allreduce(tf.constant(numbers), op=hvd.Sum, name=name).numpy()
 
-    def _go_back(self, commit: Commit) -> None:
-        self._begin_with(commit.names, commit.state)
+    def _go_back(self, commit: Commit, positions: Positions) -> None:
+        self._begin_with(commit.names, commit.state, positions)
 
-    def _begin_with(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> None:
-        self._begins = list(zip(names, parts, strict=True))
-
-    def _set_positions(self, names: Sequence[str], positions: Sequence[tuple[int, ...]]) -> None:
+    def _begin_with(
+        self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
+    ) -> None:
         left: dict[str, list[_Left]] = {}
-        for (name, part), (exchanges,) in zip(self._begins, positions, strict=True):
+        for name, part, (exchanges,) in zip(names, parts, positions, strict=True):
             left.setdefault(name, []).append(_Left(part, exchanges))
         self._kept = _Kept(left)
         self._compressor.inherit(self._kept)
