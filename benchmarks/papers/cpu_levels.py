@@ -1,23 +1,18 @@
-"""The CPU executor of integer sums: the native library, called with raw pointers."""
+"""One tensor's integer sums by the CPU's kernels."""
 
 from __future__ import annotations
 
-import ctypes
-import math
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
-from hvd_compress.kernels.cpu_arrays import feedback_pointer, pointer_to
-from hvd_compress.kernels.cpu_library import load, spec_pointer
-from hvd_compress.kernels.interface import LevelKernels
-from hvd_compress.kernels.native import KernelError, Shape, dtype_of, noise_of
+from hvd_compress.codecs.packing import lane_bits
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
+from hvd_compress.kernels.native import Shape
 
 
-class CpuLevels(LevelKernels):
-    """Implements :class:`hvd_compress.kernels.interface.LevelKernels` for NumPy arrays and CPU tensors.
-
-    Arrays may be of the same kinds as in :class:`hvd_compress.kernels.cpu.CpuKernels`.
+class CpuLevels:
+    """Batches of one tensor each; arguments are those of :class:`CpuLevelBatch` and its entries.
 
     Args:
         threads: the number of threads that a call may use.
@@ -27,12 +22,9 @@ class CpuLevels(LevelKernels):
             library has no kernels for a codec or a width of lanes.
     """
 
-    name = "cpu"
-
     def __init__(self, threads: int = 1) -> None:
         check_threads("CpuLevels", threads)
         self.threads = threads
-        self._library = load()
 
     def norms(
         self,
@@ -44,17 +36,9 @@ class CpuLevels(LevelKernels):
         feedback: ErrorFeedback,
         residual: Any | None,
     ) -> None:
-        count, buckets = math.prod(shape), codec.layout(shape).scales
-        status = self._library.hvdc_level_norms(
-            spec_pointer(codec, shape),
-            pointer_to("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            feedback_pointer(feedback, residual, count),
-            pointer_to("norms", norms, buckets, "float32"),
-            buckets,
-            self.threads,
-        )
-        _check(status, codec, shape)
+        """Writes the norms of ``gradient + alpha residual``."""
+        batch = self._batch(codec, shape, lane_bits(codec.top_level), feedback)
+        batch.norms([gradient], [residual], norms)
 
     def encode(
         self,
@@ -69,20 +53,9 @@ class CpuLevels(LevelKernels):
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
-        count, size = math.prod(shape), codec.level_words(shape, bits)
-        status = self._library.hvdc_level_encode(
-            spec_pointer(codec, shape),
-            ctypes.byref(noise_of(noise)),
-            pointer_to("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            feedback_pointer(feedback, residual, count),
-            pointer_to("norms", norms, codec.layout(shape).scales, "float32"),
-            bits,
-            pointer_to("words", words, size, "int32"),
-            size,
-            self.threads,
-        )
-        _check(status, codec, shape)
+        """Writes the levels of ``gradient + alpha residual``, and updates the residual in place."""
+        batch = self._batch(codec, shape, bits, feedback, noise)
+        batch.encode([gradient], [residual], [residual], [noise.step], norms, words)
 
     def decode(
         self,
@@ -95,23 +68,15 @@ class CpuLevels(LevelKernels):
         bits: int,
         scale: float = 1.0,
     ) -> None:
-        count, size = math.prod(shape), codec.level_words(shape, bits)
-        status = self._library.hvdc_level_decode(
-            spec_pointer(codec, shape),
-            pointer_to("norms", norms, codec.layout(shape).scales, "float32"),
-            bits,
-            pointer_to("words", words, size, "int32"),
-            size,
-            scale,
-            pointer_to("out", out, count),
-            dtype_of("out", out),
-            self.threads,
-        )
-        _check(status, codec, shape)
+        """Computes ``out = (sum of levels * unit) * scale``."""
+        self._batch(codec, shape, bits).decode([out], norms, words, scale)
 
-
-def _check(status: int, codec: LevelCodec, shape: Shape) -> None:
-    if status:
-        raise KernelError(
-            f"{codec!r}, shape {shape}: the native library answered with status {status}"
-        )
+    def _batch(
+        self,
+        codec: LevelCodec,
+        shape: Shape,
+        bits: int,
+        feedback: ErrorFeedback = ErrorFeedback(0.0),  # noqa: B008
+        noise: NoiseKey = NoiseKey(),  # noqa: B008
+    ) -> CpuLevelBatch:
+        return CpuLevelBatch([LevelEntry(codec, shape, feedback, noise, bits, 0, 0)], self.threads)

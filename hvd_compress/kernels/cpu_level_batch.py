@@ -52,10 +52,10 @@ class LevelEntry:
 class CpuLevelBatch:
     """Encodes many tensors as integers that ranks add, and decodes the sums, with one call each.
 
-    The results are those of :class:`hvd_compress.kernels.interface.LevelKernels`, for NumPy arrays and CPU
-    tensors. The norms of all tensors are in one array and their words in another, at the positions that
-    the entries state; anything between them is left unchanged. Every list has one item per entry, in the
-    order of the entries.
+    First, every rank computes its norms; ``encode`` and ``decode`` use the largest norms of all ranks.
+    Arrays are NumPy's, or CPU tensors. The norms of all tensors are in one array and their words in
+    another, at the positions that the entries state; anything between them is left unchanged. Every list
+    has one item per entry, in the order of the entries.
 
     One call of ``norms`` or ``encode`` and one of ``decode`` may run at the same time.
 

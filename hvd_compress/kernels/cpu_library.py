@@ -22,7 +22,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {
@@ -36,9 +36,6 @@ _SIGNATURES: Signatures = {
         [P, U64, P, I64, I64, I32, F32, P, I32, I32, I32, P],
     ),
     "hvdc_level_words": (I64, [P, I32]),
-    "hvdc_level_norms": (I32, [P, P, I32, P, P, I64, I32]),
-    "hvdc_level_encode": (I32, [P, P, P, I32, P, P, I32, P, I64, I32]),
-    "hvdc_level_decode": (I32, [P, P, I32, P, I64, F32, P, I32, I32]),
     "hvdc_encode_batch": (I32, [P, I64, P, I32, P]),
     "hvdc_decode_batch": (I32, [P, I64, P, I64, I32, F32, I32, P, P]),
     "hvdc_level_norms_batch": (I32, [P, I64, P, I32, P]),

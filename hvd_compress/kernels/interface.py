@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 
 
 class Kernels(Protocol):
@@ -125,93 +125,5 @@ class Batch(Protocol):
         Raises:
             BatchPayloadError: a payload is not one that its codec writes for its shape and step;
                 ``values`` are then unspecified.
-        """
-        ...
-
-
-class LevelKernels(Protocol):
-    """Encodes whole tensors as integers that ranks add, and decodes the sums.
-
-    First, every rank computes its norms; ``encode`` and ``decode`` use the largest norms of all ranks.
-    Levels are packed in lanes of ``bits`` bits, which must hold the levels' sum
-    (:func:`hvd_compress.codecs.packing.lane_bits`). Each executor has its own kind of arrays, as in
-    :class:`Kernels`.
-    """
-
-    name: str
-
-    def norms(
-        self,
-        codec: LevelCodec,
-        shape: tuple[int, ...],
-        gradient: Any,
-        norms: Any,
-        *,
-        feedback: ErrorFeedback,
-        residual: Any | None,
-    ) -> None:
-        """Writes the norms of ``gradient + alpha residual``.
-
-        Args:
-            codec: the codec that encodes the tensor.
-            shape: the tensor's shape.
-            gradient: the gradient, row-major, not changed; shape=(n,), float32, float16 or bfloat16.
-            norms: the result, +Inf where not finite; shape=(codec.layout(shape).scales,), float32.
-            feedback: the error feedback coefficients; if they are not enabled, ``residual`` must be None.
-            residual: the residual, not changed; shape=(n,), float32.
-        """
-        ...
-
-    def encode(
-        self,
-        codec: LevelCodec,
-        shape: tuple[int, ...],
-        gradient: Any,
-        norms: Any,
-        words: Any,
-        *,
-        bits: int,
-        feedback: ErrorFeedback,
-        residual: Any | None,
-        noise: NoiseKey,
-    ) -> None:
-        """Writes the levels of ``gradient + alpha residual`` and updates the residual in place.
-
-        Args:
-            codec: the codec that encodes the tensor.
-            shape: the tensor's shape.
-            gradient: the same as in :meth:`norms`.
-            norms: the largest norms of all ranks, not changed; shape=(codec.layout(shape).scales,),
-                float32.
-            words: the result; shape=(codec.level_words(shape, bits),), int32.
-            bits: the number of bits in a lane, 2 to 16.
-            feedback: the same as in :meth:`norms`.
-            residual: the residual, in and out; shape=(n,), float32. Buckets whose norm is Inf keep their
-                residual.
-            noise: the tensor's position in the noise.
-        """
-        ...
-
-    def decode(
-        self,
-        codec: LevelCodec,
-        shape: tuple[int, ...],
-        norms: Any,
-        words: Any,
-        out: Any,
-        *,
-        bits: int,
-        scale: float = 1.0,
-    ) -> None:
-        """Computes ``out = (sum of levels * unit) * scale`` in float32, rounded to the dtype of ``out``.
-
-        Args:
-            codec: the codec that encoded the words.
-            shape: the tensor's shape.
-            norms: the same as in :meth:`encode`.
-            words: the sum of all ranks' words.
-            out: the result, NaN in buckets whose norm is Inf; shape=(n,), float32, float16 or bfloat16.
-            bits: the same as in :meth:`encode`.
-            scale: the factor of the sum, rounded to float32.
         """
         ...

@@ -7,14 +7,11 @@ import math
 import numpy as np
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.kernels.interface import LevelKernels
 from hvd_compress.kernels.reference import Shape, compensated
 
 
-class ReferenceLevels(LevelKernels):
-    """Implements :class:`hvd_compress.kernels.interface.LevelKernels` on NumPy arrays."""
-
-    name = "reference"
+class ReferenceLevels:
+    """One tensor's norms, levels and sums, as :class:`CpuLevelBatch` has them, on NumPy arrays."""
 
     def norms(
         self,

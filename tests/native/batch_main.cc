@@ -15,8 +15,6 @@ using inputs::Input;
 using inputs::Random;
 using inputs::Result;
 
-constexpr hvdc_noise kNoise = {7, 1, 42, 0, cases::kStep};  // Input::Encode's
-
 // Tensors with their places in a message, and residuals of exact size.
 struct Batch {
   explicit Batch(Random* random) : in_place((*random)() % 2) {
@@ -26,17 +24,8 @@ struct Batch {
       const Input& input = *inputs.back();
       before.push_back(input.residual);
       after.emplace_back(in_place ? 0 : input.residual.size());
-      hvdc_tensor tensor = {};
-      tensor.spec = input.test.spec;
-      tensor.noise = kNoise;
-      tensor.values = const_cast<uint8_t*>(input.gradient.data());
-      tensor.alpha = input.alpha;
-      tensor.beta = input.beta;
-      tensor.dtype = input.test.dtype;
-      if (input.feedback) {
-        tensor.residual = before.back().data();
-        tensor.next_residual = in_place ? before.back().data() : after.back().data();
-      }
+      hvdc_tensor tensor = input.Tensor(before.back().data());
+      if (input.feedback && !in_place) tensor.next_residual = after.back().data();
       tensors.push_back(tensor);
     }
     threads = static_cast<int>(1 + (*random)() % 4);
@@ -153,16 +142,12 @@ void CheckLevels(Random* random) {
     const hvdc_tensor& tensor = tensors[i];
     const Input& input = *batch.inputs[i];
     std::vector<float> residual = input.residual;
-    const hvdc_feedback coefficients = {input.alpha, input.beta, residual.data()};
-    const hvdc_feedback* const feedback = input.feedback ? &coefficients : nullptr;
-    float* const own = expected_norms.data() + tensor.norm_offset;
-    int32_t* const levels = expected.data() + tensor.offset / 4;
-    const int64_t size = tensor.payload_bytes / 4;
-    const void* const gradient = input.gradient.data();
-    DEMAND(hvdc_level_norms(&tensor.spec, gradient, tensor.dtype, feedback, own, tensor.norm_count,
-                            1) == HVDC_OK);
-    DEMAND(hvdc_level_encode(&tensor.spec, &kNoise, gradient, tensor.dtype, feedback, own, bits,
-                             levels, size, 1) == HVDC_OK);
+    hvdc_tensor alone = tensor;
+    alone.offset = 0;
+    if (input.feedback) alone.residual = alone.next_residual = residual.data();
+    DEMAND(hvdc_level_norms_batch(&alone, 1, expected_norms.data(), 1, &bad) == HVDC_OK);
+    DEMAND(hvdc_level_encode_batch(&alone, 1, expected_norms.data(),
+                                   expected.data() + tensor.offset / 4, 1, &bad) == HVDC_OK);
     DEMAND(Same(batch.Next(i).data(), residual.data(), 4 * residual.size()));
     outs.emplace_back(input.gradient.size());
     tensors[i].values = outs.back().data();
@@ -175,9 +160,11 @@ void CheckLevels(Random* random) {
   for (size_t i = 0; i < batch.tensors.size(); ++i) {
     const hvdc_tensor& tensor = tensors[i];
     Bytes out(outs[i].size());
-    DEMAND(hvdc_level_decode(&tensor.spec, norms.data() + tensor.norm_offset, bits,
-                             words.data() + tensor.offset / 4, tensor.payload_bytes / 4, 0.5f,
-                             out.data(), tensor.dtype, 1) == HVDC_OK);
+    hvdc_tensor alone = tensor;
+    alone.offset = 0;
+    alone.values = out.data();
+    DEMAND(hvdc_level_decode_batch(&alone, 1, norms.data(), words.data() + tensor.offset / 4, 0.5f,
+                                   1, &bad) == HVDC_OK);
     DEMAND(out == outs[i]);
   }
 }

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -70,31 +71,31 @@ void CheckLevels(Random* random) {
   const int64_t buckets = count ? (count + group - 1) / group : 0;
   std::vector<float> norms(static_cast<size_t>(buckets)), same(norms.size());
   std::vector<float> residual = input.residual;
-  const hvdc_feedback coefficients = {input.alpha, input.beta, residual.data()};
-  const hvdc_feedback* feedback = input.feedback ? &coefficients : nullptr;
-  const void* gradient = input.gradient.data();
-  const int dtype = input.test.dtype, threads = input.test.threads;
-  DEMAND(hvdc_level_norms(&spec, gradient, dtype, feedback, norms.data(), buckets, 1) == HVDC_OK);
-  DEMAND(hvdc_level_norms(&spec, gradient, dtype, feedback, same.data(), buckets, threads) ==
-         HVDC_OK);
+  hvdc_tensor tensor = input.Tensor(residual.data());
+  tensor.bits = bits;
+  tensor.norm_count = buckets;
+  tensor.payload_bytes = 4 * size;
+  const int threads = input.test.threads;
+  DEMAND(hvdc_level_norms_batch(&tensor, 1, norms.data(), 1, nullptr) == HVDC_OK);
+  DEMAND(hvdc_level_norms_batch(&tensor, 1, same.data(), threads, nullptr) == HVDC_OK);
   DEMAND(norms.empty() || !memcmp(norms.data(), same.data(), 4 * norms.size()));
   for (float& norm : norms) {
     if ((*random)() % 3 == 0) norm *= 1.5f;  // as if another rank's were larger
   }
-  const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
   std::vector<int32_t> words[2];
   for (const int some : {1, threads}) {
     std::vector<int32_t>& made = words[some == 1 ? 0 : 1];
     made.assign(static_cast<size_t>(size), some);
-    residual = input.residual;
-    DEMAND(hvdc_level_encode(&spec, &noise, gradient, dtype, feedback, norms.data(), bits,
-                             made.data(), size, some) == HVDC_OK);
+    std::copy(input.residual.begin(), input.residual.end(), residual.begin());
+    DEMAND(hvdc_level_encode_batch(&tensor, 1, norms.data(), made.data(), some, nullptr) ==
+           HVDC_OK);
   }
   DEMAND(threads == 1 || words[0] == words[1]);
   for (int32_t& word : words[0]) word = static_cast<int32_t>((*random)());
   Bytes out(input.gradient.size());
-  DEMAND(hvdc_level_decode(&spec, norms.data(), bits, words[0].data(), size, 0.5f, out.data(),
-                           dtype, threads) == HVDC_OK);
+  tensor.values = out.data();
+  DEMAND(hvdc_level_decode_batch(&tensor, 1, norms.data(), words[0].data(), 0.5f, threads,
+                                 nullptr) == HVDC_OK);
 }
 
 // A child of a process whose pool has worked has no threads of it, but gets its own.

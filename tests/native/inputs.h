@@ -64,6 +64,19 @@ struct Input {
     }
   }
 
+  // Without its place in a message; the residual is not used if there is no feedback.
+  hvdc_tensor Tensor(float* before_and_after) const {
+    hvdc_tensor tensor = {};
+    tensor.spec = test.spec;
+    tensor.noise = {7, 1, 42, 0, cases::kStep};
+    tensor.values = const_cast<uint8_t*>(gradient.data());
+    tensor.dtype = test.dtype;
+    tensor.alpha = alpha;
+    tensor.beta = beta;
+    if (feedback) tensor.residual = tensor.next_residual = before_and_after;
+    return tensor;
+  }
+
   Result Encode(int threads) const {
     Result result;
     // A byte that the encoder leaves out differs between the two.

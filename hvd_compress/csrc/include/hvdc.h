@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 5
+#define HVDC_ABI_VERSION 6
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -98,31 +98,6 @@ HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* p
                              int64_t payload_bytes, int64_t stride, int32_t count, float scale,
                              void* out, int dtype, int accumulate, int threads, int32_t* bad);
 
-// Integer sums, of codecs whose numbers are whole multiples of a unit (HVDC_TERNARY and HVDC_ECQ):
-// ranks agree on the largest norm of each bucket, and add their levels as lanes of 32-bit words.
-// bits: of a lane, 2 to 16, wide enough for the levels' sum.
-
-// How many words a tensor's levels take, or -1 where the codec has none or the lanes do not hold
-// them.
-HVDC_API int64_t hvdc_level_words(const hvdc_spec* spec, int bits);
-
-// The norms of a gradient's buckets, with the residual added where feedback is not null; infinity
-// where a bucket is not finite.
-HVDC_API int hvdc_level_norms(const hvdc_spec* spec, const void* gradient, int dtype,
-                              const hvdc_feedback* feedback, float* norms, int64_t norm_count,
-                              int threads);
-
-// Levels with the norms that are given; buckets of infinite norm send zeros and keep their
-// residual.
-HVDC_API int hvdc_level_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                               int dtype, const hvdc_feedback* feedback, const float* norms,
-                               int bits, int32_t* words, int64_t word_count, int threads);
-
-// out = (sum of levels * unit) * scale, in float32, rounded to dtype last.
-HVDC_API int hvdc_level_decode(const hvdc_spec* spec, const float* norms, int bits,
-                               const int32_t* words, int64_t word_count, float scale, void* out,
-                               int dtype, int threads);
-
 // Batches: many tensors of any codecs, sizes and dtypes in one message, by one call. The threads
 // share the work of all tensors. Calls on different batches, and on different messages, are
 // independent.
@@ -162,11 +137,25 @@ HVDC_API int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* 
                                int64_t stride, int32_t ranks, float scale, int threads,
                                int64_t* bad, int32_t* bad_rank);
 
-// As the functions without _batch.
+// Integer sums, of codecs whose numbers are whole multiples of a unit (HVDC_TERNARY and HVDC_ECQ):
+// ranks agree on the largest norm of each bucket, and add their levels as lanes of 32-bit words.
+// bits: of a lane, 2 to 16, wide enough for the levels' sum.
+
+// How many words a tensor's levels take, or -1 where the codec has none or the lanes do not hold
+// them.
+HVDC_API int64_t hvdc_level_words(const hvdc_spec* spec, int bits);
+
+// The norms of every gradient's buckets, with the residual added where there is feedback; infinity
+// where a bucket is not finite.
 HVDC_API int hvdc_level_norms_batch(hvdc_tensor* tensors, int64_t count, float* norms, int threads,
                                     int64_t* bad);
+
+// Levels with the norms that are given; buckets of infinite norm send zeros and keep their
+// residual.
 HVDC_API int hvdc_level_encode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
                                      void* message, int threads, int64_t* bad);
+
+// values = (sum of levels * unit) * scale, in float32, rounded to dtype last.
 HVDC_API int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
                                      const void* message, float scale, int threads, int64_t* bad);
 

@@ -90,7 +90,7 @@ class Coder {
                             const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
                             tensorflow::Var* residual, tensorflow::Tensor* before) const;
   hvdc_noise NoiseOf(int64_t stream, int64_t step) const;
-  hvdc_feedback FeedbackWith(float* residual) const { return {alpha_, beta_, residual}; }
+  hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t step) const;
   absl::Status CheckLevels(int status, const char* what) const;
 
   // The residual as it is, one float32 an element, zeros at first. The caller holds the variable's

@@ -54,16 +54,14 @@ absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var*
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
   Tensor now;
-  hvdc_feedback feedback = {};
-  if (this->feedback()) {
+  hvdc_tensor tensor = LevelTensor(gradient, 0);
+  if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, &now));
-    feedback = FeedbackWith(now.flat<float>().data());  // Only read.
+    tensor.residual = tensor.next_residual = now.flat<float>().data();  // Only read.
   }
-  return CheckLevels(
-      hvdc_level_norms(&flat_, gradient.data(), DtypeOf(gradient.dtype()),
-                       feedback.residual ? &feedback : nullptr, norms, norms_, threads_),
-      "computing norms");
+  return CheckLevels(hvdc_level_norms_batch(&tensor, 1, norms, threads_, nullptr),
+                     "computing norms");
 }
 
 absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const Tensor& gradient,
@@ -72,31 +70,41 @@ absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const T
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
   Tensor next;
-  hvdc_feedback feedback = {};
-  if (this->feedback()) {
+  hvdc_tensor tensor = LevelTensor(gradient, step);
+  if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, before));
     TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, before->shape(), &next));
-    const auto bytes = static_cast<int64_t>(before->TotalBytes());
-    TF_RETURN_IF_ERROR(kernels.Copy(next.data(), before->data(), bytes));
-    feedback = FeedbackWith(next.flat<float>().data());
+    tensor.residual = before->flat<float>().data();
+    tensor.next_residual = next.flat<float>().data();
   }
-  const hvdc_noise noise = NoiseOf(streams_[0], step);
   TF_RETURN_IF_ERROR(
-      CheckLevels(hvdc_level_encode(&flat_, &noise, gradient.data(), DtypeOf(gradient.dtype()),
-                                    feedback.residual ? &feedback : nullptr, norms, bits_, words,
-                                    words_, threads_),
+      CheckLevels(hvdc_level_encode_batch(&tensor, 1, norms, words, threads_, nullptr),
                   "encoding levels"));
-  if (this->feedback()) *residual->tensor() = next;
+  if (feedback()) *residual->tensor() = next;
   return absl::OkStatus();
 }
 
 absl::Status Coder::DecodeLevels(const float* norms, const int32_t* words, float scale,
                                  Tensor* sum) const {
   TF_RETURN_IF_ERROR(CheckTraced(*sum));
-  return CheckLevels(hvdc_level_decode(&flat_, norms, bits_, words, words_, scale, sum->data(),
-                                       DtypeOf(sum->dtype()), threads_),
+  hvdc_tensor tensor = LevelTensor(*sum, 0);
+  return CheckLevels(hvdc_level_decode_batch(&tensor, 1, norms, words, scale, threads_, nullptr),
                      "decoding levels");
+}
+
+hvdc_tensor Coder::LevelTensor(const Tensor& values, int64_t step) const {
+  hvdc_tensor tensor = {};
+  tensor.spec = flat_;
+  tensor.noise = NoiseOf(streams_[0], step);
+  tensor.values = values.data();
+  tensor.dtype = DtypeOf(values.dtype());
+  tensor.alpha = alpha_;
+  tensor.beta = beta_;
+  tensor.bits = bits_;
+  tensor.norm_count = norms_;
+  tensor.payload_bytes = 4 * words_;
+  return tensor;
 }
 
 absl::Status Coder::CheckLevels(int status, const char* what) const {
