@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.papers.cpu_levels import CpuLevels
+from benchmarks.papers.lanes import unpack_levels
 from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.exchanges.reference import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
@@ -63,4 +64,4 @@ class Native(Arithmetic):
             residual=None,
             noise=noise,
         )
-        return codec.unpack_levels(words, x.size, _LANE)
+        return unpack_levels(codec, words, x.size, _LANE)

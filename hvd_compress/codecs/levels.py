@@ -96,26 +96,6 @@ class LevelCodec(base.Codec):
         block = packing.lane_words(layout.block, bits)
         return (layout.blocks - 1) * block + packing.lane_words(last, bits)
 
-    def pack_levels(self, levels: np.ndarray, bits: int) -> np.ndarray:
-        """Packs levels block by block: shape=(level_words,), dtype int32."""
-        block = self.layout(levels.shape).block
-        parts = [packing.pack_lanes(part, bits) for part in base.groups_of(levels, block)]
-        return np.concatenate([np.empty(0, np.int32), *parts])
-
-    def unpack_levels(self, words: np.ndarray, count: int, bits: int) -> np.ndarray:
-        """The inverse of :meth:`pack_levels`, for one rank's words or a sum of ranks' words.
-
-        Returns:
-            The levels, shape=(count,), dtype int32.
-        """
-        lengths = [int(n) for n in base.group_lengths(count, self.layout((count,)).block)]
-        ends = np.cumsum([packing.lane_words(length, bits) for length in lengths])
-        parts = [
-            packing.unpack_lanes(part, length, bits)
-            for part, length in zip(np.split(words, ends[:-1]), lengths, strict=False)
-        ]
-        return np.concatenate([np.empty(0, np.int32), *parts])
-
 
 def usable(norms: np.ndarray) -> np.ndarray:
     """Whether each norm is finite and large enough to have a finite reciprocal."""

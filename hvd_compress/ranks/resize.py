@@ -7,29 +7,12 @@ A residual is gradient that has been computed but not sent. What it would have a
   ``r + 2 K'``, ... of ``K``, times ``K' / K`` (:func:`heirs`). With more ranks than before, some start with
   zeros.
 * A rank's part of a tensor that the ranks share (a two-shot exchange's second residuals, an owner step's
-  state) is divided again: each element goes to its new owner (:func:`overlaps`).
+  state) is divided again: each element goes to its new owner.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 
 def heirs(old_size: int, new_size: int, rank: int) -> tuple[list[int], float]:
     """The old ranks whose residuals a new rank takes over, and the factor on their sum."""
     return list(range(rank, old_size, new_size)), new_size / old_size
-
-
-def overlaps(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int, int]]:
-    """The parts of the old ranges that lie in the new one.
-
-    Args:
-        ranges: the range [begin, end) that each old rank owned.
-        begin: the begin of the new range.
-        end: the end of the new range.
-
-    Returns:
-        (old rank, begin, end) of every part that is not empty, elements counted in the whole tensor.
-    """
-    parts = ((old, max(begin, b), min(end, e)) for old, (b, e) in enumerate(ranges))
-    return [(old, b, e) for old, b, e in parts if b < e]

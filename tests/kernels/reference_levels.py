@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from benchmarks.papers.lanes import pack_levels, unpack_levels
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.kernels.reference import Shape, compensated
 
@@ -45,7 +46,7 @@ class ReferenceLevels:
         with np.errstate(all="ignore"):
             g, x = compensated(gradient, feedback, residual)
             levels = codec.to_levels(x, norms, noise)
-            words[:] = codec.pack_levels(levels, bits)
+            words[:] = pack_levels(codec, levels, bits)
             if residual is not None:
                 residual[:] = feedback.carry(g, residual, codec.from_levels(levels, norms))
 
@@ -60,6 +61,6 @@ class ReferenceLevels:
         bits: int,
         scale: float = 1.0,
     ) -> None:
-        levels = codec.unpack_levels(words, math.prod(shape), bits)
+        levels = unpack_levels(codec, words, math.prod(shape), bits)
         with np.errstate(all="ignore"):
             out[:] = codec.from_levels(levels, norms) * np.float32(scale)
