@@ -11,8 +11,7 @@ import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchanges import sum_as_gather
-from hvd_compress.ranks import threads
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks import process_sets, threads
 from hvd_compress.tensorflow.placement import HOST
 
 
@@ -42,24 +41,10 @@ class Collectives:
     def among(self, ranks: Sequence[int]) -> Collectives:
         """The same collectives among some of the job's ranks.
 
-        Blocks until all of the job's ranks have called it, unless Horovod already knows the process set.
-
-        Raises:
-            ExchangeError: Horovod does not take process sets now.
+        See :func:`hvd_compress.ranks.process_sets.among`.
         """
-        known = _basics._get_process_set_ids_and_ranks().items()
-        numbers = {tuple(members): number for number, members in known}
-        chosen = hvd.ProcessSet(ranks)
-        if tuple(ranks) in numbers:
-            chosen.process_set_id = numbers[tuple(ranks)]
-        else:
-            try:
-                hvd.add_process_set(chosen)
-            except ValueError as error:
-                raise ExchangeError(
-                    f"expected a Horovod that takes process sets, got: {error} Or pass "
-                    f"hvd.ProcessSet({ranks}) to hvd.init()."
-                ) from None
+        known = _basics._get_process_set_ids_and_ranks()
+        chosen = process_sets.among(hvd, known, ranks)
         return Collectives(chosen, self._prefix, self._on_gpu)
 
     def gather_now(self, line: bytes, name: str, within: float) -> bytes | None:

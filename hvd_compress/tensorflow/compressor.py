@@ -30,7 +30,7 @@ from hvd_compress.exchanges.routing import (
 )
 from hvd_compress.exchanges.shards import Shared
 from hvd_compress.kernels.native import spec_of
-from hvd_compress.ranks import names
+from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
@@ -157,15 +157,8 @@ class Compressor(tf.Module, HorovodCompressor):
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
-        if not hvd.is_initialized():
-            raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
+        process_set = process_sets.registered(hvd, process_set)
         super().__init__(name="hvd_compress")
-        process_set = hvd.global_process_set if process_set is None else process_set
-        if process_set.process_set_id is None:
-            raise ExchangeError(
-                "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
-                "hvd.add_process_set() first"
-            )
         auto, exchange = route.exchange == AUTO, route.exchange
         if auto:
             exchange, _ = exchange_for(process_set.size())

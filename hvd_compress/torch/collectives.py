@@ -12,13 +12,13 @@ from typing import Any, Literal
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import _basics, global_process_set
+from horovod.torch.mpi_ops import _basics
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.comm import Collective
 from hvd_compress.exchanges import sum_as_gather
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks import process_sets
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _PAUSE_SHARE = 1 / 16
@@ -87,15 +87,8 @@ class Collectives:
     """
 
     def __init__(self, process_set: hvd.ProcessSet | None, prefix: str) -> None:
-        if not hvd.is_initialized():
-            raise ExchangeError("expected hvd.init() before a compressor is made, got no Horovod")
-        self._process_set = global_process_set if process_set is None else process_set
+        self._process_set = process_sets.registered(hvd, process_set)
         self._prefix = prefix
-        if self._process_set.process_set_id is None:
-            raise ExchangeError(
-                "expected a registered process set, got one unknown to Horovod: pass it to hvd.init() or "
-                "hvd.add_process_set() first"
-            )
         self.rank, self.size = self.place
         self._long = sum_as_gather.shortest(self.size)
 
@@ -113,27 +106,10 @@ class Collectives:
     def among(self, ranks: Sequence[int]) -> Collectives:
         """The same collectives among some of the job's ranks, including this one.
 
-        Blocks until all of the job's ranks have called it, unless Horovod already knows the process set.
-
-        Raises:
-            ExchangeError: Horovod does not take process sets now.
+        See :func:`hvd_compress.ranks.process_sets.among`.
         """
-        ids = {
-            tuple(known): number
-            for number, known in _basics._get_process_set_ids_and_ranks().items()
-        }
-        chosen = hvd.ProcessSet(ranks)
-        if tuple(ranks) in ids:
-            chosen.process_set_id = ids[tuple(ranks)]
-        else:
-            try:
-                hvd.add_process_set(chosen)
-            except ValueError as error:
-                raise ExchangeError(
-                    f"expected a Horovod that takes process sets, got: {error} Or pass "
-                    f"hvd.ProcessSet({ranks}) to hvd.init()."
-                ) from None
-        return Collectives(chosen, self._prefix)
+        known = _basics._get_process_set_ids_and_ranks()
+        return Collectives(process_sets.among(hvd, known, ranks), self._prefix)
 
     def start(self, collective: Collective, name: str) -> Handle:
         """Starts a collective that an exchange asks for.
