@@ -28,6 +28,8 @@ class CommonParameters:
 
     Attributes:
         own: this rank's parameters, by name.
+        copies: the common parameters, by name.
+        outer: the outer optimizer.
         loaded: the values, by name and from before the first step, of the parameters that differed from
             the common ones then.
 
@@ -52,8 +54,8 @@ class CommonParameters:
                     f"{name}: make a parameter of its view_as_real()"
                 )
         self._model = model
-        self._copies = {name: _copy(parameter) for name, parameter in self.own.items()}
-        self._outer = outer_optimizer(list(self._copies.values()))
+        self.copies = {name: _copy(parameter) for name, parameter in self.own.items()}
+        self.outer = outer_optimizer(list(self.copies.values()))
         self.loaded: dict[str, torch.Tensor] = {}
         self._watching = [
             parameter.register_post_accumulate_grad_hook(self._note_loaded)
@@ -63,7 +65,7 @@ class CommonParameters:
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
         """The common parameters, by name; these tensors share their memory."""
-        return MappingProxyType({name: copy.data for name, copy in self._copies.items()})
+        return MappingProxyType({name: copy.data for name, copy in self.copies.items()})
 
     @property
     def kinds(self) -> dict[str, list[Any]]:
@@ -73,71 +75,26 @@ class CommonParameters:
 
     def digest(self) -> str:
         """A digest of the common parameters' bits."""
-        return hashlib.sha256("".join(map(_digest, self._copies.values())).encode()).hexdigest()
+        return hashlib.sha256("".join(map(_digest, self.copies.values())).encode()).hexdigest()
 
     @property
     def _frozen(self) -> dict[str, nn.Parameter]:
         """The parameters without a copy."""
         return {n: p for n, p in self._model.named_parameters() if n not in self.own}
 
-    def check_model(self) -> None:
-        """Raises ``ValueError`` if the model's trainable parameters are not those that have copies."""
-        now = dict(self._model.named_parameters())
-        new = [n for n, p in now.items() if p.requires_grad and self.own.get(n) is not p]
-        gone = [n for n, p in self.own.items() if now.get(n) is not p and n not in new]
-        if new or gone:
-            raise ValueError(
-                f"DiLoCo.model: expected the parameters that required gradients when DiLoCo was made, got "
-                f"new, replaced or unfrozen ones {new[:5]}, and without {gone[:5]}: make DiLoCo while "
-                f"everything that is to be trained requires gradients, and freeze it afterwards; or "
-                f"synchronize(), change the model, and make a new DiLoCo with a new compressor"
-            )
-
-    def differences(self, names: Sequence[str]) -> list[torch.Tensor]:
-        """The common parameters minus this rank's own, in the copies' dtypes."""
-        copies = [self._copies[name].detach() for name in names]
-        return [
-            copy - self.own[name].detach().to(copy.dtype)
-            for name, copy in zip(names, copies, strict=True)
-        ]
-
-    def step(self, names: Sequence[str], averages: Sequence[torch.Tensor]) -> None:
-        """Makes a step of the outer optimizer, with averages of differences as gradients.
-
-        A parameter that no rank has changed gets no gradient: momentum must not move frozen parameters.
-        """
-        for name, average in zip(names, averages, strict=True):
-            self._copies[name].grad = average if bool(average.any()) else None
-        self._outer.step()
-        for name in names:
-            self._copies[name].grad = None
-
-    def take(self, names: Iterable[str], mixing: float = 0.0) -> None:
-        """Sets this rank's parameters to the common ones.
-
-        Args:
-            names: the names of the parameters.
-            mixing: the weight of this rank's own parameters in the result.
-        """
-        for name in names:
-            own, copy = self.own[name], self._copies[name].detach()
-            if mixing and own.requires_grad:
-                copy = torch.lerp(copy, own.detach().to(copy.dtype), mixing)
-            own.data.copy_(copy)
-
     def state_dict(self) -> dict[str, Any]:
         """The common parameters and the outer optimizer's state; tensors are references."""
-        return {"common": dict(self.values), "outer_optimizer": self._outer.state_dict()}
+        return {"common": dict(self.values), "outer_optimizer": self.outer.state_dict()}
 
     def check(self, who: str, state: dict[str, Any]) -> None:
         """Raises ``ValueError`` if a state belongs to another model."""
         common: Any = state.get("common")
         names = list(common) if isinstance(common, dict) else None
-        if names is None or set(names) != set(self._copies):
+        if names is None or set(names) != set(self.copies):
             raise ValueError(
-                f"DiLoCo.{who}: common: expected the parameters {list(self._copies)}, got {names}"
+                f"DiLoCo.{who}: common: expected the parameters {list(self.copies)}, got {names}"
             )
-        for name, copy in self._copies.items():
+        for name, copy in self.copies.items():
             one = common[name]
             got = tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
             if got != tuple(copy.shape) or one.is_meta or one.is_sparse:
@@ -153,31 +110,31 @@ class CommonParameters:
         Raises:
             ValueError: the state belongs to another optimizer. Nothing is changed then.
         """
-        before = self._outer.state_dict()  # Loading puts others in their place.
+        before = self.outer.state_dict()  # Loading puts others in their place.
         try:
-            self._outer.load_state_dict(state["outer_optimizer"])
+            self.outer.load_state_dict(state["outer_optimizer"])
             yield
         except (KeyError, AttributeError) as error:
-            self._outer.load_state_dict(before)
+            self.outer.load_state_dict(before)
             raise ValueError(
                 f"DiLoCo: outer_optimizer: expected a state of one, got {error}"
             ) from None
         except Exception:
-            self._outer.load_state_dict(before)
+            self.outer.load_state_dict(before)
             raise
 
     def are(self, state: dict[str, Any]) -> bool:
         """Whether the common parameters equal those of a state bit for bit."""
         return all(
             torch.equal(copy, state["common"][name].to(copy.device))
-            for name, copy in self._copies.items()
+            for name, copy in self.copies.items()
         )
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a result of :meth:`state_dict`; the rank's own parameters stay unchanged."""
         self.end_watch()
-        self._outer.load_state_dict(state["outer_optimizer"])
-        for name, copy in self._copies.items():
+        self.outer.load_state_dict(state["outer_optimizer"])
+        for name, copy in self.copies.items():
             copy.data.copy_(state["common"][name])
 
     def end_watch(self) -> None:
@@ -190,7 +147,7 @@ class CommonParameters:
         """Called with the model's first gradient, before any optimizer step."""
         while self._watching:
             self._watching.pop().remove()
-        for name, copy in self._copies.items():
+        for name, copy in self.copies.items():
             own = self.own[name].detach()
             if not torch.equal(own, copy.detach().to(own.dtype)):
                 self.loaded[name] = own.clone()
@@ -203,7 +160,7 @@ class CommonParameters:
             ranks: all ranks, which get the first rank's values; None for this rank alone.
         """
         for name in names:
-            own, copy = self.own[name].detach(), self._copies[name].detach()
+            own, copy = self.own[name].detach(), self.copies[name].detach()
             begun = self.loaded.get(name, copy.to(own.dtype, copy=True))
             copy.copy_(begun)
             if ranks is not None:
@@ -245,8 +202,8 @@ class CommonParameters:
             best: the source whose settings of the outer optimizer all ranks take.
             ranks: all ranks.
         """
-        outer = self._outer.state_dict()
-        elements = sum(copy.numel() for copy in self._copies.values())
+        outer = self.outer.state_dict()
+        elements = sum(copy.numel() for copy in self.copies.values())
         states = {
             source: broadcast_state(ranks, outer, source, elements)
             for source in sorted(set(sources))
@@ -259,15 +216,15 @@ class CommonParameters:
             for name in names
             if numbers[name] in states[source]["state"]
         }
-        self._outer.load_state_dict({**states[best], "state": state})
+        self.outer.load_state_dict({**states[best], "state": state})
         for fragment in wanted:
             for name in fragments[fragment]:
-                ranks.broadcast(self._copies[name].data, sources[fragment])
+                ranks.broadcast(self.copies[name].data, sources[fragment])
 
     def _numbers(self) -> dict[str, int]:
         """The numbers of the parameters in the outer optimizer's state, by name."""
-        names = {id(copy): name for name, copy in self._copies.items()}
-        parameters = [one for group in self._outer.param_groups for one in group["params"]]
+        names = {id(copy): name for name, copy in self.copies.items()}
+        parameters = [one for group in self.outer.param_groups for one in group["params"]]
         return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
 
 

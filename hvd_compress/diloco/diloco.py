@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,16 +17,16 @@ from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
-from hvd_compress.diloco.begun import Begun
 from hvd_compress.diloco.common import CommonParameters
-from hvd_compress.diloco.fragments import split
+from hvd_compress.diloco.fragments import Fragment, check_model, split
 from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
-from hvd_compress.distributed.compressor import Accept, compressor_of
+from hvd_compress.diloco.states import StateChecks
+from hvd_compress.distributed.compressor import Accept, compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
-from hvd_compress.process_group.values import tell
+from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.values import records
 
@@ -79,12 +78,11 @@ class DiLoCo:
 
     Attributes:
         steps: the number of calls of :meth:`step`.
-        rounds: the number of exchanges of a fragment whose average was used.
-        dropped_rounds: the number of exchanges that were dropped for an Inf or a NaN.
         failed_rounds: the number of this rank's exchanges that a manager has rolled back.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+        TypeError, ValueError: an argument is wrong, "expected X, got Y". Without a manager, the other ranks
+            raise an :class:`ExchangeError`.
         ExchangeError: there is no process group, or this rank is not in it.
     """
 
@@ -100,27 +98,35 @@ class DiLoCo:
         mixing: float | None = None,
         manager: Any | None = None,
     ) -> None:
-        compressor = compressor_of(codec, "DiLoCo", "DiLoCo(model, {}, ...)")
-        checks.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
-        checks.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
-        self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
-        checks.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
-        self._common = CommonParameters(model, outer_optimizer)
-        self._fragments = split(self._common.own, fragments)
+        with problem_told(group_of(codec)) if manager is None else contextlib.nullcontext():
+            compressor = compressor_of(codec, "DiLoCo", "DiLoCo(model, {}, ...)")
+            checks.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
+            checks.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
+            self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
+            checks.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
+            self._model = model
+            self._common = CommonParameters(model, outer_optimizer)
+            self._fragments = [
+                Fragment(names, self._common, compressor)
+                for names in split(self._common.own, fragments)
+            ]
         self._sync_every = sync_every
         self._delay = delay
+        self._configuration = {
+            "sync_every": sync_every,
+            "delay": delay,
+            "mixing": self._mixing,
+            "fragments": [fragment.names for fragment in self._fragments],
+        }
+        self._checks = StateChecks(self._common, self._fragments, self._configuration)
         self._compressor = compressor
-        self._under_way: dict[int, _Round] = {}
-        self._failed: dict[int, hvdc.Work | Begun] = {}
+        self._device = next(iter(self._common.own.values())).device
         self._thread: ThreadPoolExecutor | None = None
         self._group: str | None = None
-        self._history: dict[str, list[Counts]] = {}
         self._quorums: Quorums | None = None
         self._fresh = True  # As long as ranks have not told each other what they begin with.
         self._unproven = True  # As long as no exchange with these settings has ended well.
         self.steps = 0
-        self.rounds = 0
-        self.dropped_rounds = 0
         self.failed_rounds = 0
         if manager is None:
             self.rebind(compressor.process_group)
@@ -149,6 +155,16 @@ class DiLoCo:
         """
         return self._common.values
 
+    @property
+    def rounds(self) -> int:
+        """The number of exchanges of a fragment whose average was used."""
+        return sum(used for one in self._fragments for used, _ in one.history.values())
+
+    @property
+    def dropped_rounds(self) -> int:
+        """The number of exchanges that were dropped for an Inf or a NaN."""
+        return sum(dropped for one in self._fragments for _, dropped in one.history.values())
+
     @torch.no_grad()
     def step(self) -> None:
         """Counts a training step and makes the exchanges that are due; call it after the inner optimizer.
@@ -167,11 +183,11 @@ class DiLoCo:
                 self._begin_round(self._quorums, self._delay)
             self._end_rounds(self.steps)
             return
-        for fragment in list(self._under_way):
-            if self._under_way[fragment].due == self.steps:
+        for fragment in self._fragments:
+            if fragment.due == self.steps:
                 self._receive(fragment)
-        for fragment in range(len(self._fragments)):
-            if self._sends(fragment):
+        for number, fragment in enumerate(self._fragments):
+            if self._sends(number):
                 self._send(fragment, self._delay)
                 if not self._delay:
                     self._receive(fragment)
@@ -192,15 +208,15 @@ class DiLoCo:
             for _ in self._fragments:
                 self._begin_round(self._quorums, 0)
                 for fragment in self._end_rounds():
-                    self._common.take(self._fragments[fragment])
+                    fragment.take()
             return
-        for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
+        for fragment in self._in_progress():
             self._receive(fragment)
-        for fragment in range(len(self._fragments)):
+        for fragment in self._fragments:
             self._send(fragment, 0)
-        for fragment in range(len(self._fragments)):
+        for fragment in self._fragments:
             self._receive(fragment)
-        self._common.take(self._common.own)
+        self._take()
 
     @torch.no_grad()
     def rebind(
@@ -231,15 +247,23 @@ class DiLoCo:
                 It is raised on every rank, and training can go on as before.
             TypeError, ValueError: a state in ``lost`` does not belong to a rank that has left.
         """
-        ranks = collectives_of(process_group, meeting_place(process_group))
-        lost, problem = list(lost), self._problem(lost)
-        told = records(Progress, tell(ranks, self._progress(), problem))
-        agreement.check("".join(one.settings for one in told).encode())
-        chosen = sources(told, len(self._fragments))
-        self._settle_failed([told[rank] for rank in chosen])
-        self._compressor.rebind(process_group, lost=[state["compressor"] for state in lost])
+        lost = list(lost)
+        problem = self._problem(lost)
+        told: list[Progress] = []
+        chosen: list[int] = []
+
+        def met(values: Sequence[Any]) -> None:
+            told.extend(records(Progress, values))
+            agreement.compare([dict(one.settings) for one in told])
+            chosen.extend(sources(told, len(self._fragments)))
+            self._settle_failed([told[rank] for rank in chosen])
+
+        states = [] if problem is not None else [state["compressor"] for state in lost]
+        ranks = self._compressor.rebind_along(process_group, states, self._progress(), problem, met)
         self._catch_up(told, chosen, ranks)
-        self._begin_group(told[0].offered)
+        self._group = told[0].offered
+        for fragment in self._fragments:
+            fragment.history[self._group] = 0, 0
         self._fresh = self._fresh and self.steps == 0
         if not self._fresh:
             self._common.end_watch()
@@ -255,18 +279,20 @@ class DiLoCo:
         Raises:
             ExchangeError, PayloadError: see :meth:`step`.
         """
-        for fragment in list(self._under_way):
-            with self._rolled_back_on_error(fragment):
-                self._under_way[fragment] = self._wait(fragment)
+        for fragment in self._in_progress():
+            with self._rolled_back_on_error(fragment), self._lost_ranks_noticed():
+                fragment.wait()
         return {
             "steps": self.steps,
-            "rounds": self.rounds,
-            "dropped_rounds": self.dropped_rounds,
-            "history": {name: list(counts) for name, counts in self._history.items()},
+            "history": self._history(),
             **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
-            "due": {f: (one.due, one.differences) for f, one in self._under_way.items()},
-            "configuration": self._configuration(),
+            "due": {
+                number: (one.due, one.averages)
+                for number, one in enumerate(self._fragments)
+                if one.due is not None
+            },
+            "configuration": self._configuration,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,9 +313,8 @@ class DiLoCo:
             else:
                 self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
-        self._under_way = {
-            fragment: self._due_again(fragment, *due) for fragment, due in state["due"].items()
-        }
+        for fragment, due in state["due"].items():
+            self._fragments[fragment].load(*due)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues with another number of ranks, from the states of all former ranks.
@@ -318,10 +343,20 @@ class DiLoCo:
         self._compressor.load_resized(state["compressor"] for state in states)
         first = states[0]
         self._load(first)
-        for fragment, due in first["due"].items():
-            self._under_way[fragment] = self._due_again(fragment, *due)
+        for number, due in first["due"].items():
+            self._fragments[number].load(*due)
+        for fragment in self._in_progress():
             self._receive(fragment)
-        self._common.take(self._common.own)
+        self._take()
+
+    def _in_progress(self) -> list[Fragment]:
+        """The fragments whose averages are due in a later step, in the order of these steps."""
+        due = [fragment for fragment in self._fragments if fragment.due is not None]
+        return sorted(due, key=lambda fragment: fragment.due or 0)
+
+    def _take(self) -> None:
+        for fragment in self._fragments:
+            fragment.take()
 
     def _sends(self, fragment: int) -> bool:
         offset = fragment * self._sync_every // len(self._fragments)
@@ -344,41 +379,31 @@ class DiLoCo:
             self._common.take_loaded(list(self._common.loaded), None)
         self._fresh = False
 
-    def _send(self, fragment: int, delay: int, accept: Accept | None = None) -> None:
-        names = self._fragments[fragment]
+    def _send(self, fragment: Fragment, delay: int, accept: Accept | None = None) -> None:
         try:
-            self._common.check_model()
+            check_model(self._model, self._common.own)
         except ValueError as error:
-            self._compressor.refuse(error, next(iter(self._common.own.values())).device)
+            self._compressor.refuse(error, self._device)
             raise
-        differences = self._common.differences(names)
-        failed = self._failed.pop(fragment, None)
-        if failed is not None:
-            failed.settle(dropped=True)
         with self._lost_ranks_noticed():
-            reduce = functools.partial(
-                self._compressor.reduce, differences, names, dist.ReduceOp.AVG, accept=accept
+            fragment.begin(self.steps + delay, accept, self._thread)
+
+    def _receive(self, fragment: Fragment) -> None:
+        with self._lost_ranks_noticed():
+            fragment.wait()
+        exchanged, number = fragment.exchanged, self._fragments.index(fragment)
+        assert self._group is not None
+        used = fragment.use(self._mixing, self._group)
+        if not used:
+            _log.warning(
+                "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
+                "common parameters (fragment %d of %d)",
+                self.steps,
+                number + 1,
+                len(self._fragments),
             )
-            work = reduce() if self._thread is None else Begun(self._thread.submit(reduce))
-        self._under_way[fragment] = _Round(self.steps + delay, differences, work)
-
-    def _receive(self, fragment: int) -> None:
-        one = self._wait(fragment)
-        self._use(fragment, one.differences)
-        if one.work is not None and self._quorums is None:
+        if exchanged and self._quorums is None:
             self._compressor.share_norms()
-
-    def _wait(self, fragment: int) -> _Round:
-        """Waits for an exchange, which afterwards is no longer in progress, even if it fails."""
-        one = self._under_way.pop(fragment)
-        if one.work is not None:
-            try:
-                with self._lost_ranks_noticed():
-                    one.work.wait()
-            except Exception:
-                self._failed[fragment] = one.work
-                raise
-        return one
 
     @contextlib.contextmanager
     def _lost_ranks_noticed(self) -> Iterator[None]:
@@ -389,33 +414,15 @@ class DiLoCo:
             raise
         except Exception:
             self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
-            for fragment in sorted(self._under_way, key=lambda f: self._under_way[f].due):
+            for fragment in self._in_progress():
                 with contextlib.suppress(Exception):
                     self._receive(fragment)
             raise
 
-    def _use(self, fragment: int, differences: list[torch.Tensor]) -> None:
-        names = self._fragments[fragment]
-        # The same bits on every rank, so that all decide alike.
-        if all(bool(difference.isfinite().all()) for difference in differences):
-            self._common.step(names, differences)
-            self._count(fragment, (1, 0))
-            self._common.take(names, self._mixing)
-        else:
-            self._count(fragment, (0, 1))
-            _log.warning(
-                "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
-                "common parameters (fragment %d of %d)",
-                self.steps,
-                fragment + 1,
-                len(self._fragments),
-            )
-            self._common.take(names)
-
     def _begin_round(self, quorums: Quorums, delay: int) -> None:
         """Begins an exchange among the ranks of a quorum; the average is due after ``delay`` more steps."""
         quorums.begin()  # May call _heal.
-        fragment = quorums.number % len(self._fragments)
+        fragment = self._fragments[quorums.number % len(self._fragments)]
         with self._rolled_back_on_error(fragment):
             quorums.check()
             if quorums.group is not self._compressor.process_group:
@@ -424,10 +431,10 @@ class DiLoCo:
             self._compressor.share_norms(early=True)
             self._send(fragment, delay, quorums.commit)
 
-    def _end_rounds(self, due: int | None = None) -> list[int]:
+    def _end_rounds(self, due: int | None = None) -> list[Fragment]:
         """Ends the exchanges due in a step, or all of them; returns the fragments whose exchange counts."""
         ended = []
-        for fragment in [f for f, one in self._under_way.items() if due in (None, one.due)]:
+        for fragment in [one for one in self._in_progress() if due in (None, one.due)]:
             with self._rolled_back_on_error(fragment):
                 self._receive(fragment)
                 self._unproven = False
@@ -435,7 +442,7 @@ class DiLoCo:
         return ended
 
     @contextlib.contextmanager
-    def _rolled_back_on_error(self, fragment: int) -> Iterator[None]:
+    def _rolled_back_on_error(self, fragment: Fragment) -> Iterator[None]:
         """Continues without an exchange that the manager rolls back, with or without an error here."""
         try:
             yield
@@ -451,39 +458,36 @@ class DiLoCo:
                 "step %d: fragment %d of %d is not exchanged, and will be later, with what is learnt until "
                 "then: %s",
                 self.steps,
-                fragment + 1,
+                self._fragments.index(fragment) + 1,
                 len(self._fragments),
                 error,
             )
 
-    def _count(self, fragment: int, more: Counts) -> None:
-        assert self._group is not None
-        used, dropped = self._history[self._group][fragment]
-        self._history[self._group][fragment] = used + more[0], dropped + more[1]
-        self.rounds += more[0]
-        self.dropped_rounds += more[1]
+    def _history(self) -> dict[str, list[Counts]]:
+        """The exchanges of each fragment, by the name of the group in which they were made."""
+        groups = {name: None for one in self._fragments for name in one.history}
+        return {name: [one.history.get(name, (0, 0)) for one in self._fragments] for name in groups}
 
-    def _begin_group(self, name: str) -> None:
-        self._group = name
-        self._history[name] = [(0, 0) for _ in self._fragments]
+    def _load_history(self, history: Mapping[str, Sequence[Counts]]) -> None:
+        for number, fragment in enumerate(self._fragments):
+            fragment.history = {name: counts[number] for name, counts in history.items()}
+            if self._group is not None:
+                fragment.history.setdefault(self._group, (0, 0))
 
     def _progress(self) -> Progress:
-        settings = {**self._configuration(), "parameters": self._common.kinds}
-        history = {name: list(counts) for name, counts in self._history.items()}
-        offered = uuid.uuid4().hex
-        begins = "" if history else self._common.digest()
+        history = self._history()
         return Progress(
-            agreement.serialize(settings).decode(),
+            {**self._configuration, "parameters": self._common.kinds},
             self._group,
-            offered,
+            uuid.uuid4().hex,
             self.steps,
             history,
-            begins,
+            "" if history else self._common.digest(),
         )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
         """The error that prevents :meth:`rebind` on this rank, or None."""
-        if self._under_way:
+        if self._in_progress():
             return hvdc.ExchangeError(
                 "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
                 "some of them leave; where one is lost, go on until step() has raised"
@@ -503,10 +507,9 @@ class DiLoCo:
             furthest: for each fragment, the progress of the rank that is furthest ahead.
         """
         own = self._progress()
-        for fragment, work in self._failed.items():
-            used, _ = own.ended(furthest[fragment], fragment)
-            work.settle(dropped=used == 0)
-        self._failed.clear()
+        for number, fragment in enumerate(self._fragments):
+            used, _ = own.ended(furthest[number], number)
+            fragment.settle_failed(used=used != 0)
 
     def _catch_up(
         self, told: Sequence[Progress], chosen: Sequence[int], ranks: Collectives
@@ -518,127 +521,43 @@ class DiLoCo:
             # The outer optimizer's settings are those of the source that has come furthest.
             totals = {source: sum(map(told[source].total, range(len(chosen)))) for source in chosen}
             best = max(sorted(totals), key=totals.__getitem__)
-            self._common.receive(self._fragments, chosen, wanted, best, ranks)
+            self._common.receive(
+                [one.names for one in self._fragments], chosen, wanted, best, ranks
+            )
         for fragment in missing[ranks.rank]:
-            self._common.take(self._fragments[fragment])
-        self._history = merged(told, chosen)
-        counts = [one for counts in self._history.values() for one in counts]
-        self.rounds = sum(used for used, _ in counts)
-        self.dropped_rounds = sum(dropped for _, dropped in counts)
+            self._fragments[fragment].take()
+        self._load_history(merged(told, chosen))
         self.steps = max(one.steps for one in told)
 
     def _health(self) -> dict[str, Any]:
         """The state of this rank that a rank that is behind needs."""
         return {
-            "configuration": self._configuration(),
+            "configuration": self._configuration,
             **self._common.state_dict(),
             "progress": self._progress(),
-            "rounds": self.rounds,
-            "dropped_rounds": self.dropped_rounds,
         }
 
     @torch.no_grad()
     def _heal(self, state: dict[str, Any]) -> None:
         """Continues from another rank's :meth:`_health`."""
-        self._check_fits("manager", state)
+        self._checks.check_fits("manager", state)
         progress: Progress = state["progress"]
         self._settle_failed([progress] * len(self._fragments))
-        alike = progress.history == self._history and self._common.are(state)
+        alike = progress.history == self._history() and self._common.are(state)
         self._load({**state, "steps": progress.steps, "history": progress.history})
         if not alike:
-            self._common.take(self._common.own)
-
-    def _configuration(self) -> dict[str, Any]:
-        return {
-            "sync_every": self._sync_every,
-            "delay": self._delay,
-            "mixing": self._mixing,
-            "fragments": self._fragments,
-        }
+            self._take()
 
     def _check_state(self, who: str, state: dict[str, Any]) -> None:
-        if self._under_way:
+        if self._in_progress():
             raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
-        if not isinstance(state, dict) or "configuration" not in state:
-            kind = "None" if state is None else f"an object of type {type(state).__name__} without"
-            raise TypeError(f"DiLoCo.{who}: expected what state_dict() returned, got {kind}")
-        for field in ("steps", "rounds", "dropped_rounds"):
-            checks.check_number(
-                f"DiLoCo.{who}", field, state.get(field), 0, sys.maxsize, integer=True
-            )
-        if "compressor" not in state:
-            raise ValueError(f"DiLoCo.{who}: expected a compressor's state, got none")
-        self._check_counts(who, state.get("history"))
-        self._check_due(who, state.get("due"))
-        self._check_fits(who, state)
-
-    def _check_counts(self, who: str, history: Any) -> None:
-        every = history.values() if isinstance(history, dict) else [history]
-        if not all(
-            isinstance(counts, list)
-            and len(counts) == len(self._fragments)
-            and all(len(one) == 2 and all(type(n) is int and n >= 0 for n in one) for one in counts)
-            for counts in every
-        ):
-            raise ValueError(
-                f"DiLoCo.{who}: history: expected counts of {len(self._fragments)} fragments, got {history}"
-            )
-
-    def _check_due(self, who: str, due: Any) -> None:
-        values = self._common.values
-        fragment: Any
-        for fragment, one in due.items() if isinstance(due, dict) else [(None, due)]:
-            known = type(fragment) is int and 0 <= fragment < len(self._fragments)
-            shapes = [values[name].shape for name in self._fragments[fragment]] if known else []
-            fits = known and isinstance(one, (tuple, list)) and len(one) == 2
-            if (
-                not fits
-                or type(one[0]) is not int
-                or [getattr(t, "shape", None) for t in one[1]] != shapes
-            ):
-                raise ValueError(
-                    f"DiLoCo.{who}: due: expected averages of fragments by number, got others for fragment "
-                    f"{fragment}"
-                )
-
-    def _check_fits(self, who: str, state: dict[str, Any]) -> None:
-        expected, got = self._configuration(), state["configuration"]
-        for name, value in expected.items():
-            found = got.get(name) if isinstance(got, dict) else got
-            if isinstance(found, torch.Tensor) or found != value:
-                raise ValueError(f"DiLoCo.{who}: expected {name} {value}, got {found}")
-        self._common.check(who, state)
-
-    def _due_again(self, fragment: int, due: int, differences: list[torch.Tensor]) -> _Round:
-        """A fragment's exchange that has ended, from a state; a state may be on another device."""
-        there = [self._common.values[name].device for name in self._fragments[fragment]]
-        pairs = zip(differences, there, strict=True)
-        return _Round(due, [one.to(device, copy=True) for one, device in pairs], None)
+        self._checks.check(who, state)
 
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:
         self._common.load(state)
         self._fresh = False
-        self._history = {name: list(counts) for name, counts in state["history"].items()}
-        if self._group is not None:
-            self._history.setdefault(self._group, [(0, 0) for _ in self._fragments])
+        self._load_history(state["history"])
         self.steps = state["steps"]
-        self.rounds = state["rounds"]
-        self.dropped_rounds = state["dropped_rounds"]
-
-
-@dataclass
-class _Round:
-    """A fragment's exchange.
-
-    Attributes:
-        due: the step in which the average is used.
-        differences: this rank's differences until the exchange has ended; then the average.
-        work: the exchange; None if the average was loaded from a checkpoint.
-    """
-
-    due: int
-    differences: list[torch.Tensor]
-    work: hvdc.Work | Begun | None

@@ -2,10 +2,161 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from fnmatch import fnmatchcase
 
+import torch
+import torch.distributed as dist
 from torch import nn
+
+from hvd_compress.diloco.common import CommonParameters
+from hvd_compress.diloco.progress import Counts
+from hvd_compress.distributed.compressor import Accept, Compressor, Work
+
+
+class Fragment:
+    """Parameters that are exchanged together, and their exchange.
+
+    Args:
+        names: the names of the parameters, which are their keys in the compressor.
+        common: the common parameters of the model.
+        compressor: the compressor, which has the residuals.
+
+    Attributes:
+        names: the names of the parameters.
+        due: the step in which the average of the exchange in progress is used; None without an exchange.
+        history: the number of exchanges whose average was used, and of those that were dropped, by the name
+            of the group in which they were made.
+        averages: the averages of an exchange that has ended, until they are used; before its end, this
+            rank's differences.
+    """
+
+    def __init__(
+        self, names: Sequence[str], common: CommonParameters, compressor: Compressor
+    ) -> None:
+        self.names = list(names)
+        self.history: dict[str, Counts] = {}
+        self.due: int | None = None
+        self.averages: list[torch.Tensor] = []
+        self._common = common
+        self._compressor = compressor
+        self._begun: Work | Future[Work] | None = None
+        self._failed: Work | Future[Work] | None = None
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether the averages come from an exchange of this object, and not from a state."""
+        return self._begun is not None
+
+    def begin(self, due: int, accept: Accept | None = None, thread: Executor | None = None) -> None:
+        """Begins to exchange the differences of the common parameters and this rank's own.
+
+        Args:
+            due: the step in which the average is used.
+            accept: see :meth:`hvd_compress.distributed.Compressor.reduce`.
+            thread: the thread that makes the exchange; None is this one.
+        """
+        differences = [
+            copy - self._common.own[name].detach().to(copy.dtype) for name, copy in self._copies()
+        ]
+        self.settle_failed(used=False)
+        reduce = functools.partial(
+            self._compressor.reduce, differences, self.names, dist.ReduceOp.AVG, accept=accept
+        )
+        self._begun = reduce() if thread is None else thread.submit(reduce)
+        self.due, self.averages = due, differences
+
+    def wait(self) -> None:
+        """Waits for the exchange; if this raises an error, the exchange is no longer in progress."""
+        try:
+            if self._begun is not None:
+                _work(self._begun).wait()
+        except Exception:
+            self.due, self._failed, self._begun = None, self._begun, None
+            raise
+
+    def use(self, mixing: float, group: str) -> bool:
+        """Makes a step of the outer optimizer with the averages; then takes the common parameters.
+
+        A parameter that no rank has changed gets no gradient: momentum must not move frozen parameters.
+
+        Args:
+            mixing: the weight of this rank's own parameters in the result.
+            group: the name of the group in which the exchange was made.
+
+        Returns:
+            Whether there was a step: not if an average holds an Inf or a NaN.
+        """
+        averages, self.averages, self.due, self._begun = self.averages, [], None, None
+        # The same bits on every rank, so that all decide alike.
+        finite = all(bool(average.isfinite().all()) for average in averages)
+        if finite:
+            for name, average in zip(self.names, averages, strict=True):
+                self._common.copies[name].grad = average if bool(average.any()) else None
+            self._common.outer.step()
+            for name in self.names:
+                self._common.copies[name].grad = None
+        self.take(mixing if finite else 0.0)
+        used, dropped = self.history[group]
+        self.history[group] = used + finite, dropped + (not finite)
+        return finite
+
+    def take(self, mixing: float = 0.0) -> None:
+        """Sets this rank's parameters to the common ones; ``mixing`` is the weight of its own."""
+        for name, copy in self._copies():
+            own = self._common.own[name]
+            if mixing and own.requires_grad:
+                copy = torch.lerp(copy, own.detach().to(copy.dtype), mixing)
+            own.data.copy_(copy)
+
+    def settle_failed(self, *, used: bool) -> None:
+        """Settles residuals after an exchange that has failed on this rank, and perhaps not on others.
+
+        Args:
+            used: whether another rank has used its average.
+        """
+        failed, self._failed = self._failed, None
+        if isinstance(failed, Future) and failed.exception() is not None:
+            return  # Nothing was sent.
+        if failed is not None:
+            _work(failed).settle(dropped=not used)
+
+    def load(self, due: int, averages: Sequence[torch.Tensor]) -> None:
+        """Sets the averages of an exchange that has ended, from a state on any device."""
+        self.due = due
+        self.averages = [
+            average.to(copy.device, copy=True)
+            for (_, copy), average in zip(self._copies(), averages, strict=True)
+        ]
+        self._begun = None
+
+    def _copies(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, self._common.copies[name].detach()) for name in self.names]
+
+
+def _work(begun: Work | Future[Work]) -> Work:
+    return begun.result() if isinstance(begun, Future) else begun
+
+
+def check_model(model: nn.Module, own: Mapping[str, nn.Parameter]) -> None:
+    """Raises ``ValueError`` if the model's trainable parameters are not the ones in its fragments.
+
+    Args:
+        model: the model.
+        own: the parameters of all fragments, by name.
+    """
+    now = dict(model.named_parameters())
+    new = [n for n, p in now.items() if p.requires_grad and own.get(n) is not p]
+    gone = [n for n, p in own.items() if now.get(n) is not p and n not in new]
+    if new or gone:
+        raise ValueError(
+            f"DiLoCo.model: expected the parameters that required gradients when DiLoCo was made, got "
+            f"new, replaced or unfrozen ones {new[:5]}, and without {gone[:5]}: make DiLoCo while "
+            f"everything that is to be trained requires gradients, and freeze it afterwards; or "
+            f"synchronize(), change the model, and make a new DiLoCo with a new compressor"
+        )
 
 
 def split(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Counts = tuple[int, int]
 """The number of a fragment's exchanges whose average was used, and of those that were dropped."""
@@ -14,7 +15,7 @@ class Progress:
     """A rank's progress, which ranks tell each other when they form a new group.
 
     Attributes:
-        settings: the settings that have to be the same on every rank, serialized.
+        settings: the settings that have to be the same on every rank.
         group: the name of the group that the rank comes from; None if it comes from no group.
         offered: a name for the new group; the group takes the first rank's.
         steps: the number of training steps.
@@ -22,7 +23,7 @@ class Progress:
         begins: for a new rank, a digest of its common parameters; otherwise empty.
     """
 
-    settings: str
+    settings: Mapping[str, Any]
     group: str | None
     offered: str
     steps: int

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs.calls import expect_instance
-from hvd_compress.distributed.compressor import Compressor
-from hvd_compress.distributed.work import Work
+from hvd_compress.distributed.compressor import Compressor, Work
 
 
 def all_reduce(

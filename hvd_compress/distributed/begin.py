@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.engine.slots import expect_memory
-from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
 
 
@@ -33,14 +33,14 @@ def begin_alike(
 
     Raises:
         ValueError: a parameter is on the meta device.
-        ExchangeError: settings or parameters differ (raised on every rank, with the difference); or there
-            is no process group.
+        ExchangeError: settings or parameters differ (raised on every rank, with the difference); another
+            rank has told of an error; or there is no process group.
     """
-    expect_memory_of(parameters)
     group = compressor.process_group
-    device = next(iter(parameters.values())).device
+    with problem_told(group):
+        expect_memory_of(parameters)
     shapes = {name: [str(p.dtype), list(p.shape)] for name, p in parameters.items()}
-    line = agreement.serialize({**settings, "parameters": shapes})
-    Agreement(collectives_of(group, device), line).settle()
+    ranks = collectives_of(group, meeting_place(group))
+    agreement.compare(tell(ranks, {**settings, "parameters": shapes}))
     for parameter in parameters.values():
         dist.broadcast(parameter.data, group=group, group_src=0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Unpack
@@ -16,35 +14,77 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
-from hvd_compress.distributed.keys import Keys, kind_of, like, pairs
-from hvd_compress.distributed.norms import Norms
-from hvd_compress.distributed.places import Place, check_lost, together
-from hvd_compress.distributed.work import Work
+from hvd_compress.distributed.keys import Keys, like, pairs
+from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
-from hvd_compress.engine.state_checks import check
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison
 from hvd_compress.process_group.collectives import Over
-from hvd_compress.process_group.compressor import ProcessGroupCompressor
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
 from hvd_compress.process_group.step import Bucket, Step
-from hvd_compress.process_group.values import tell
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.ranks.values import records
-
-_log = logging.getLogger(__name__)
 
 Accept = Callable[[], None]
 """A function that is called when the results have arrived, and raises if they must not be used."""
 
 
+class Work:
+    """The result of ``all_reduce(..., async_op=True)``; used like ``torch.distributed.Work``.
+
+    Args:
+        bucket: the call's tensors.
+        over: a function that is called once, at the end of :meth:`wait`.
+        check: a function that is called once before ``over``, unless the call has failed; may raise an
+            error.
+    """
+
+    def __init__(
+        self, bucket: Bucket, over: Callable[[], None], check: Callable[[], None] | None = None
+    ) -> None:
+        self._bucket = bucket
+        self._over: Callable[[], None] | None = over
+        self._check = check
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        return self._bucket.future.done()
+
+    def settle(self, *, dropped: bool) -> None:
+        """Settles residuals after :meth:`wait` has raised; other ranks may have received this rank's data.
+
+        Args:
+            dropped: whether no rank uses the results.
+        """
+        self._bucket.settle(dropped)
+
+    def wait(self) -> bool:
+        """Waits until the tensors hold the results; has to be called before their next ``all_reduce``.
+
+        On a CUDA device, the current stream waits, and the host does not.
+
+        Returns:
+            True.
+
+        Raises:
+            ExchangeError: the ranks' calls differ, or another rank has failed.
+            PayloadError: a payload was altered in transit.
+        """
+        try:
+            self._bucket.future.wait()
+            check, self._check = self._check, None
+            if check is not None:
+                check()
+        finally:
+            over, self._over = self._over, None
+            if over is not None:
+                over()
+        return True
+
+
 @guard
-class Compressor(ProcessGroupCompressor):
+class Compressor(RebindingCompressor):
     """The codec, exchange and residuals of :func:`hvd_compress.distributed.all_reduce`.
 
     Holds a residual for each key that ``all_reduce`` is called with. All tensors with the same key have the
@@ -64,10 +104,7 @@ class Compressor(ProcessGroupCompressor):
     _remedy = "give it to hvd_compress.distributed.all_reduce on every rank"
     _idle_after = "wait() of every all_reduce"
 
-    _made_by_use = ProcessGroupCompressor._made_by_use | {
-        *("_slots", "_routed", "_comparisons", "_calls", "_prepared", "_under_way", "_member"),
-        *("_members", "_norms"),
-    }
+    _made_by_use = RebindingCompressor._made_by_use | {"_slots", "_under_way"}
 
     def __init__(
         self,
@@ -79,7 +116,6 @@ class Compressor(ProcessGroupCompressor):
         self._keys = Keys(self._route_of)
         super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
         self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
-        self._came_from: int | None = None  # The ranks of the last group.
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -87,14 +123,7 @@ class Compressor(ProcessGroupCompressor):
 
     def _begin_unbound(self) -> None:
         super()._begin_unbound()
-        self._routed: set[str] = set()
-        self._comparisons: Line | None = None
-        self._calls = self._dropped = 0
-        self._prepared: set[tuple[str, bool]] = set()
         self._under_way: list[Bucket] = []
-        self._member = uuid.uuid4().hex
-        self._members: list[str] = []  # Of the group, by rank, if they have told each other.
-        self._norms: Norms | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -249,91 +278,33 @@ class Compressor(ProcessGroupCompressor):
         with self._keys.of_states("load_resized", states):
             super().load_resized(states)
 
-    @torch.no_grad()
-    def rebind(
-        self,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        lost: Iterable[dict[str, Any]] = (),
-    ) -> None:
-        """Continues among the ranks of another process group; all of them call it, including new ranks.
-
-        Residuals keep their share in the ranks' average. A rank that stays multiplies its residual by
-        ``K' / K``, if there were ``K`` ranks and now are ``K'``; the residuals of parts that it owned are
-        included. A new rank begins with zero residuals, and with the keys of the other ranks and their
-        positions in the noise. The residuals of a rank that has left are missing, unless ``lost`` holds
-        them; a message in the log names these ranks, and the norm of what is missing if it is known.
-
-        Args:
-            process_group: the ranks; None is the default group, which may differ from the one before.
-            lost: the latest available :meth:`state_dict` of each rank that has left, in CPU memory; the
-                same on every rank that stays. The residuals in these states are shared out.
-
-        Raises:
-            ExchangeError: tensors are being exchanged; ranks have different seeds, or different keys or
-                another order of keys; or something is wrong on another rank. Nothing is changed then.
-            ValueError: a state in ``lost`` does not belong to a rank that has left, or has other keys; the
-                other ranks raise an :class:`ExchangeError`. Nothing is changed then.
-        """
-        ranks = collectives_of(process_group, meeting_place(process_group))
-        lost, problem = list(lost), None
-        try:
-            self._expect_idle("rebind")
-            if any(slot.owned is not None and slot.owned.state for slot in self._slots):
-                raise ValueError(
-                    "rebind: expected a compressor without owner_step, got one whose state would be lost "
-                    "with the rank that owns it"
-                )
-            check_lost(lost, self._keys.kinds, self._members)
-            for state in lost:
-                check("rebind.lost", [self._keys.slots[key] for key in state["keys"]], state, {})
-        except (ExchangeError, TypeError, ValueError) as error:
-            problem = error
-        own_places = {
-            key: (kind_of(slot.parameter), slot.step, slot.exchanges)
-            for key, slot in self._keys.slots.items()
-        }
-        members = [str(state["member"]) for state in lost] if problem is None else []
-        own = Place(self._member, self._came_from, self._seed, own_places, members)
-        told = records(Place, tell(ranks, own, problem))
-        places = together(told)
-        norms = Norms(ranks.among(range(ranks.size)))
-        stayed = sum(one.size is not None for one in told)
-        before = {
-            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._keys.slots.values()
-        }
-        old = self._came_from or ranks.size
-        self._report(told, lost)
-        self._process_group = process_group
-        self._join_group()
-        self._bound = True
-        self._came_from = self._size
-        self._comparisons, self._norms = None, norms
-        self._calls = self._dropped = 0
-        self._prepared.clear()
-        self._routed.clear()
-        self._members = [one.member for one in told]
-        for key, (kind, step, exchanges) in places.items():
-            slot = self._keys.slots.get(key) or self._keys.add(key, kind)
-            residual = before.get(key)
-            if residual is not None:
-                residual *= ranks.size / old
-                for state in lost:
-                    if key in state["tensors"]:
-                        rest = unsent(state["tensors"][key], slot.shape)
-                        residual += rest * (ranks.size / stayed / state["size"])
-            begin_with(slot, residual)
-            slot.route = slot.route.among(self._size)
-            slot.step, slot.exchanges, slot.pending = step, exchanges, False
-
     def share_norms(self, *, early: bool = False) -> None:
         """Sends the norm of this rank's residuals to all ranks without waiting, for :meth:`rebind`'s log.
 
         All ranks that :meth:`rebind` has brought together call it equally often: after an exchange; or
         before an exchange (``early``) that may fail on some ranks only.
         """
-        assert self._norms is not None
-        self._norms.share(self.residual_norm(), early=early)
+        norms = self._norms
+        assert norms is not None
+        norms.shares, norms.early = norms.shares + 1, early
+        share = norms.shares
+        device = norms.ranks.device
+        parts = [torch.zeros((), dtype=torch.float64, device=device)]
+        for slot in self._slots:
+            for one in (slot, slot.owned):
+                if one is not None and one.residual is not None:
+                    part = torch.linalg.vector_norm(one.residual, dtype=torch.float64)
+                    parts.append((part / one.residual_scale).to(device))
+        own = torch.linalg.vector_norm(torch.stack(parts)).view(1)
+
+        def keep(error: Exception | None) -> None:
+            if error is None:
+                norms.arrived, norms.values = share, rows.view(-1)
+
+        # A rank that is lost is told of by the next exchange.
+        with contextlib.suppress(RuntimeError):
+            rows, work = norms.ranks.all_gather(own)
+            norms.ranks.when_over(work, keep)
 
     def close(self) -> None:
         """Closes the connections to the other ranks after an error, so that they notice it at once.
@@ -343,57 +314,14 @@ class Compressor(ProcessGroupCompressor):
         if self._comparisons is not None:
             self._comparisons.close()
         if self._norms is not None:
-            self._norms.close()
+            self._norms.ranks.close()
         if self._made_launcher is not None:
             self._made_launcher.close()
-
-    def _report(self, told: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
-        """Logs which ranks have left, on the first rank that stays."""
-        here = {one.member for one in told}
-        first = next((one.member for one in told if one.size is not None), None)
-        gone = [rank for rank, member in enumerate(self._members) if member not in here]
-        if not gone or first != self._member:
-            return
-        shared = {state["member"] for state in lost}
-        missing = [rank for rank in gone if self._members[rank] not in shared]
-        norm = self._norms.of(missing) if self._norms else "unknown"
-        _log.log(
-            logging.WARNING if missing else logging.INFO,
-            "ranks %s of %d are gone; %s",
-            gone,
-            len(self._members),
-            f"what ranks {missing} had not sent, of norm {norm}, is missing from training"
-            if missing
-            else "what they had not sent is shared out",
-        )
-
-    def _saved(self, slot: Slot) -> dict[str, Any]:
-        saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]
-        return saved
 
     def _start_line(self, device: torch.device) -> None:
         if self._comparisons is None:
             self._connect(device)
             self._comparisons = Line(self._collectives)
-
-    def load_for_rebind(self, state: dict[str, Any]) -> None:
-        """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
-
-        Raises:
-            ValueError: the state has another seed or other tensors. Nothing is changed then.
-            ExchangeError: tensors are being exchanged.
-        """
-        self._expect_idle("load_state_dict")
-        with self._keys.of_states("load_state_dict", [state]):
-            # rebind() refuses what an owner step's state belongs to, whatever the parts are.
-            rank, size = state.get("rank"), state.get("size")
-            if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
-                raise ValueError(
-                    f"load_state_dict: expected a rank of some ranks, got rank {rank} of {size}"
-                )
-            restore(self._slots, state, rank, size, self._seed, owned_by=lambda slot: None)
-        self._last.replace()
-        self._came_from = size
 
     def _bind(self) -> None:
         if not self._bound:
@@ -476,10 +404,9 @@ class Compressor(ProcessGroupCompressor):
         assert self._comparisons is not None
         # A compressor that was made anew on some ranks only would have no process groups yet.
         counted = {"calls before": self._calls, "calls of drop_step": self._dropped}
-        content = agreement.serialize({**settings, **counted})
         self._calls += 1
         if over is not None:
-            Comparison(self._comparisons, content, over)
+            Comparison(self._comparisons, {**settings, **counted}, over)
             return
         told, answers = threading.Event(), []
 
@@ -487,7 +414,7 @@ class Compressor(ProcessGroupCompressor):
             answers.append(error)
             told.set()
 
-        Comparison(self._comparisons, content, answer)
+        Comparison(self._comparisons, {**settings, **counted}, answer)
         told.wait()
         if answers[0] is not None:
             raise answers[0]
@@ -512,6 +439,11 @@ class Compressor(ProcessGroupCompressor):
         for slot in slots:
             slot.pending = False
         self._count([bucket])
+
+
+def group_of(given: Any) -> dist.ProcessGroup | None:
+    """The process group of what :func:`compressor_of` would return."""
+    return given.process_group if isinstance(given, Compressor) else None
 
 
 def compressor_of(given: Any, where: str, write: str, **options: Any) -> Compressor:

@@ -1,11 +1,14 @@
-"""The information that ranks exchange when they continue in another process group."""
+"""The information that ranks exchange for the case that some of them continue in another process group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.ranks.errors import ExchangeError
 
 Positions = Mapping[str, tuple[dict[str, Any], int, int]]
@@ -30,6 +33,39 @@ class Place:
     seed: int
     positions: Positions
     lost: Sequence[str]
+
+
+@dataclass
+class Norms:
+    """The norms of all ranks' residuals, which ranks tell each other without waiting.
+
+    Attributes:
+        ranks: the collectives among the ranks, in a group that nothing else uses.
+        shares: the number of times that this rank has told its own.
+        early: whether it told the last one before an exchange, and not after it.
+        arrived: the number of this rank's share that the others' latest norms belong to.
+        values: these norms, shape=(ranks,), float64.
+    """
+
+    ranks: Collectives
+    shares: int = 0
+    early: bool = False
+    arrived: int = 0
+    values: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.float64, device="cpu")
+    )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the norms of all ranks have arrived since the last exchange."""
+        return 0 < self.shares == self.arrived and not self.early
+
+    def of(self, ranks: Iterable[int]) -> str:
+        """The norm of the residuals of some ranks together, in words."""
+        if not self.arrived:
+            return "unknown"
+        together = self.values.square()[list(ranks)].sum().sqrt().item()
+        return f"{together:.6g}" + ("" if self.complete else " before the last exchange")
 
 
 def together(told: Sequence[Place]) -> Positions:

@@ -32,7 +32,6 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.step import Bucket, Part
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
 _FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
@@ -412,7 +411,7 @@ def _difference(
 ) -> Exception | None:
     """The error that names the ranks' differences, or None."""
     try:
-        Agreement(collectives_of(group, device), agreement.serialize(line)).settle()
+        Agreement(collectives_of(group, device), line).settle()
     except ExchangeError as error:
         return error
     return None

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
-from hvd_compress.distributed.compressor import compressor_of
-from hvd_compress.distributed.work import Work
+from hvd_compress.distributed.compressor import Work, compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.values import problem_told
 
 _log = logging.getLogger(__name__)
 
@@ -79,20 +79,23 @@ class DoubleBuffering:
         trial_steps: int = 10,
     ) -> None:
         call = "DoubleBuffering(model.named_parameters(), optimizer, {})"
-        compressor = compressor_of(codec, "DoubleBuffering", call)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"DoubleBuffering.optimizer: expected a torch.optim.Optimizer, got "
-                f"{type(optimizer).__name__}"
+        with problem_told(group_of(codec)):
+            compressor = compressor_of(codec, "DoubleBuffering", call)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(
+                    f"DoubleBuffering.optimizer: expected a torch.optim.Optimizer, got "
+                    f"{type(optimizer).__name__}"
+                )
+            if enabled not in (True, False, None):
+                raise TypeError(
+                    f"DoubleBuffering.enabled: expected True, False or None, got {enabled!r}"
+                )
+            checks.check_number(
+                "DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True
             )
-        if enabled not in (True, False, None):
-            raise TypeError(
-                f"DoubleBuffering.enabled: expected True, False or None, got {enabled!r}"
-            )
-        checks.check_number("DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True)
-        self._named = dict(params)
-        self._optimizer, self._compressor = optimizer, compressor
-        self._check_parameters()
+            self._named = dict(params)
+            self._optimizer, self._compressor = optimizer, compressor
+            self._check_parameters()
         self._trial_steps = trial_steps
         self.enabled = enabled
         self.report: str | None = None

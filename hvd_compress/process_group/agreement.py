@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +13,7 @@ from hvd_compress.process_group.collectives import Collectives, Over, contents, 
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import explained
-from hvd_compress.ranks.values import check_lengths
+from hvd_compress.ranks.values import check_lengths, deserialize
 
 _LENGTH_BYTES = 8
 
@@ -26,18 +28,19 @@ _NOTE = (
 class Agreement:
     """One comparison of the ranks' configurations.
 
-    A gather needs messages of the same length, and lines of JSON differ in length. So digests are sent
-    first; only if they differ, the lines are sent as well, to show what differs.
+    A gather needs messages of the same length, and configurations differ in length. So digests are sent
+    first; only if they differ, the configurations are sent as well, to show what differs.
 
     Args:
         collectives: the collectives among the ranks.
-        line: this rank's configuration, serialized.
+        configuration: this rank's configuration, JSON-serializable.
     """
 
-    def __init__(self, collectives: Collectives, line: bytes) -> None:
+    def __init__(self, collectives: Collectives, configuration: dict[str, Any]) -> None:
         self._collectives = collectives
-        self._line = line
-        self._digests, self._work = collectives.all_gather(_digest(line, collectives.meeting))
+        self._content = _serialize(configuration)
+        digest = _digest(self._content, collectives.meeting)
+        self._digests, self._work = collectives.all_gather(digest)
 
     def settle(self) -> None:
         """Waits for the other ranks.
@@ -49,10 +52,10 @@ class Agreement:
             self._work.wait()
         lengths = _lengths_if_different(self._digests)
         if lengths:
-            padded = message(self._line, max(lengths), self._collectives.meeting)
-            lines, work = self._collectives.all_gather(padded)
+            padded = message(self._content, max(lengths), self._collectives.meeting)
+            told, work = self._collectives.all_gather(padded)
             work.wait()
-            _check(lines, lengths)
+            _check(told, lengths)
 
 
 class Comparison:
@@ -62,13 +65,13 @@ class Comparison:
 
     Args:
         line: a line that carries only comparisons; all ranks take its tickets in the same order.
-        content: this rank's configuration, serialized.
+        configuration: this rank's configuration, JSON-serializable.
         over: a function that any thread calls once, with None, or on every rank with an
             :class:`ExchangeError` that names the difference.
     """
 
-    def __init__(self, line: Line, content: bytes, over: Over) -> None:
-        self._content, self._over = content, over
+    def __init__(self, line: Line, configuration: dict[str, Any], over: Over) -> None:
+        self._content, self._over = _serialize(configuration), over
         asked, self._told = line.ticket(), line.ticket()
         asked.start(self._ask, self._end)
 
@@ -83,7 +86,7 @@ class Comparison:
 
         def tell(ranks: Collectives) -> None:
             padded = message(self._content, max(lengths), ranks.meeting)
-            self._gather(ranks, padded, lambda lines: _check(lines, lengths))
+            self._gather(ranks, padded, lambda told: _check(told, lengths))
 
         self._told.start(tell, self._end)
 
@@ -107,13 +110,17 @@ class Comparison:
         self._told.end(error)
 
 
-def _digest(line: bytes, device: torch.device) -> torch.Tensor:
-    digest = len(line).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(line).digest()
+def _serialize(configuration: dict[str, Any]) -> bytes:
+    return json.dumps(configuration, sort_keys=True).encode()
+
+
+def _digest(content: bytes, device: torch.device) -> torch.Tensor:
+    digest = len(content).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(content).digest()
     return message(digest, len(digest), device)
 
 
 def _lengths_if_different(digests: torch.Tensor) -> list[int]:
-    """The lengths of the ranks' lines, or an empty list if the lines are the same."""
+    """The lengths of the ranks' configurations, or an empty list if these are the same."""
     rows = [bytes(row.tolist()) for row in digests]
     if len(set(rows)) == 1:
         return []
@@ -122,6 +129,6 @@ def _lengths_if_different(digests: torch.Tensor) -> list[int]:
     return lengths
 
 
-def _check(lines: torch.Tensor, lengths: Sequence[int]) -> None:
-    """Raises an :class:`ExchangeError` that names the difference between the lines."""
-    agreement.check(b"".join(contents(lines, lengths)))
+def _check(told: torch.Tensor, lengths: Sequence[int]) -> None:
+    """Raises an :class:`ExchangeError` that names the difference between the configurations."""
+    agreement.compare(deserialize(contents(told, lengths)))

@@ -33,7 +33,6 @@ from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher
 from hvd_compress.process_group.step import Bucket, Part, Step
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 
 
@@ -254,7 +253,7 @@ class ProcessGroupCompressor(CompressorBase):
         if self._former is not None:
             # Within a step, while buckets are on their way, ranks learn lengths at different times.
             configuration.pop("lengths of messages", None)
-        return Agreement(self._collectives, agreement.serialize(configuration))
+        return Agreement(self._collectives, configuration)
 
     def _confirm(self, bucket: Bucket) -> None:
         """Waits for the other ranks if they may not expect the routes of a bucket's tensors.

@@ -12,7 +12,6 @@ from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
-from hvd_compress.ranks import agreement
 
 
 class Transport(Protocol):
@@ -71,7 +70,7 @@ class ProcessGroupTransport:
     def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
         # Values can meet on any device that the group has a backend for.
         place = meeting_place(self._process_group) if device.type == "cpu" else device
-        return Agreement(self._collectives(place), agreement.serialize(settings)).settle
+        return Agreement(self._collectives(place), settings).settle
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
         result, work = self._collectives(collective.message.device).start(collective)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hvd_compress.process_group.collectives import Collectives, contents, message
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import MOST_BYTES, check_lengths, deserialize, serialize
 
@@ -41,6 +45,21 @@ def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> li
         if error is not None:
             raise ExchangeError(f"rank {rank}: {error}")
     return [one for one, _ in told]
+
+
+@contextlib.contextmanager
+def problem_told(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Tells the other ranks, which call :func:`tell` after this block, of an error in it.
+
+    Args:
+        group: the ranks; None is the default group. Without a process group, there is no one to tell.
+    """
+    try:
+        yield
+    except Exception as problem:
+        with contextlib.suppress(Exception):
+            tell(collectives_of(group, meeting_place(group)), None, problem)
+        raise
 
 
 def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | None:

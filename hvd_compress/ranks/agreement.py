@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.ranks.errors import ExchangeError
@@ -17,15 +18,21 @@ def serialize(configuration: dict[str, Any]) -> bytes:
 
 
 def check(gathered: bytes) -> None:
-    """Compares all ranks' configurations.
-
-    Args:
-        gathered: the ranks' lines, one after the other in rank order.
+    """Compares all ranks' configurations, from their lines, one after the other in rank order.
 
     Raises:
         ExchangeError: settings differ, with each rank's value of each of them; or a line is not JSON.
     """
-    ranks = [_flatten(settings) for settings in deserialize(gathered.splitlines())]
+    compare(deserialize(gathered.splitlines()))
+
+
+def compare(configurations: Sequence[dict[str, Any]]) -> None:
+    """Raises :class:`ExchangeError`, with each rank's value of each setting that differs.
+
+    Args:
+        configurations: the ranks' configurations, in rank order.
+    """
+    ranks = [_flatten(settings) for settings in configurations]
     settings = sorted(set().union(*ranks))
     differing = [s for s in settings if len({_canonical(rank, s) for rank in ranks}) > 1]
     if not differing:

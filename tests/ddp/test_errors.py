@@ -282,7 +282,7 @@ def test_a_length_of_settings_that_cannot_be_true() -> None:
     """No rank takes memory for it."""
     ranks = Collectives(None)
     if dist.get_rank() == 0:
-        compared = Agreement(ranks, b"settings")
+        compared = Agreement(ranks, {"seed": 1})
         with pytest.raises(hvdc.ExchangeError, match="expected messages of at most"):
             compared.settle()
     else:

@@ -1,0 +1,201 @@
+"""Compressors that continue among the ranks of another process group."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.distributed.keys import Keys, kind_of
+from hvd_compress.distributed.places import Norms, Place, check_lost, together
+from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.state_checks import check
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.compressor import ProcessGroupCompressor
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.launcher import Line
+from hvd_compress.process_group.values import tell
+from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.values import records
+
+_log = logging.getLogger(__name__)
+
+Met = Callable[[Sequence[Any]], None]
+"""A function that is called with what each rank of a new group has told, and raises if it does not fit."""
+
+
+class RebindingCompressor(ProcessGroupCompressor):
+    """The base of a compressor whose ranks may leave and join between two calls.
+
+    For the arguments, see :class:`ProcessGroupCompressor`.
+    """
+
+    _made_by_use = ProcessGroupCompressor._made_by_use | {
+        *("_routed", "_comparisons", "_calls", "_prepared", "_member", "_members", "_norms")
+    }
+
+    _keys: Keys
+    _came_from: int | None = None  # The ranks of the last group.
+
+    def _begin_unbound(self) -> None:
+        super()._begin_unbound()
+        self._routed: set[str] = set()
+        self._comparisons: Line | None = None
+        self._calls = self._dropped = 0
+        self._prepared: set[tuple[str, bool]] = set()
+        self._member = uuid.uuid4().hex
+        self._members: list[str] = []  # Of the group, by rank, if they have told each other.
+        self._norms: Norms | None = None
+
+    @torch.no_grad()
+    def rebind(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        lost: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        """Continues among the ranks of another process group; all of them call it, including new ranks.
+
+        Residuals keep their share in the ranks' average. A rank that stays multiplies its residual by
+        ``K' / K``, if there were ``K`` ranks and now are ``K'``; the residuals of parts that it owned are
+        included. A new rank begins with zero residuals, and with the keys of the other ranks and their
+        positions in the noise. The residuals of a rank that has left are missing, unless ``lost`` holds
+        them; a message in the log names these ranks, and the norm of what is missing if it is known.
+
+        Args:
+            process_group: the ranks; None is the default group, which may differ from the one before.
+            lost: the latest available :meth:`state_dict` of each rank that has left, in CPU memory; the
+                same on every rank that stays. The residuals in these states are shared out.
+
+        Raises:
+            ExchangeError: tensors are being exchanged; ranks have different seeds, or different keys or
+                another order of keys; or something is wrong on another rank. Nothing is changed then.
+            ValueError: a state in ``lost`` does not belong to a rank that has left, or has other keys; the
+                other ranks raise an :class:`ExchangeError`. Nothing is changed then.
+        """
+        self.rebind_along(process_group, lost)
+
+    @torch.no_grad()
+    def rebind_along(
+        self,
+        process_group: dist.ProcessGroup | None,
+        lost: Iterable[dict[str, Any]],
+        value: Any = None,
+        problem: Exception | None = None,
+        met: Met = lambda told: None,
+    ) -> Collectives:
+        """:meth:`rebind` for an object that has this compressor, and tells the ranks something of its own.
+
+        Args:
+            process_group, lost: see :meth:`rebind`.
+            value: what the object tells the other ranks, JSON-serializable.
+            problem: the error that prevents the object's part on this rank, or None.
+            met: called with the ranks' values before anything changes; raises if these do not fit together,
+                or settles what residuals depend on.
+
+        Returns:
+            The collectives among the ranks.
+        """
+        ranks = collectives_of(process_group, meeting_place(process_group))
+        lost = list(lost)
+        try:
+            if problem is not None:
+                raise problem
+            self._expect_idle("rebind")
+            if any(slot.owned is not None and slot.owned.state for slot in self._slots):
+                raise ValueError(
+                    "rebind: expected a compressor without owner_step, got one whose state would be lost "
+                    "with the rank that owns it"
+                )
+            check_lost(lost, self._keys.kinds, self._members)
+            for state in lost:
+                check("rebind.lost", [self._keys.slots[key] for key in state["keys"]], state, {})
+        except (ExchangeError, TypeError, ValueError) as error:
+            problem = error
+        own_places = {
+            key: (kind_of(slot.parameter), slot.step, slot.exchanges)
+            for key, slot in self._keys.slots.items()
+        }
+        members = [str(state["member"]) for state in lost] if problem is None else []
+        own = Place(self._member, self._came_from, self._seed, own_places, members)
+        values = tell(ranks, [own, value], problem)
+        told = records(Place, [place for place, _ in values])
+        places = together(told)
+        met([one for _, one in values])
+        norms = Norms(ranks.among(range(ranks.size)))
+        stayed = sum(one.size is not None for one in told)
+        before = {
+            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._keys.slots.values()
+        }
+        old = self._came_from or ranks.size
+        self._report(told, lost)
+        self._process_group = process_group
+        self._join_group()
+        self._bound = True
+        self._came_from = self._size
+        self._comparisons, self._norms = None, norms
+        self._calls = self._dropped = 0
+        self._prepared.clear()
+        self._routed.clear()
+        self._members = [one.member for one in told]
+        for key, (kind, step, exchanges) in places.items():
+            slot = self._keys.slots.get(key) or self._keys.add(key, kind)
+            residual = before.get(key)
+            if residual is not None:
+                residual *= ranks.size / old
+                for state in lost:
+                    if key in state["tensors"]:
+                        rest = unsent(state["tensors"][key], slot.shape)
+                        residual += rest * (ranks.size / stayed / state["size"])
+            begin_with(slot, residual)
+            slot.route = slot.route.among(self._size)
+            slot.step, slot.exchanges, slot.pending = step, exchanges, False
+        return ranks
+
+    def load_for_rebind(self, state: dict[str, Any]) -> None:
+        """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
+
+        Raises:
+            ValueError: the state has another seed or other tensors. Nothing is changed then.
+            ExchangeError: tensors are being exchanged.
+        """
+        self._expect_idle("load_state_dict")
+        with self._keys.of_states("load_state_dict", [state]):
+            # rebind() refuses what an owner step's state belongs to, whatever the parts are.
+            rank, size = state.get("rank"), state.get("size")
+            if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+                raise ValueError(
+                    f"load_state_dict: expected a rank of some ranks, got rank {rank} of {size}"
+                )
+            restore(self._slots, state, rank, size, self._seed, owned_by=lambda slot: None)
+        self._last.replace()
+        self._came_from = size
+
+    def _report(self, told: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
+        """Logs which ranks have left, on the first rank that stays."""
+        here = {one.member for one in told}
+        first = next((one.member for one in told if one.size is not None), None)
+        gone = [rank for rank, member in enumerate(self._members) if member not in here]
+        if not gone or first != self._member:
+            return
+        shared = {state["member"] for state in lost}
+        missing = [rank for rank in gone if self._members[rank] not in shared]
+        norm = self._norms.of(missing) if self._norms else "unknown"
+        _log.log(
+            logging.WARNING if missing else logging.INFO,
+            "ranks %s of %d are gone; %s",
+            gone,
+            len(self._members),
+            f"what ranks {missing} had not sent, of norm {norm}, is missing from training"
+            if missing
+            else "what they had not sent is shared out",
+        )
+
+    def _saved(self, slot: Slot) -> dict[str, Any]:
+        saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]
+        return saved
