@@ -14,12 +14,16 @@ import torch
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
-from hvd_compress.distributed.compressor import compressor_of
+from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.values import problem_told
 
 _log = logging.getLogger(__name__)
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
+
+_KEPT = ("_compressor", "_begun", "_zeros", "skipped_steps")
+"""The attributes that a copy has in addition to those of every optimizer."""
 
 _UNKNOWN_ROOT = 1e-3
 """The fraction of a parameter's root mean square below which the root of an element's variance is unknown:
@@ -86,27 +90,35 @@ class OneBitAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        if isinstance(codec, hvdc.Compressor) and warmup_steps is not None:
-            raise ValueError(
-                f"OneBitAdam.warmup_steps: expected those of the compressor, got {warmup_steps}, too"
+        with problem_told(group_of(codec)):
+            if isinstance(codec, hvdc.Compressor) and warmup_steps is not None:
+                raise ValueError(
+                    f"OneBitAdam.warmup_steps: expected those of the compressor, got {warmup_steps}, too"
+                )
+            call = "OneBitAdam(model.named_parameters(), {}, warmup_steps=1000)"
+            compressor = compressor_of(codec, "OneBitAdam", call, warmup_steps=warmup_steps or 0)
+            if compressor.warmup_steps < 1:
+                raise ValueError(
+                    f"OneBitAdam.warmup_steps: expected uncompressed steps at the start to learn the "
+                    f"variance in, such as 1000, got {compressor.warmup_steps}"
+                )
+            for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+                checks.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
+            for beta in betas:
+                checks.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
+            self._compressor = compressor
+            self._begun = False  # Until all groups are there.
+            self.skipped_steps = 0
+            self._zeros: Counter[str] = Counter()  # Steps without a gradient, by parameter.
+            super().__init__(
+                params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
             )
-        call = "OneBitAdam(model.named_parameters(), {}, warmup_steps=1000)"
-        compressor = compressor_of(codec, "OneBitAdam", call, warmup_steps=warmup_steps or 0)
-        if compressor.warmup_steps < 1:
-            raise ValueError(
-                f"OneBitAdam.warmup_steps: expected uncompressed steps at the start to learn the variance "
-                f"in, such as 1000, got {compressor.warmup_steps}"
-            )
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            checks.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
-        for beta in betas:
-            checks.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
-        self._compressor = compressor
-        self.skipped_steps = 0
-        self._zeros: Counter[str] = Counter()  # Steps without a gradient, by parameter.
-        super().__init__(
-            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        )
+        self._begin_alike()
+        self._begun = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: vars(self)[name] for name in _KEPT}
+        return {**super().__getstate__(), **own}
 
     @property
     def compressor(self) -> hvdc.Compressor:
@@ -119,12 +131,28 @@ class OneBitAdam(torch.optim.Optimizer):
         Raises:
             ExchangeError: ranks differ in options or parameters.
         """
-        super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        options = {name: added[name] for name in _OPTIONS}
-        named = dict(zip(self._names()[-1], added["params"], strict=True))
-        settings = {**options, "warmup_steps": self._compressor.warmup_steps}
-        begin_alike(self._compressor, named, settings)
+        if not self._begun:
+            super().add_param_group(param_group)
+            return
+        with problem_told(self._compressor.process_group):
+            super().add_param_group(param_group)
+        self._begin_alike(len(self.param_groups) - 1)
+
+    def _begin_alike(self, first: int = 0) -> None:
+        """Gives all ranks the first rank's parameters of the groups from the given one on."""
+        groups, names = self.param_groups[first:], self._names()[first:]
+        named = {
+            name: parameter
+            for group, own in zip(groups, names, strict=True)
+            for name, parameter in zip(own, group["params"], strict=True)
+        }
+        settings = {
+            f"group {first + number}": {name: group[name] for name in _OPTIONS}
+            for number, group in enumerate(groups)
+        }
+        begin_alike(
+            self._compressor, named, {**settings, "warmup_steps": self._compressor.warmup_steps}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -140,6 +140,24 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_a_copy_goes_on_bit_for_bit() -> None:
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    for step in range(WARM + 2):
+        _gradients(model, step)
+        optimizer.step()
+    optimizer.skipped_steps = 3
+    twin, copied = copy.deepcopy((model, optimizer))
+    assert copied.compressor is not optimizer.compressor and copied.skipped_steps == 3
+    for step in range(WARM + 2, WARM + 5):
+        for one, beside in ((model, optimizer), (twin, copied)):
+            _gradients(one, step)
+            beside.step()
+    assert_same_bits(_parameters(twin), _parameters(model))
+    assert copied.compressor.residual_norm() == optimizer.compressor.residual_norm() > 0
+
+
+@on_ranks(2, launcher="torchrun")
 def test_no_rank_makes_a_step_with_an_inf() -> None:
     model, compressor = _model(), _compressor()
     optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
