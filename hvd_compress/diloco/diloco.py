@@ -22,7 +22,7 @@ from hvd_compress.diloco.fragments import Fragment, check_model, split
 from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
 from hvd_compress.diloco.states import StateChecks
-from hvd_compress.distributed.compressor import Accept, compressor_of, group_of
+from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
@@ -379,14 +379,16 @@ class DiLoCo:
             self._common.take_loaded(list(self._common.loaded), None)
         self._fresh = False
 
-    def _send(self, fragment: Fragment, delay: int, accept: Accept | None = None) -> None:
+    def _send(
+        self, fragment: Fragment, delay: int, commit: Callable[[], None] | None = None
+    ) -> None:
         try:
             check_model(self._model, self._common.own)
         except ValueError as error:
             self._compressor.refuse(error, self._device)
             raise
         with self._lost_ranks_noticed():
-            fragment.begin(self.steps + delay, accept, self._thread)
+            fragment.begin(self.steps + delay, commit, self._thread)
 
     def _receive(self, fragment: Fragment) -> None:
         with self._lost_ranks_noticed():

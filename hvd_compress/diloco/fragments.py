@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from fnmatch import fnmatchcase
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.progress import Counts
-from hvd_compress.distributed.compressor import Accept, Compressor, Work
+from hvd_compress.distributed.compressor import Compressor, Work
 
 
 class Fragment:
@@ -42,6 +42,7 @@ class Fragment:
         self.averages: list[torch.Tensor] = []
         self._common = common
         self._compressor = compressor
+        self._finite = True
         self._begun: Work | Future[Work] | None = None
         self._failed: Work | Future[Work] | None = None
 
@@ -50,18 +51,31 @@ class Fragment:
         """Whether the averages come from an exchange of this object, and not from a state."""
         return self._begun is not None
 
-    def begin(self, due: int, accept: Accept | None = None, thread: Executor | None = None) -> None:
+    def begin(
+        self,
+        due: int,
+        commit: Callable[[], None] | None = None,
+        thread: Executor | None = None,
+    ) -> None:
         """Begins to exchange the differences of the common parameters and this rank's own.
 
         Args:
             due: the step in which the average is used.
-            accept: see :meth:`hvd_compress.distributed.Compressor.reduce`.
+            commit: a function that is called when the average has arrived, and raises an error if it must
+                not be used.
             thread: the thread that makes the exchange; None is this one.
         """
         differences = [
             copy - self._common.own[name].detach().to(copy.dtype) for name, copy in self._copies()
         ]
         self.settle_failed(used=False)
+
+        def accept() -> bool:
+            if commit is not None:
+                commit()
+            self._finite = _all_finite(differences)
+            return self._finite
+
         reduce = functools.partial(
             self._compressor.reduce, differences, self.names, dist.ReduceOp.AVG, accept=accept
         )
@@ -90,8 +104,7 @@ class Fragment:
             Whether there was a step: not if an average holds an Inf or a NaN.
         """
         averages, self.averages, self.due, self._begun = self.averages, [], None, None
-        # The same bits on every rank, so that all decide alike.
-        finite = all(bool(average.isfinite().all()) for average in averages)
+        finite = self._finite
         if finite:
             for name, average in zip(self.names, averages, strict=True):
                 self._common.copies[name].grad = average if bool(average.any()) else None
@@ -130,10 +143,15 @@ class Fragment:
             average.to(copy.device, copy=True)
             for (_, copy), average in zip(self._copies(), averages, strict=True)
         ]
-        self._begun = None
+        self._begun, self._finite = None, _all_finite(self.averages)
 
     def _copies(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, self._common.copies[name].detach()) for name in self.names]
+
+
+def _all_finite(averages: Sequence[torch.Tensor]) -> bool:
+    """Whether averages hold no Inf and no NaN; they have the same bits on every rank."""
+    return all(bool(average.isfinite().all()) for average in averages)
 
 
 def _work(begun: Work | Future[Work]) -> Work:

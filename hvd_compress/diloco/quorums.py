@@ -91,7 +91,7 @@ class Quorums:
         return group
 
     def commit(self) -> None:
-        """Asks whether the exchange counts.
+        """Raises an error unless the exchange counts.
 
         Raises:
             RolledBackError: it does not.

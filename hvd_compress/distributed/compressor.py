@@ -26,8 +26,9 @@ from hvd_compress.process_group.launcher import Launcher, Line
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
 
-Accept = Callable[[], None]
-"""A function that is called when the results have arrived, and raises if they must not be used."""
+Accept = Callable[[], bool]
+"""A function that is called when the results have arrived, and returns whether they are used, the same on
+every rank; raises if whether they count is not known."""
 
 
 class Work:
@@ -143,7 +144,8 @@ class Compressor(RebindingCompressor):
 
         Args:
             accept: a function that ``wait()`` calls when the results have arrived, before residuals are
-                settled. ``wait()`` raises what this function raises; residuals are then as before the call.
+                settled. If the results are not used, or the function raises an error, which ``wait()``
+                raises, too, residuals are as before the call.
         """
         self._take(group)
         self._bind()
@@ -429,9 +431,9 @@ class Compressor(RebindingCompressor):
             bucket.resolve(problem)
 
     def _accept(self, bucket: Bucket, accept: Accept) -> None:
-        accept()
+        used = accept()
         with self._collectives.behind():
-            bucket.settle(bucket.dropped)
+            bucket.settle(bucket.dropped if used else True)
 
     def _end(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
         # Not by the process group's thread: whether a key may be used again must not depend on time.

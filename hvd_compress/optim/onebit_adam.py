@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
@@ -182,11 +183,17 @@ class OneBitAdam(torch.optim.Optimizer):
         sent = [part.messages() for part in parts]
         names = [name for part in parts for name in part.named]
         averages = [tensor for tensors in sent for tensor in tensors]
-        hvdc.all_reduce(averages, self._compressor, key=names)
+        finite = [False]
+
+        def accept() -> bool:
+            # The same bits on every rank, so that all decide alike.
+            finite[0] = bool(torch.stack([one.isfinite().all() for one in averages]).all())
+            return finite[0]
+
+        self._compressor.reduce(averages, names, dist.ReduceOp.AVG, accept=accept).wait()
         for part in parts:
             part.count()
-        # The same bits on every rank, so that all decide alike.
-        if bool(torch.stack([one.isfinite().all() for one in averages]).all()):
+        if finite[0]:
             for part, tensors in zip(parts, sent, strict=True):
                 part.update(tensors)
         else:

@@ -167,24 +167,29 @@ def test_an_interrupted_run_goes_on_bit_for_bit() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_round_with_an_infinity_is_dropped_everywhere() -> None:
-    model, clean = Probe(SHAPES), Probe(SHAPES)
-    diloco = DiLoCo(model, _compressor(OneBit()), sync_every=2)
-    beside = DiLoCo(clean, _compressor(OneBit()), sync_every=2)
-    for one, its_model in ((diloco, model), (beside, clean)):
-        _train(one, its_model, range(4))
-    before = {name: one.clone() for name, one in diloco.common_parameters.items()}
-    _learn(model, dist.get_rank(), 4)
-    if dist.get_rank() == 1:
-        with torch.no_grad():
-            model.second[17] = torch.inf  # type: ignore[index, operator]
-    diloco.step()
-    diloco.step()
-    assert diloco.dropped_rounds == 1 and diloco.rounds == 2
-    assert_same_bits(dict(model.named_parameters()), before)
-    # As if the round had never been, but for the codec's noise, of which 1-bit SGD has none.
-    for one, its_model in ((diloco, model), (beside, clean)):
-        _train(one, its_model, range(6, 8))
-    assert_same_bits(diloco.common_parameters, beside.common_parameters)
+    """Whether the codec sees it, or it is sent as it is."""
+    for exclude in ((), ("second",)):
+        options: Any = {"exchange": "allgather", "threshold": 0, "exclude": exclude}
+        model, clean = Probe(SHAPES), Probe(SHAPES)
+        diloco, beside = (
+            DiLoCo(one, hvdc.Compressor(OneBit(), **options), sync_every=2)
+            for one in (model, clean)
+        )
+        for one, its_model in ((diloco, model), (beside, clean)):
+            _train(one, its_model, range(4))
+        before = {name: one.clone() for name, one in diloco.common_parameters.items()}
+        _learn(model, dist.get_rank(), 4)
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                model.second[17] = torch.inf  # type: ignore[index, operator]
+        diloco.step()
+        diloco.step()
+        assert diloco.dropped_rounds == 1 and diloco.rounds == 2
+        assert_same_bits(dict(model.named_parameters()), before)
+        # As if the round had never been, but for the codec's noise, of which 1-bit SGD has none.
+        for one, its_model in ((diloco, model), (beside, clean)):
+            _train(one, its_model, range(6, 8))
+        assert_same_bits(diloco.common_parameters, beside.common_parameters)
 
 
 @on_ranks(3, launcher="torchrun")

@@ -184,6 +184,23 @@ def test_no_rank_makes_a_step_with_an_inf() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_an_inf_in_what_is_not_encoded_leaves_residuals_alone() -> None:
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(exclude=["third"]), **OPTIONS)
+    for step in range(WARM + 2):
+        _gradients(model, step)
+        optimizer.step()
+    before, norm = _parameters(model), optimizer.compressor.residual_norm()
+    _gradients(model, WARM + 2)
+    grad = dict(model.named_parameters())["third"].grad
+    assert grad is not None
+    grad[0] = torch.inf
+    optimizer.step()
+    assert_same_bits(_parameters(model), before)
+    assert optimizer.skipped_steps == 1 and optimizer.compressor.residual_norm() == norm > 0
+
+
+@on_ranks(2, launcher="torchrun")
 def test_parameters_without_gradients_and_groups() -> None:
     """A rank that does not use a parameter has zeros to send; frozen ones stay as they are."""
     model = _model()
