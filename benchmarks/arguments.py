@@ -34,8 +34,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip
-    add("--data", type=Path, metavar="PATH",
-        help="MNIST, CIFAR-10, ImageNet, or text for gpt; default: what comes with the model")  # fmt: skip
+    add("--data", metavar="DATA",
+        help="mnist5k, digits, or a folder: MNIST, CIFAR-10, ImageNet, text; default: model's")  # fmt: skip
     add("--epochs", type=positive, default=1)
     add("--steps", type=positive, help="instead of --epochs")
     add("--batch-size", type=positive, default=32, help="samples a rank and step")

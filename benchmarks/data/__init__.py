@@ -4,41 +4,53 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.data import cifar10, digits, imagenet, mnist, synthetic, text
+from benchmarks.data import cifar10, digits, imagenet, mnist, mnist5k, synthetic, text
 from benchmarks.data.samples import Data
 from benchmarks.models import ModelSpec
 
-__all__ = ["Data", "load"]
+__all__ = ["Data", "load", "read"]
 
 _ON_DISK = (mnist, cifar10, imagenet)
+_IN_PACKAGES = {"digits": digits, mnist5k.NAME: mnist5k}
 
 
-def load(model: ModelSpec, path: Path | None = None) -> Data:
-    """The data set in a folder, whose format is told by its files, or the model's default one.
+def load(model: ModelSpec, choice: str | Path | None = None) -> Data:
+    """A model's data.
+
+    Args:
+        model: what is trained.
+        choice: as for :func:`read`; of text, a file or folder; None is the model's default.
 
     Raises:
         ValueError: the folder holds nothing that is known, or samples of another shape.
     """
     if model.data == "text":
         (context,) = model.input
-        return text.load(context, path)
-    if path is not None:
-        data = _from_disk(path, model.input)
-    elif model.data == "digits":
-        data = digits.load()
-    else:
-        data = synthetic.load(model.input, model.classes)
-    got = data.train.load(np.arange(1)).shape[1:]
-    if got != model.input:
-        raise ValueError(f"{data.name}: expected images of shape {model.input}, got {got}")
+        return text.load(context, None if choice is None else Path(choice))
+    if choice is None and model.data == "synthetic":
+        return synthetic.load(model.input, model.classes)
+    data = read(choice or model.data, model.input)
+    if data.image != model.input:
+        raise ValueError(f"{data.name}: expected images of shape {model.input}, got {data.image}")
     return data
 
 
-def _from_disk(path: Path, image: tuple[int, ...]) -> Data:
+def read(choice: str | Path, image: tuple[int, ...]) -> Data:
+    """Images, as near to a shape as the data set can be.
+
+    Args:
+        choice: ``"digits"``, ``"mnist5k"``, or a folder, whose format is told by its files.
+        image: height, width and channels.
+
+    Raises:
+        ValueError: the folder holds nothing that is known.
+    """
+    if str(choice) in _IN_PACKAGES:
+        return _IN_PACKAGES[str(choice)].load(image)
+    path = Path(choice)
     for reader in _ON_DISK:
         if reader.found(path):
             return reader.load(path, image)
-    expected = "; ".join(reader.EXPECTED for reader in _ON_DISK)
-    raise ValueError(f"expected a folder with one of: {expected}; got {path}")
+    names = " or ".join(_IN_PACKAGES)
+    files = "; ".join(reader.EXPECTED for reader in _ON_DISK)
+    raise ValueError(f"expected {names}, or a folder with one of: {files}; got {path}")

@@ -7,20 +7,19 @@ import numpy as np
 from benchmarks.data.samples import ArrayImages, Data
 
 TEST_IMAGES = 360
-SIDE = 28
 
 
-def load(side: int = SIDE, channels: int = 1) -> Data:
+def load(image: tuple[int, ...] = (28, 28, 1)) -> Data:
     """The digits, enlarged from 8x8, in a split that never changes.
 
     Args:
-        side: pixels of an image's height and width.
-        channels: all of them alike.
+        image: height, width, which is the same, and channels, which are all alike.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
+    side, _, channels = image
     pixels = enlarge(digits.images / 16.0, side)[..., None].astype(np.float32)
     pixels = np.repeat(pixels, channels, axis=-1)
     train, test = train_test_split(

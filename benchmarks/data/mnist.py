@@ -11,7 +11,9 @@ import numpy as np
 from benchmarks.data.samples import ArrayImages, Data
 
 EXPECTED = "train-images-idx3-ubyte[.gz] (MNIST)"
+SIDE = 28
 _UNSIGNED_BYTES = 8
+_MEAN, _DEVIATION = 33.318, 78.567
 
 
 def found(path: Path) -> bool:
@@ -20,8 +22,23 @@ def found(path: Path) -> bool:
 
 
 def load(path: Path, image: tuple[int, ...]) -> Data:
-    """MNIST, 28x28x1."""
-    return Data("mnist", 10, _part(path, "train"), _part(path, "t10k"))
+    """MNIST.
+
+    Args:
+        path: the folder.
+        image: height, width and channels that a model wants. Around larger ones there is a black border,
+            and all channels are alike; images are never made smaller.
+    """
+    return Data("mnist", 10, _part(path, "train", image), _part(path, "t10k", image))
+
+
+def standardised(pixels: np.ndarray, labels: np.ndarray, image: tuple[int, ...]) -> ArrayImages:
+    """Images of MNIST, shape=(n, 28, 28), dtype uint8, at a model's size."""
+    height, width, channels = image
+    border = [((side - SIDE) // 2, (side - SIDE + 1) // 2) for side in (height, width)]
+    if min(height, width) > SIDE:
+        pixels = np.pad(pixels, [(0, 0), *border])
+    return ArrayImages(np.repeat(pixels[..., None], channels, -1), labels, _MEAN, _DEVIATION)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -47,14 +64,14 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=data).reshape(shape)
 
 
-def _part(path: Path, prefix: str) -> ArrayImages:
+def _part(path: Path, prefix: str, image: tuple[int, ...]) -> ArrayImages:
     files = [_file(path, f"{prefix}-{what}") for what in ("images", "labels")]
     if None in files:
         raise ValueError(f"{path}: expected MNIST's {prefix}-images and {prefix}-labels")
     pixels, labels = (read_idx(file) for file in files if file)
     if len(pixels) != len(labels):
         raise ValueError(f"{path}: expected a label an image, got {len(pixels)}, {len(labels)}")
-    return ArrayImages(pixels[..., None], labels, 33.318, 78.567)
+    return standardised(pixels, labels, image)
 
 
 def _file(path: Path, prefix: str) -> Path | None:

@@ -40,6 +40,11 @@ class Data:
     train: Samples
     test: Samples | None
 
+    @property
+    def image(self) -> tuple[int, ...]:
+        """The shape of one training sample."""
+        return self.train.load(np.arange(1)).shape[1:]
+
 
 class ArrayImages:
     """Images that lie in memory as they were stored, and are standardised when they are read."""

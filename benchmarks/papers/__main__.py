@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.papers import record as records
 from benchmarks.papers.experiment import Claim, Experiment, row
 from benchmarks.papers.record import Record
 from benchmarks.papers.registry import EXPERIMENTS
+from benchmarks.papers.training import DATA
 from benchmarks.tables import Table
 from benchmarks.verdicts import Finding
 
@@ -57,6 +59,7 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
     if resume:
         record = records.resumed(path, record)
         _check_cases(experiment, path, record)
+        _check_recipe(experiment.cases(full), path, record)
     missing = [case for case in experiment.cases(full) if not record.has(case)]
     here = machine.description()
     if missing and record.machine != here:
@@ -75,18 +78,19 @@ def make(experiment: Experiment, path: Path, *, full: bool, resume: bool) -> Rec
     return record
 
 
-def on_data(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment on a data set on disk.
+def on_data(experiment: Experiment, choice: str) -> Experiment:
+    """The experiment on other images.
 
     Raises:
         ValueError: it has no choice of data.
     """
 
     def cases(full: bool) -> list[Any]:
-        return [dataclasses.replace(case, data=str(folder)) for case in experiment.cases(full)]
+        return [dataclasses.replace(case, data=choice) for case in experiment.cases(full)]
 
-    if not hasattr(experiment.cases(False)[0], "data"):
-        raise ValueError(f"--data: {experiment.name} has data of its own, got {folder}")
+    fields = dataclasses.fields(experiment.cases(False)[0])
+    if not any(one.name == "data" and one.default == DATA for one in fields):
+        raise ValueError(f"--data: {experiment.name} has data of its own, got {choice}")
     return dataclasses.replace(experiment, cases=cases)
 
 
@@ -139,6 +143,20 @@ def _check_cases(experiment: Experiment, path: Path, record: Record) -> None:
             )
 
 
+def _check_recipe(cases: Sequence[Any], path: Path, record: Record) -> None:
+    """Raises ``ValueError`` where the file has a case of another recipe, such as of other data."""
+    wanted = [records.as_json(row(case, {})) for case in cases]
+    for one in record.rows:
+        if {**one, "result": {}} not in wanted:
+            nearest = max(wanted, key=lambda case: sum(case[k] == v for k, v in one.items()))
+            odd = [key for key, value in one.items() if key != "result" and nearest[key] != value]
+            raise ValueError(
+                f"{path}: expected cases with "
+                f"{', '.join(f'{key} {nearest[key]}' for key in odd)}, got "
+                f"{', '.join(f'{one[key]}' for key in odd)}; without --resume the file is written anew"
+            )
+
+
 def _describe(case: object) -> str:
     fields = dataclasses.asdict(case)  # type: ignore[call-overload]
     return " ".join(str(value) for value in fields.values())[:60]
@@ -154,7 +172,8 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("name", choices=("list", *EXPERIMENTS), metavar="NAME", help="list prints all names")
     add("--json", type=Path, metavar="OUT")
     add("--full", action="store_true", help="the paper's size, which may take hours")
-    add("--data", type=Path, metavar="FOLDER", help="MNIST's files, for int8-parallel")
+    add("--data", metavar="DATA",
+        help=f"{DATA}, which is the default, digits, or a folder: MNIST, CIFAR-10, ImageNet")  # fmt: skip
     add("--resume", action="store_true", help="keep the cases that OUT holds already")
     add("--plot", type=Path, metavar="PICTURE", help="draw what OUT holds, and run nothing")
     add("--markdown", action="store_true", help="print the tables as Markdown")

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.papers.entropy import Histogram
 from benchmarks.papers.experiment import Advance, Claim, Experiment, Row, percent, spread, values
 from benchmarks.papers.native import Native
-from benchmarks.papers.training import NONE, Compression, Gradients, Recipe, Run
+from benchmarks.papers.training import DATA, NONE, Compression, Gradients, Recipe, Run
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 from hvd_compress.exchanges.reference import Simulation
@@ -43,11 +43,13 @@ class Settings:
         seed: as a recipe's.
         steps: how many.
         batch: images a step, of one worker.
+        data: as a recipe's.
     """
 
     seed: int
     steps: int = 12
     batch: int = 64
+    data: str = DATA
 
 
 def cases(full: bool) -> list[Settings]:
@@ -59,9 +61,8 @@ def cases(full: bool) -> list[Settings]:
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Of each method: entropy and size of the codes of all gradients, error feedback included."""
-    recipe = Recipe(
-        "resnet20", NONE, settings.seed, settings.steps, 1, settings.batch, lr=0.1, decay=0.5
-    )
+    s = settings
+    recipe = Recipe("resnet20", NONE, s.seed, s.steps, 1, s.batch, lr=0.1, decay=0.5, data=s.data)
     training = Run(recipe)
     histograms = {text: Histogram() for text in METHODS}
     whole: dict[str, tuple[int, ...]] = {

@@ -1,4 +1,4 @@
-"""ECQ-SGD (Wu et al., 2018), table 2: which alpha and beta train best, in kind, on the digits."""
+"""ECQ-SGD (Wu et al., 2018), table 2: which alpha and beta train best, in kind."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BUCKET = 4096
 
 
 def cases(full: bool) -> list[Recipe]:
-    """A small network on the digits; ``full`` is ResNet-20 with the paper's recipe, on the digits, too."""
+    """LeNet; ``full`` is ResNet-20 with the paper's recipe."""
     pairs = [*PUBLISHED, *((alpha, 1.0) for alpha in BEYOND)]
     texts = [
         NONE,
         QSGD,
         *(f"ecq:levels=4,norm=l2,alpha={alpha},beta={beta}" for alpha, beta in pairs),
     ]
-    common: dict[str, Any] = {"model": "relu", "steps": 200, "workers": 2, "lr": 0.02}
+    common: dict[str, Any] = {"model": "lenet", "steps": 200, "workers": 2, "lr": 0.02}
     if full:
         common = {"model": "resnet20", "steps": 78_000, "workers": 2, "lr": 0.1, "batch": 128}
     seeds = 6

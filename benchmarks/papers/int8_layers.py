@@ -38,11 +38,13 @@ class Settings:
         seed: of the weights, the order of the images and the dropout.
         steps: how many.
         batch: images a step; the paper does not say.
+        data: as a recipe's.
     """
 
     seed: int
     steps: int = 60
     batch: int = 128
+    data: str = training.DATA
 
 
 def cases(full: bool) -> list[Settings]:
@@ -54,8 +56,8 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Relative errors in per cent, by what is sent, type and layer, means over the steps."""
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
-    image = models.image_of(models.DROPOUT)
-    model, data = models.build(models.DROPOUT, image), training.images(image)
+    data = training.images(models.DROPOUT, settings.data)
+    model = models.build(models.DROPOUT, data.image, data.classes)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     outputs: list[torch.Tensor] = []
     for layer in layers:

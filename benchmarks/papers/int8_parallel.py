@@ -24,6 +24,8 @@ from benchmarks.papers.experiment import (
 )
 from benchmarks.papers.int8_errors import KINDS
 from benchmarks.papers.parallel_training import DATA, DEEP, EXACT, HYBRID, OWN, PURE
+from benchmarks.papers.training import DATA as MNIST_5K
+from benchmarks.papers.training import images
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge, mostly
 
@@ -45,7 +47,7 @@ class Settings:
         steps: of each training.
         batch: images a step, of all ranks together; the paper does not say.
         width: units of each hidden layer, but for the convolutional network.
-        data: a folder with MNIST's files; empty are the digits.
+        data: as a recipe's.
         modes: kinds of parallelism.
         kinds: 32 bits, and the 8-bit types.
     """
@@ -55,7 +57,7 @@ class Settings:
     steps: int = 60
     batch: int = 128
     width: int = 1024
-    data: str = ""
+    data: str = MNIST_5K
     modes: tuple[str, ...] = (PURE, OWN, DEEP, DATA, HYBRID)
     kinds: tuple[str, ...] = (EXACT, *KINDS)
 
@@ -68,7 +70,7 @@ def cases(full: bool) -> list[Settings]:
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Test accuracies, by parallelism and type."""
-    parallel_training.load(settings.data)  # A folder without data is an error here, once.
+    images("lenet", settings.data)  # A folder without data is an error here, once.
     result: dict[str, Any] = ranks.run(
         settings.ranks, parallel_training.train_all, settings, advance
     )

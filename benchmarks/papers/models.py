@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
+from benchmarks import data as data_sets
+from benchmarks.data import Data
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build as build_common
+from benchmarks.models.torch.lenet import LeNet
 
 RELU, SIGMOID, DROPOUT = "relu", "sigmoid", "dropout"
 
 
-def build(name: str, image: tuple[int, int, int]) -> nn.Module:
-    """A freshly initialised model with ten classes; :data:`benchmarks.models.MODELS`, or one of those here.
+def build(name: str, image: tuple[int, ...], classes: int = 10) -> nn.Module:
+    """A freshly initialised model; of :data:`benchmarks.models.MODELS`, or one of those here.
 
     Args:
         name: the model's.
         image: height, width and channels of an input image; it comes channels-first.
+        classes: how many.
     """
-    inputs = image[0] * image[1] * image[2]
+    inputs = math.prod(image)
     if name == RELU:
-        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, classes)
+        )
     if name == SIGMOID:
-        return sigmoid(inputs)
+        return sigmoid(inputs, classes=classes)
     if name == DROPOUT:
-        return dropout(inputs)
-    return build_common(name, 10)
+        return dropout(inputs, classes=classes)
+    if name == "lenet":
+        return LeNet(classes, image)
+    return build_common(name, classes)
 
 
-def image_of(name: str) -> tuple[int, int, int]:
-    """Height, width and channels of a model's images."""
-    height, width, channels = MODELS[name if name in MODELS else "lenet"].input
-    return height, width, channels
+def data(name: str, choice: str) -> Data:
+    """What a model trains on: LeNet and fully connected networks take images of any size.
+
+    Args:
+        name: the model's.
+        choice: as for :func:`benchmarks.data.read`.
+
+    Raises:
+        ValueError: there are no such images, or none to test on.
+    """
+    lenet = MODELS["lenet"]
+    spec = MODELS.get(name, lenet)
+    found = data_sets.read(choice, spec.input) if spec is lenet else data_sets.load(spec, choice)
+    if found.test is None:
+        raise ValueError(f"{choice}: expected images to test on, got none")
+    return found
 
 
-def sigmoid(inputs: int, width: int = 128, hidden: int = 3) -> nn.Module:
+def sigmoid(inputs: int, width: int = 128, hidden: int = 3, classes: int = 10) -> nn.Module:
     """Fully connected, with sigmoids, as 1-bit SGD's networks (section 5: seven layers of 2,048)."""
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(hidden):
@@ -43,22 +65,23 @@ def sigmoid(inputs: int, width: int = 128, hidden: int = 3) -> nn.Module:
         nn.init.normal_(linear.weight, std=4 / inputs**0.5)
         layers += [linear, nn.Sigmoid()]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, 10))
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
-def dropout(inputs: int, hidden: int = 2, width: int = 1024) -> nn.Module:
+def dropout(inputs: int, hidden: int = 2, width: int = 1024, classes: int = 10) -> nn.Module:
     """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4).
 
     Args:
         inputs: pixels of an image.
         hidden: layers between.
         width: units of each.
+        classes: how many.
     """
     layers: list[nn.Module] = [nn.Flatten(), nn.Dropout(0.2)]
     for _ in range(hidden):
         layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(0.3)]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, 10))
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
 class WorkerGradients:

@@ -20,7 +20,7 @@ from benchmarks.papers.experiment import (
     spread,
     values,
 )
-from benchmarks.papers.training import NONE, Gradients, Recipe, outcome
+from benchmarks.papers.training import DATA, NONE, Gradients, Recipe, outcome
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 from hvd_compress.engine.owner_steps import AdaGrad
@@ -57,6 +57,7 @@ class Settings:
         seed: as a recipe's.
         steps: how many.
         rate: the learning rate of AdaGrad's steps, which momentum makes ten times as long.
+        data: as a recipe's.
     """
 
     place: str
@@ -64,6 +65,7 @@ class Settings:
     seed: int
     steps: int = 200
     rate: float = 0.002
+    data: str = DATA
 
 
 def cases(full: bool) -> list[Settings]:
@@ -90,6 +92,7 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
         optimizer="sgd" if smoothed else "momentum",
         # Where momentum comes before, its sums are normalised, too.
         lr=settings.rate / (1 - _MOMENTUM) if smoothed else settings.rate,
+        data=settings.data,
     )
     decay, _ = _RULES[settings.rule]
     step = AdaGrad(decay=decay, momentum=_MOMENTUM if smoothed else 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from benchmarks.papers.experiment import (
     percent,
     values,
 )
-from benchmarks.papers.training import images, score, tensors
+from benchmarks.papers.training import DATA, images, score, tensors
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 
@@ -51,11 +51,13 @@ class Settings:
         size: of minibatches; a number, or :data:`SELECTED`.
         seed: of the first weights and the order of the images.
         epochs: how often every image is seen, trials left out that were not chosen.
+        data: as a recipe's.
     """
 
     size: int | str
     seed: int
     epochs: int = 36
+    data: str = DATA
 
 
 def cases(full: bool) -> list[Settings]:
@@ -77,10 +79,9 @@ class Training:
     def __init__(self, settings: Settings, profile: LearningRateProfile) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(settings.seed)
-        image = models.image_of(models.SIGMOID)
-        self.model: nn.Module = models.build(models.SIGMOID, image)
+        self.data = images(models.SIGMOID, settings.data)
+        self.model: nn.Module = models.build(models.SIGMOID, self.data.image, self.data.classes)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE, momentum=_MOMENTUM)
-        self.data = images(image)
         self._seed = settings.seed
         order = np.random.default_rng(0).permutation(len(self.data.train.labels))
         held = int(_HELD_OUT * len(order))
@@ -123,7 +124,7 @@ class Training:
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Searches a profile of the learning rate with the smallest size, and trains with it."""
-    profile = LearningRateProfile(_searched(settings.seed, settings.epochs))
+    profile = LearningRateProfile(_searched(replace(settings, size=SIZES[0])))
     training = Training(settings, profile)
     fixed = settings.size != SELECTED
     selector = BatchSizeSelector(
@@ -171,9 +172,8 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
 
 
 @cache
-def _searched(seed: int, epochs: int) -> list[tuple[int, float]]:
+def _searched(settings: Settings) -> list[tuple[int, float]]:
     """The profile of an earlier configuration: the smallest size, without selection."""
-    settings = Settings(SIZES[0], seed, epochs)
     training = Training(settings, LearningRateProfile([(0, 1.0)]))
     search = LearningRateSearch(decay=0.7)
     for number in range(settings.epochs):

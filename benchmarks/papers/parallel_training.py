@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.distributed as hvdc
-from benchmarks import data as data_sets
 from benchmarks.data import batches
 from benchmarks.data.samples import Data
-from benchmarks.models import MODELS
 from benchmarks.models.torch.lenet import LeNet
 from benchmarks.papers import models, training
 from benchmarks.papers.experiment import Advance
@@ -42,7 +39,6 @@ RATE = 0.003
 
 _LAST = 10
 """Steps at the end whose loss is recorded."""
-_PIXELS = 28 * 28
 _ACTIVATIONS, _ERRORS = 2, 1
 """Exponent offsets of the types that are not normalised. Section 3.1 wants 2 to 4 for model parallelism;
 error signals are as small as gradients, for which section 3.4 has 1."""
@@ -55,7 +51,7 @@ def train_all(settings: Any, advance: Advance) -> dict[str, dict[str, Any]]:
         settings: of :class:`benchmarks.papers.int8_parallel.Settings`.
         advance: called after each training.
     """
-    images = load(settings.data)
+    images = training.images("lenet", settings.data)
     found: dict[str, dict[str, Any]] = {}
     for mode in settings.modes:
         for kind in settings.kinds:
@@ -64,18 +60,9 @@ def train_all(settings: Any, advance: Advance) -> dict[str, dict[str, Any]]:
     return found
 
 
-def load(folder: str) -> Data:
-    """MNIST from a folder; the digits where it is empty.
-
-    Raises:
-        ValueError: the folder holds something else.
-    """
-    return data_sets.load(MODELS["lenet"], Path(folder) if folder else None)
-
-
 def _train(mode: str, kind: str, settings: Any, images: Data) -> dict[str, Any]:
     torch.manual_seed(settings.seed)  # The same weights and the same dropout on every rank.
-    net = _NETWORKS[mode](kind, settings.width)
+    net = _NETWORKS[mode](kind, settings.width, images)
     optimizer = torch.optim.RMSprop(net.parameters, lr=RATE)
     losses = []
     for x, y in _batches(settings, images, split=mode in (DATA, HYBRID)):
@@ -90,7 +77,7 @@ def _train(mode: str, kind: str, settings: Any, images: Data) -> dict[str, Any]:
     last = sum(losses[-_LAST:]) / len(losses[-_LAST:])
     return {
         # Where weights are not finite, all images are of one class: chance.
-        "test_accuracy": accuracy if math.isfinite(test_loss) else 0.1,
+        "test_accuracy": accuracy if math.isfinite(test_loss) else 1 / images.classes,
         "last_loss": last if math.isfinite(last) else None,
         "message_bytes": sent // settings.steps,
     }
@@ -125,9 +112,11 @@ def _group(kind: str, *, exact_own: bool) -> ParallelGroup:
 class _Dense:
     """The paper's network for MNIST, with dropout, each layer spread over the ranks."""
 
-    def __init__(self, kind: str, width: int, *, exact_own: bool = False, hidden: int = 2) -> None:
+    def __init__(
+        self, kind: str, width: int, images: Data, *, exact_own: bool = False, hidden: int = 2
+    ) -> None:
         self._group = _group(kind, exact_own=exact_own)
-        self._whole = models.dropout(_PIXELS, hidden, width)
+        self._whole = models.dropout(math.prod(images.image), hidden, width, images.classes)
         *first, last = _linears(self._whole)
         self._hidden = [
             ColumnParallelLinear.from_linear(one, self._group, gather_output=False) for one in first
@@ -159,8 +148,8 @@ class _Dense:
 class _DataParallel:
     """The same network on every rank, for a part of the mini-batch."""
 
-    def __init__(self, kind: str, width: int) -> None:
-        self._whole = models.dropout(_PIXELS, width=width)
+    def __init__(self, kind: str, width: int, images: Data) -> None:
+        self._whole = models.dropout(math.prod(images.image), 2, width, images.classes)
         self.parameters = list(self._whole.parameters())
         self._keys = [name for name, _ in self._whole.named_parameters()]
         self._compressor = hvdc.Compressor(_codec(kind, _ERRORS), threshold=0)
@@ -182,9 +171,9 @@ class _DataParallel:
 class _Convolutional:
     """LeNet: convolutions by DDP, each rank for its samples, and dense layers spread over the ranks."""
 
-    def __init__(self, kind: str, width: int) -> None:
+    def __init__(self, kind: str, width: int, images: Data) -> None:
         self._group = _group(kind, exact_own=True)
-        self._whole = LeNet(10)
+        self._whole = LeNet(images.classes, images.image)
         net = self._whole
         convolutions = nn.Sequential(
             net.conv1,
@@ -236,7 +225,7 @@ def _put_back(
     return whole
 
 
-_NETWORKS: dict[str, Callable[[str, int], _Dense | _DataParallel | _Convolutional]] = {
+_NETWORKS: dict[str, Callable[[str, int, Data], _Dense | _DataParallel | _Convolutional]] = {
     PURE: _Dense,
     OWN: partial(_Dense, exact_own=True),
     DEEP: partial(_Dense, hidden=4),

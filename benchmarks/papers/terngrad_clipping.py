@@ -20,7 +20,7 @@ _EVERY = 10
 
 
 def cases(full: bool) -> list[Recipe]:
-    """LeNet on the digits, two workers."""
+    """LeNet, two workers."""
     steps = 2000 if full else 100
     return [
         Recipe("lenet", NONE, seed, steps, workers=2, lr=0.02, decay=0.5)

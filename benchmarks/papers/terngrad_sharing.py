@@ -25,7 +25,7 @@ from benchmarks.papers.experiment import (
     values,
 )
 from benchmarks.papers.native import Native
-from benchmarks.papers.training import NONE, Compression, Gradients, Recipe, Run, outcome
+from benchmarks.papers.training import DATA, NONE, Compression, Gradients, Recipe, Run, outcome
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 from hvd_compress.codecs import Ternary
@@ -52,6 +52,7 @@ class Settings:
         seed: as a recipe's.
         steps: how many.
         batch: images a step.
+        data: as a recipe's.
     """
 
     variant: str
@@ -59,6 +60,7 @@ class Settings:
     seed: int
     steps: int = 200
     batch: int = 64
+    data: str = DATA
 
 
 def clipped(gradients: Gradients, step: int = 0) -> Gradients:
@@ -86,7 +88,14 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
     """Trains once; without compression, the variants' squared errors relative to the mean gradient, too."""
     s = settings
     recipe = Recipe(
-        "relu", COMPRESSIONS.get(s.variant, NONE), s.seed, s.steps, s.workers, s.batch, lr=0.02
+        "lenet",
+        COMPRESSIONS.get(s.variant, NONE),
+        s.seed,
+        s.steps,
+        s.workers,
+        s.batch,
+        lr=0.02,
+        data=s.data,
     )
     if s.variant != NONE:
         prepare = clipped if s.variant == PUBLISHED else None

@@ -35,7 +35,7 @@ _IMAGES = 16
 
 def cases(full: bool) -> list[Recipe]:
     """As many epochs for all, a mini-batch that grows with the workers, and table 2's learning rates."""
-    images, seeds = (100_000, 10) if full else (8_000, 8)
+    images, seeds = (100_000, 10) if full else (12_000, 8)
     made = []
     for seed in range(seeds):
         for workers in (2, 16):
@@ -52,7 +52,7 @@ def cases(full: bool) -> list[Recipe]:
 def _recipe(optimizer: str, text: str, seed: int, workers: int, images: int, rate: float) -> Recipe:
     batch = _IMAGES * workers
     return Recipe(
-        "relu",
+        "lenet",
         text,
         seed,
         steps=images // batch,

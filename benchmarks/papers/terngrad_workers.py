@@ -1,4 +1,4 @@
-"""TernGrad (Wen et al., 2017), figure 3: accuracy of LeNet with 1 to 64 workers, on the digits."""
+"""TernGrad (Wen et al., 2017), figure 3: accuracy of LeNet with 1 to 64 workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cases(full: bool) -> list[Recipe]:
                         model="lenet",
                         compression=compression,
                         seed=seed,
-                        steps=10_000 if full else 200,
+                        steps=10_000 if full else 300,
                         workers=workers,
                         batch=64,
                         optimizer=optimizer,

@@ -1,4 +1,4 @@
-"""Training on the digits by simulated workers, with the kernels and the exchanges of real ones."""
+"""Training on images by simulated workers, with the kernels and the exchanges of real ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import compressions
-from benchmarks.data import batches, digits
+from benchmarks.data import batches, mnist5k
 from benchmarks.data.samples import Data
 from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import models
@@ -26,6 +26,8 @@ Gradients = dict[str, torch.Tensor]
 """By parameter, shape=(workers, ...)."""
 
 NONE = "none"
+DATA = mnist5k.NAME
+"""What experiments on images train on by default."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Recipe:
         weight_decay: of the optimizer.
         averaging: decay of the exponential moving average of the weights that is tested as well; 0 is none.
         cold_start: steps at the beginning that are not compressed.
+        data: as for :func:`benchmarks.data.read`.
     """
 
     model: str
@@ -60,6 +63,7 @@ class Recipe:
     weight_decay: float = 0.0
     averaging: float = 0.0
     cold_start: int = 0
+    data: str = DATA
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0 (TernGrad, section 4)."""
@@ -91,6 +95,9 @@ class Compression:
         return cls(codec, route.feedback, route.exchange or "allgather")
 
 
+_TOGETHER = 5000
+"""Images that are scored at once."""
+
 Prepare = Callable[[Gradients, int], Gradients]
 """Changes the workers' gradients before they are encoded, given the step."""
 
@@ -113,13 +120,13 @@ class Run:
         torch.set_num_threads(1)
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
-        self.image = models.image_of(recipe.model)
-        self.model = models.build(recipe.model, self.image)
+        self._data = images(recipe.model, recipe.data)
+        self.classes = self._data.classes
+        self.model = models.build(recipe.model, self._data.image, self.classes)
         self.average = WeightAverage(self.model, recipe.averaging) if recipe.averaging else None
         self._prepare = prepare
         self._gradients = models.WorkerGradients(self.model)
         self._optimizer = _optimizer(recipe, self.model)
-        self._data = images(self.image)
         self.compression = Compression.parse(recipe.compression)
         self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         self._simulation: Simulation | None = None
@@ -221,7 +228,7 @@ def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) 
     run.train(each)
     accuracy, _ = run.score()
     train_accuracy, train_loss = run.score("train")
-    diverged = not math.isfinite(train_loss) or train_loss > 2 * math.log(10)
+    diverged = not math.isfinite(train_loss) or train_loss > 2 * math.log(run.classes)
     parts = np.array_split(np.array(losses), min(points, len(losses)))
     return {
         "test_accuracy": None if diverged else accuracy,
@@ -235,9 +242,9 @@ def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) 
 
 
 @cache
-def images(image: tuple[int, int, int]) -> Data:
-    """The digits, in a model's size and number of channels."""
-    return digits.load(image[0], image[2])
+def images(model: str, data: str) -> Data:
+    """:func:`benchmarks.papers.models.data`, read once."""
+    return models.data(model, data)
 
 
 def tensors(data: Data, part: str, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,12 +259,15 @@ def score(model: nn.Module, data: Data, part: str) -> tuple[float, float]:
     """Accuracy and mean loss on all images of a part."""
     chosen = data.train if part == "train" else data.test
     assert chosen is not None
-    x, y = tensors(data, part, np.arange(len(chosen.labels)))
     model.eval()
-    with torch.no_grad():
-        logits = model(x)
-        loss = float(nn.functional.cross_entropy(logits, y))
-    return float((logits.argmax(1) == y).float().mean()), loss
+    right, loss, count = 0, 0.0, len(chosen.labels)
+    for rows in np.split(np.arange(count), range(_TOGETHER, count, _TOGETHER)):
+        x, y = tensors(data, part, rows)
+        with torch.no_grad():
+            logits = model(x)
+            loss += float(nn.functional.cross_entropy(logits, y)) * (len(rows) / count)
+        right += int((logits.argmax(1) == y).sum())
+    return right / count, loss
 
 
 def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:

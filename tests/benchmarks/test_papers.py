@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from benchmarks.papers.entropy import Histogram
 from benchmarks.papers.experiment import Claim, Experiment
 from benchmarks.papers.native import Native
 from benchmarks.papers.registry import EXPERIMENTS
+from benchmarks.tables import Table
 from benchmarks.verdicts import Verdict
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import magnitudes
@@ -128,8 +130,55 @@ def test_another_experiments_record_is_not_gone_on_with(
         record.Record("ecq-linear", False, {}, {}, rows).write(out)
         assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
         assert f"error: {out}: {message}" in capsys.readouterr().err
-    assert __main__.main(["ecq-linear", "--json", str(out), "--data", "folder"]) == 1
-    assert "--data: ecq-linear has data of its own" in capsys.readouterr().err
+    for name in ("ecq-linear", "ecq-real"):
+        assert __main__.main([name, "--json", str(out), "--data", "folder"]) == 1
+        assert f"--data: {name} has data of its own" in capsys.readouterr().err
+
+
+ON_IMAGES = [
+    name
+    for name, experiment in EXPERIMENTS.items()
+    if "data" in {field.name for field in dataclasses.fields(experiment.cases(False)[0])}
+    and name != "ecq-real"
+]
+
+
+def test_experiments_on_images() -> None:
+    assert set(EXPERIMENTS) - set(ON_IMAGES) == {
+        "int8-errors",
+        "ecq-linear",
+        "ecq-large",
+        "ecq-real",
+    }
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_each_experiment_on_images_takes_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CIFAR-10's files; the first case of each experiment, and one of the default data afterwards."""
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 3072)).astype(np.uint8)
+    for part in ("data_batch_1", "test_batch"):
+        content = {b"data": pixels, b"labels": [i % 10 for i in range(300)]}
+        (tmp_path / part).write_bytes(pickle.dumps(content, protocol=2))
+    small = tiny(EXPERIMENTS[name])
+    first = dataclasses.replace(
+        small,
+        cases=lambda full: small.cases(full)[:1],
+        table=lambda rows: Table((), ()),
+        claims=lambda rows: [],
+    )
+    monkeypatch.setitem(EXPERIMENTS, name, first)
+    out = tmp_path / "record.json"
+    assert __main__.main([name, "--json", str(out), "--data", str(tmp_path)]) == 0
+    (row,) = record.read(out).rows
+    assert row["data"] == str(tmp_path)
+    capsys.readouterr()
+    assert __main__.main([name, "--json", str(out), "--resume"]) == 1
+    assert f"expected cases with data mnist5k, got {tmp_path}" in capsys.readouterr().err
+    assert record.read(out).rows == [row]
+    assert __main__.main([name, "--json", str(out), "--data", str(tmp_path / "none")]) == 1
+    assert "expected digits or mnist5k, or a folder with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -319,7 +368,7 @@ def test_training_without_compression_is_torchs_own() -> None:
     torch.manual_seed(5)
     model = models.build("relu", (28, 28, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    data = training.images((28, 28, 1))
+    data = training.images("relu", training.DATA)
     rows = batches.epoch(len(data.train.labels), 16, seed=5, epoch=0)[:4]
     for rate, own in zip(
         (0.1, 0.1 * 0.75**0.5, 0.1 * 0.5**0.5, 0.1 * 0.25**0.5), rows, strict=True
