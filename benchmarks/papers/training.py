@@ -18,7 +18,7 @@ from benchmarks.data.samples import Data
 from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
-from benchmarks.papers.native import Native
+from benchmarks.papers.native import Native, Watch
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.reference import OwnerStep, Simulation
 
@@ -109,6 +109,9 @@ class Run:
         recipe: how.
         prepare: changes gradients before they are encoded; None leaves them.
         owner_step: of the two shots.
+        feedback: in place of the recipe's.
+        receive: changes what was received before the optimizer uses it; None leaves it.
+        watch: as for :class:`benchmarks.papers.native.Native`.
     """
 
     def __init__(
@@ -116,6 +119,10 @@ class Run:
         recipe: Recipe,
         prepare: Prepare | None = None,
         owner_step: OwnerStep | None = None,
+        *,
+        feedback: ErrorFeedback | None = None,
+        receive: Callable[[Gradients], Gradients] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(recipe.seed)
@@ -124,7 +131,7 @@ class Run:
         self.classes = self._data.classes
         self.model = models.build(recipe.model, self._data.image, self.classes)
         self.average = WeightAverage(self.model, recipe.averaging) if recipe.averaging else None
-        self._prepare = prepare
+        self._prepare, self._receive = prepare, receive
         self._gradients = models.WorkerGradients(self.model)
         self._optimizer = _optimizer(recipe, self.model)
         self.compression = Compression.parse(recipe.compression)
@@ -134,12 +141,12 @@ class Run:
             self._simulation = Simulation(
                 self.compression.exchange,
                 self.compression.codec,
-                self.compression.feedback,
+                feedback or self.compression.feedback,
                 self.shapes,
                 recipe.workers,
                 seed=recipe.seed,
                 owner_step=owner_step,
-                arithmetic=Native(),
+                arithmetic=Native(watch),
             )
 
     def train(self, each: Callable[[int, float, Gradients], Any]) -> None:
@@ -149,7 +156,7 @@ class Run:
             each: called in each step, before the update, with its number, the loss and the workers'
                 gradients.
         """
-        for step, (x, y) in enumerate(self._batches()):
+        for step, (x, y) in enumerate(self.batches()):
             self.model.train()
             gradients, loss = self._gradients(x, y)
             each(step, loss, gradients)
@@ -158,17 +165,38 @@ class Run:
             if self._prepare is not None:
                 gradients = self._prepare(gradients, step)
             received = self._exchange(gradients, step)
+            if self._receive is not None:
+                received = self._receive(received)
             for name, parameter in self.model.named_parameters():
                 parameter.grad = received[name]
-            for group in self._optimizer.param_groups:
-                group["lr"] = self.recipe.rate(step)
-            self._optimizer.step()
-            if self.average is not None:
-                self.average.update()
+            self.update(step)
+
+    def update(self, step: int) -> None:
+        """A step of the optimizer, with the parameters' gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.recipe.rate(step)
+        self._optimizer.step()
+        if self.average is not None:
+            self.average.update()
 
     def score(self, part: str = "test") -> tuple[float, float]:
         """Accuracy and mean loss on the ``"test"`` or the ``"train"`` images."""
         return score(self.model, self._data, part)
+
+    def scores(self) -> dict[str, Any]:
+        """``test_accuracy``, ``train_accuracy``, ``train_loss`` of all training images, and ``diverged``.
+
+        A run diverged where the loss is not finite or larger than at first; the numbers are None then.
+        """
+        accuracy, _ = self.score()
+        train_accuracy, train_loss = self.score("train")
+        diverged = not math.isfinite(train_loss) or train_loss > 2 * math.log(self.classes)
+        return {
+            "test_accuracy": None if diverged else accuracy,
+            "train_accuracy": None if diverged else train_accuracy,
+            "train_loss": None if diverged else train_loss,
+            "diverged": diverged,
+        }
 
     def averaged_score(self) -> tuple[float, float]:
         """:meth:`score` of the averaged weights on the test images."""
@@ -192,7 +220,8 @@ class Run:
         )
         return {name: torch.from_numpy(array) for name, array in averaged.items()}
 
-    def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The images and labels of each step, shape=(workers, n, ...)."""
         train, recipe = self._data.train, self.recipe
         epoch = step = 0
         while True:
@@ -213,10 +242,8 @@ def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) 
     """Trains, and says how it went.
 
     Returns:
-        ``test_accuracy``, ``averaged_accuracy`` (None without an average), ``train_accuracy``,
-        ``train_loss`` of all training images, ``curve`` (mean losses of ``points`` parts),
-        ``diverged``, and ``payload_bytes`` of one worker and step. Where a run diverged, which is where the
-        loss is not finite or larger than at first, accuracies are None.
+        :meth:`Run.scores`, ``averaged_accuracy`` (None without an average), ``curve`` (mean losses of
+        ``points`` parts), and ``payload_bytes`` of one worker and step.
     """
     run = Run(recipe, **options)
     losses: list[float] = []
@@ -226,17 +253,13 @@ def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) 
         advance()
 
     run.train(each)
-    accuracy, _ = run.score()
-    train_accuracy, train_loss = run.score("train")
-    diverged = not math.isfinite(train_loss) or train_loss > 2 * math.log(run.classes)
     parts = np.array_split(np.array(losses), min(points, len(losses)))
+    scores = run.scores()
+    averaged = run.averaged_score()[0] if run.average and not scores["diverged"] else None
     return {
-        "test_accuracy": None if diverged else accuracy,
-        "averaged_accuracy": run.averaged_score()[0] if run.average and not diverged else None,
-        "train_accuracy": None if diverged else train_accuracy,
-        "train_loss": None if diverged else train_loss,
+        **scores,
+        "averaged_accuracy": averaged,
         "curve": [_finite(part.mean()) for part in parts],
-        "diverged": diverged,
         "payload_bytes": run.payload_bytes(),
     }
 

@@ -1,0 +1,1 @@
+"""Accuracy against bits an element: codecs of the package, and other methods, on one recipe."""

@@ -1,0 +1,67 @@
+"""The picture of the frontier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.frontier.points import Point, points
+from benchmarks.papers.drawing import figure
+from benchmarks.papers.experiment import Row
+from benchmarks.plots import COLORS
+
+_FAMILIES = {
+    "none": ("uncompressed, casts", COLORS[0], "s"),
+    "bf16": ("uncompressed, casts", COLORS[0], "s"),
+    "fp16": ("uncompressed, casts", COLORS[0], "s"),
+    "int8": ("8-bit", COLORS[1], "D"),
+    "ecq": ("ECQ", COLORS[2], "o"),
+    "qsgd": ("QSGD", COLORS[6], "o"),
+    "ternary": ("ternary", COLORS[4], "^"),
+    "onebit": ("1-bit", COLORS[3], "v"),
+    "topk": ("top-k", COLORS[5], "P"),
+    "ef21-sgdm": ("EF21 *", "0.45", "X"),
+    "signum": ("Signum, vote *", "0.45", "*"),
+    "powersgd": ("PowerSGD *", "0.45", "p"),
+}
+"""Label, colour and marker by the beginning of a method's name; grey ones are not of the package."""
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Mean test accuracies with 95% intervals over the bits of an element; the frontier is a line."""
+    found = [one for one in points(rows) if one.accuracy is not None]
+    best = [one for one in found if one.best]
+    with figure(path, size=(8.2, 5.0)) as axes:
+        (plot,) = axes[0]
+        plot.step(
+            [one.bits for one in best],
+            [_mean(one) for one in best],
+            where="post",
+            color="0.75",
+            lw=1.2,
+            zorder=1,
+            label="frontier",
+        )
+        for family, (label, color, marker) in _FAMILIES.items():
+            own = [one for one in found if one.method.partition(":")[0].partition("+")[0] == family]
+            if own:
+                known = plot.get_legend_handles_labels()[1]
+                plot.errorbar(
+                    [one.bits for one in own],
+                    [_mean(one) for one in own],
+                    yerr=[one.accuracy.half_width for one in own if one.accuracy is not None],
+                    fmt=marker,
+                    color=color,
+                    ms=6,
+                    lw=1,
+                    capsize=2,
+                    label=None if label in known else label,
+                )
+        plot.set_xscale("log", base=2)
+        plot.set(xlabel="bits an encoded element", ylabel="test accuracy, %")
+        plot.grid(alpha=0.3)
+        plot.legend(frameon=False, ncols=2)
+
+
+def _mean(one: Point) -> float:
+    assert one.accuracy is not None
+    return one.accuracy.mean

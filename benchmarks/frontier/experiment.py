@@ -1,0 +1,170 @@
+"""Every codec and setting, and other methods, on one recipe: accuracy, and bits of an encoded element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compressions import POWERSGD, option
+from benchmarks.frontier import on_ranks
+from benchmarks.frontier.drawing import draw
+from benchmarks.frontier.points import Point, points
+from benchmarks.papers import ranks
+from benchmarks.papers.experiment import Advance, Experiment, Row
+from benchmarks.papers.training import DATA, NONE, Recipe, Run
+from benchmarks.rivals import signum
+from benchmarks.rivals.ef21 import EF21, Estimate
+from benchmarks.rivals.momentum import Momentum
+from benchmarks.tables import Table
+from hvd_compress.codecs import Codec, NoiseKey, payload_length
+
+SIGNUM, SGDM = "signum", "ef21-sgdm+"
+METHODS = (
+    NONE,
+    "bf16",
+    "int8",
+    *("ecq:levels=15", "ecq", "ecq:coding=entropy", "ecq:levels=2,coding=entropy"),
+    *("ecq:levels=4,norm=l2,coding=entropy", "ecq:levels=1,norm=l2,coding=entropy"),
+    *("qsgd", "qsgd:levels=4,norm=l2,coding=entropy", "qsgd:levels=1,norm=l2,coding=entropy"),
+    *("ternary", "ternary:coding=entropy"),
+    *("onebit", "onebit:group=column", "onebit:group=tensor", "onebit:alpha=0"),
+    *("topk:keep=512,bits=4", "topk:keep=256", "topk", "topk:keep=16"),
+    *(f"{SGDM}onebit", f"{SGDM}topk:keep=256", f"{SGDM}topk"),
+    SIGNUM,
+    *(f"{POWERSGD}:rank={rank},warmup_steps=2" for rank in (4, 1)),
+)
+"""A codec with its settings; ``ef21-sgdm+`` before one, EF21 with momentum in place of error feedback;
+Signum with majority vote; and PyTorch's PowerSGD."""
+RATE, SIGNUM_RATE = 0.02, 0.002
+"""Both were chosen on seed 100, in trainings of 300 and 400 steps: the first without compression, among
+0.01, 0.02, 0.05 and 0.1, the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training: LeNet, SGD with momentum of 0.9, and a learning rate that falls to zero linearly.
+
+    Attributes:
+        method: one of METHODS.
+        seed: as a recipe's.
+        rate: the learning rate at the start. Signum has its own, as the length of its steps is fixed.
+        steps: how many.
+        workers: how many share the mini-batch; an odd number, so that votes are seldom tied.
+        batch: images a step, of all workers together.
+        data: as a recipe's.
+    """
+
+    method: str
+    seed: int
+    rate: float = RATE
+    steps: int = 200
+    workers: int = 5
+    batch: int = 80
+    data: str = DATA
+
+
+class Sent:
+    """Counts the bits of what is encoded, as :class:`benchmarks.papers.native.Native` watches it."""
+
+    def __init__(self) -> None:
+        self._bytes = self._elements = 0
+
+    def __call__(
+        self, codec: Codec, shape: tuple[int, ...], noise: NoiseKey, payload: np.ndarray
+    ) -> None:
+        """Adds one payload."""
+        self._bytes += payload_length(payload, payload.size)
+        self._elements += codec.layout(shape).count
+
+    @property
+    def bits(self) -> float:
+        """Of an element, headers, scales and padding included; 32 where nothing was encoded."""
+        return 8 * self._bytes / self._elements if self._elements else 32.0
+
+
+def cases(full: bool) -> list[Case]:
+    """Five seeds; ``full`` has as many steps as 20 epochs of the 60,000 images of MNIST."""
+    return [
+        Case(method, seed, SIGNUM_RATE if method == SIGNUM else RATE, 15_000 if full else 200)
+        for seed in range(5)
+        for method in METHODS
+    ]
+
+
+def run(case: Case, advance: Advance) -> dict[str, Any]:
+    """Trains once: accuracy, losses, and bits of an element."""
+    name, _, options = case.method.partition(":")
+    at_workers = case.method == SIGNUM or case.method.startswith(SGDM)
+    recipe = Recipe(
+        "lenet",
+        NONE if name == POWERSGD else case.method.removeprefix(SGDM),
+        case.seed,
+        case.steps,
+        case.workers,
+        case.batch,
+        # Momentum at the workers is the same as after the average where nothing is compressed.
+        "sgd" if at_workers else "momentum",
+        case.rate,
+        decay=1.0,
+        data=case.data,
+    )
+    if name == POWERSGD:
+        chosen = dict(map(option, options.split(",")))
+        result: dict[str, Any] = ranks.run(case.workers, on_ranks.train, (recipe, chosen), advance)
+        return result
+    sent = Sent()
+    training = _training(case, recipe, sent)
+    training.train(lambda step, loss, gradients: advance())
+    return {**training.scores(), "bits": sent.bits}
+
+
+def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
+    if case.method == SIGNUM:
+        voted = replace(recipe, compression=signum.SENT)
+        return Run(voted, signum.Signs(), signum.vote(case.seed), watch=sent)
+    if case.method.startswith(SGDM):
+        return Run(recipe, Momentum(), feedback=EF21(), receive=Estimate(), watch=sent)
+    return Run(recipe, watch=sent)
+
+
+def table(rows: list[Row]) -> Table:
+    """From the most bits to the fewest."""
+    header = (
+        "method",
+        "bits an element",
+        "test accuracy %",
+        "difference",
+        "95% interval",
+        "on the frontier",
+    )
+    return Table(header, [_line(one) for one in points(rows)])
+
+
+def _line(one: Point) -> list[str]:
+    cells = [f"`{one.method}`", f"{one.bits:.2f}"]
+    if one.difference is None:
+        return [*cells, "diverges", "", "", ""]
+    accuracy = f"{one.accuracy.mean:.2f}"
+    best = "yes" if one.best else ""
+    if one.method == NONE:
+        return [*cells, accuracy, "", "", best]
+    ends = " to ".join(_signed(end) for end in (one.difference.low, one.difference.high))
+    return [*cells, accuracy, _signed(one.difference.mean), ends, best]
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.2f}".replace("-", "\u2212")
+
+
+EXPERIMENT = Experiment(
+    name="frontier",
+    paper="accuracy against bits of an element",
+    cases=cases,
+    ticks=lambda case: case.steps,
+    run=run,
+    table=table,
+    claims=lambda rows: [],
+    draw=draw,
+)

@@ -1,0 +1,46 @@
+"""EF21 (Richtárik, Sokolov, Fatkhullin, 2021): workers send how their gradients differ from an estimate.
+
+Each worker encodes ``g - h`` and adds what receivers decode of it to ``h``; receivers add the average to
+the average of all ``h``, which is the gradient of the step. With momentum before it
+(:class:`benchmarks.rivals.momentum.Momentum`), this is EF21-SGDM (Fatkhullin, Tyurin, Richtárik, 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hvd_compress.codecs import ErrorFeedback
+
+
+@dataclass(frozen=True)
+class EF21(ErrorFeedback):
+    """The rule of a worker, for :class:`hvd_compress.exchanges.reference.Simulation`; kernels have it not.
+
+    The residual is the worker's estimate ``h``. The coefficients do not matter.
+    """
+
+    def compensate(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """``g - h``."""
+        return gradient - residual
+
+    def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
+        """``h + decoded``; where ``decoded`` is not finite, ``h`` stays as it was."""
+        return np.where(np.isfinite(decoded), residual + decoded, residual)
+
+
+class Estimate:
+    """The average of all workers' estimates, which receivers keep."""
+
+    def __init__(self) -> None:
+        self._sum: dict[str, torch.Tensor] = {}
+
+    def __call__(self, received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Adds what was received, and returns the estimates by parameter."""
+        for name, change in received.items():
+            before = self._sum.get(name)
+            self._sum[name] = change if before is None else before + change
+        return dict(self._sum)

@@ -1,0 +1,26 @@
+"""Momentum that each worker keeps before anything is compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+class Momentum:
+    """``v <- decay v + g``, by worker.
+
+    Args:
+        decay: what is kept of ``v`` in a step.
+    """
+
+    def __init__(self, decay: float = 0.9) -> None:
+        self._decay = decay
+        self._velocity: dict[str, torch.Tensor] = {}
+
+    def __call__(self, gradients: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+        """The velocities by parameter, shape=(workers, ...), as the gradients."""
+        for name, g in gradients.items():
+            before = self._velocity.get(name)
+            self._velocity[name] = g.clone() if before is None else self._decay * before + g
+        return dict(self._velocity)
