@@ -20,7 +20,8 @@ _FAMILIES = {
     "onebit": ("1-bit", COLORS[3], "v"),
     "topk": ("top-k", COLORS[5], "P"),
     "ef21-sgdm": ("EF21 *", "0.45", "X"),
-    "signum": ("Signum, vote *", "0.45", "*"),
+    "signum": ("Signum *", "0.45", "*"),
+    "signum-32": ("Signum *", "0.45", "*"),
     "powersgd": ("PowerSGD *", "0.45", "p"),
 }
 """Label, colour and marker by the beginning of a method's name; grey ones are not of the package."""
@@ -29,18 +30,21 @@ _FAMILIES = {
 def draw(rows: list[Row], path: Path) -> None:
     """Mean test accuracies with 95% intervals over the bits of an element; the frontier is a line."""
     found = [one for one in points(rows) if one.accuracy is not None]
-    best = [one for one in found if one.best]
+    best = [one for one in reversed(found) if one.best]
+    most = max(one.bits for one in found)
     with figure(path, size=(8.2, 5.0)) as axes:
         (plot,) = axes[0]
+        # What at most so many bits reach.
         plot.step(
-            [one.bits for one in best],
-            [_mean(one) for one in best],
+            [*(one.bits for one in best), most],
+            [*(_mean(one) for one in best), _mean(best[-1])],
             where="post",
             color="0.75",
             lw=1.2,
             zorder=1,
-            label="frontier",
         )
+        ring = [one.bits for one in best], [_mean(one) for one in best]
+        plot.plot(*ring, "o", ms=12, mfc="none", mec="0.4", ls="none", label="on the frontier")
         for family, (label, color, marker) in _FAMILIES.items():
             own = [one for one in found if one.method.partition(":")[0].partition("+")[0] == family]
             if own:
@@ -57,9 +61,10 @@ def draw(rows: list[Row], path: Path) -> None:
                     label=None if label in known else label,
                 )
         plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
         plot.set(xlabel="bits an encoded element", ylabel="test accuracy, %")
         plot.grid(alpha=0.3)
-        plot.legend(frameon=False, ncols=2)
+        plot.legend(frameon=False, ncols=2, loc="lower right", title="* not of this package")
 
 
 def _mean(one: Point) -> float:

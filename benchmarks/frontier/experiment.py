@@ -20,7 +20,7 @@ from benchmarks.rivals.momentum import Momentum
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, NoiseKey, payload_length
 
-SIGNUM, SGDM = "signum", "ef21-sgdm+"
+SIGNUM, SIGNUM_32, SGDM = "signum", "signum-32", "ef21-sgdm+"
 METHODS = (
     NONE,
     "bf16",
@@ -32,11 +32,12 @@ METHODS = (
     *("onebit", "onebit:group=column", "onebit:group=tensor", "onebit:alpha=0"),
     *("topk:keep=512,bits=4", "topk:keep=256", "topk", "topk:keep=16"),
     *(f"{SGDM}onebit", f"{SGDM}topk:keep=256", f"{SGDM}topk"),
-    SIGNUM,
+    *(SIGNUM, SIGNUM_32),
     *(f"{POWERSGD}:rank={rank},warmup_steps=2" for rank in (4, 1)),
 )
 """A codec with its settings; ``ef21-sgdm+`` before one, EF21 with momentum in place of error feedback;
-Signum with majority vote; and PyTorch's PowerSGD."""
+Signum with majority vote, and the signs of the average momentum of its workers, which sends 32 bits; and
+PyTorch's PowerSGD."""
 RATE, SIGNUM_RATE = 0.02, 0.002
 """Both were chosen on seed 100, in trainings of 300 and 400 steps: the first without compression, among
 0.01, 0.02, 0.05 and 0.1, the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004."""
@@ -87,7 +88,12 @@ class Sent:
 def cases(full: bool) -> list[Case]:
     """Five seeds; ``full`` has as many steps as 20 epochs of the 60,000 images of MNIST."""
     return [
-        Case(method, seed, SIGNUM_RATE if method == SIGNUM else RATE, 15_000 if full else 200)
+        Case(
+            method,
+            seed,
+            SIGNUM_RATE if method.startswith(SIGNUM) else RATE,
+            15_000 if full else 200,
+        )
         for seed in range(5)
         for method in METHODS
     ]
@@ -96,10 +102,10 @@ def cases(full: bool) -> list[Case]:
 def run(case: Case, advance: Advance) -> dict[str, Any]:
     """Trains once: accuracy, losses, and bits of an element."""
     name, _, options = case.method.partition(":")
-    at_workers = case.method == SIGNUM or case.method.startswith(SGDM)
+    at_workers = case.method.startswith((SIGNUM, SGDM))
     recipe = Recipe(
         "lenet",
-        NONE if name == POWERSGD else case.method.removeprefix(SGDM),
+        NONE if name in (POWERSGD, SIGNUM_32) else case.method.removeprefix(SGDM),
         case.seed,
         case.steps,
         case.workers,
@@ -124,6 +130,8 @@ def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
     if case.method == SIGNUM:
         voted = replace(recipe, compression=signum.SENT)
         return Run(voted, signum.Signs(), signum.vote(case.seed), watch=sent)
+    if case.method == SIGNUM_32:
+        return Run(recipe, Momentum(), receive=signum.signs_of_average)
     if case.method.startswith(SGDM):
         return Run(recipe, Momentum(), feedback=EF21(), receive=Estimate(), watch=sent)
     return Run(recipe, watch=sent)

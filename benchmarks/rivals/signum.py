@@ -35,6 +35,11 @@ class Signs:
         return {name: 1.0 - 2.0 * (v < 0).to(v.dtype) for name, v in velocities.items()}
 
 
+def signs_of_average(received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The steps of the same optimizer without compression: what the bits cost is the difference to it."""
+    return {name: average.sign() for name, average in received.items()}
+
+
 def vote(seed: int = 0) -> Callable[[np.ndarray, dict[str, Any]], None]:
     """A step of the owners in two shots: the sign of the average; a coin decides a tie.
 

@@ -59,6 +59,11 @@ def test_a_vote_is_the_sign_of_the_sum_of_the_signs_of_momenta() -> None:
         np.testing.assert_array_equal(found, np.sign(np.where(velocity < 0, -1, 1).sum(0)))
 
 
+def test_signum_without_compression_takes_the_signs_of_the_average() -> None:
+    found = signum.signs_of_average({"w": torch.tensor([0.3, -0.1, 0.0])})
+    assert found["w"].tolist() == [1.0, -1.0, 0.0]
+
+
 def test_a_coin_decides_a_tie() -> None:
     decide, average = signum.vote(1), np.zeros(1000, np.float32)
     average[:100], average[100:200] = 0.2, -0.2
