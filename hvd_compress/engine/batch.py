@@ -125,7 +125,12 @@ class Batch:
         return self._encode(table, averages, lambda: self._owned, [None] * len(averages))
 
     def decode(
-        self, table: Table, values: Sequence[torch.Tensor], rows: torch.Tensor, scale: float
+        self,
+        table: Table,
+        values: Sequence[torch.Tensor],
+        rows: torch.Tensor,
+        scale: float,
+        word: torch.Tensor | None = None,
     ) -> bool:
         """Writes ``scale`` times the sum of every piece's payloads, of which each row has one.
 
@@ -134,6 +139,8 @@ class Batch:
             values: the result, one array for each gradient, shape=(n,).
             rows: one message per row, shape=(k, bytes), uint8.
             scale: the factor of the sums.
+            word: a word on the device, shape=(1,), int32, for what only the device knows; see
+                :class:`hvd_compress.kernels.interface.Batch`.
 
         Returns:
             Whether a payload was encoded from an Inf or a NaN, as far as the host knows.
@@ -142,8 +149,10 @@ class Batch:
             BatchPayloadError: a payload was altered in transit, or is missing.
         """
         self._order(rows)
+        if self.plan.deferred:
+            keep_from_reuse(rows, *values)
         with self.decoding():
-            return table.kernels.decode_sum(values, self.steps, rows, scale)
+            return table.kernels.decode_sum(values, self.steps, rows, scale, word)
 
     def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """The ranks' averages of the parts that this rank owns, changed by the owner step.
@@ -275,16 +284,15 @@ class Batch:
         def write(scale: float) -> None:
             pieces = table.layout.pieces
             scale = scale if owners is None else scale * owners.weight
+            if pieces and self.plan.deferred:
+                self.word = torch.zeros(1, dtype=torch.int32, device=rows.device)
             try:
-                self.nonfinite |= self.decode(table, self.flats, rows, scale)
+                self.nonfinite |= self.decode(table, self.flats, rows, scale, self.word)
             except BatchPayloadError as error:
                 piece = pieces[error.entry]
                 name = self.plan.slots[piece.member].name
                 payload = rows[error.rank, piece.offset :]
                 raise explained(error, payload, name, sender(piece, error.rank)) from None
-            if pieces and self.plan.deferred:
-                payloads = [rows[:, p.offset : p.offset + p.size] for p in pieces]
-                self.word = self._kernels.flags(payloads)
 
         self.load_by(write, flags)
 
@@ -357,6 +365,11 @@ class Batch:
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1
+        if isinstance(dropped, torch.Tensor):
+            both = zip(self._used, self._changes, strict=True)
+            pairs = [pair for used, changes in both if used for pair in changes.pairs()]
+            if pairs:
+                self._kernels.restore(pairs, dropped)
         for used, changes in zip(self._used, self._changes, strict=True):
             changes.settle(dropped if used else True)
 
@@ -453,6 +466,7 @@ class Batch:
         message = torch.empty(layout.size, dtype=torch.uint8, device=device)
 
         def work() -> torch.Tensor:
+            self._order(message)
             kept = take_up()
             pairs = [_transposed(*both) for both in zip(kept, matrices, strict=True)]
             residuals, following = columns(pairs)
@@ -476,8 +490,8 @@ class Batch:
         enabled = self._encoded and self.plan.slots[position].route.feedback.enabled
         if holder is None or not enabled:
             return None
-        if holder.residual is not None:
-            self._order(holder.residual)
+        if holder.residual is not None and holder.residual.device != self.gradients[0].device:
+            self._order(holder.residual)  # The model has moved.
         pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device)
         self._changes[position].move(holder)
         return pair

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch
+from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
@@ -139,38 +140,55 @@ class Executors:
             arrays: the places of the tensors in the arrays of a call.
             like: a tensor on the same device.
         """
-        if self.deferred(like) is None and like.device.type == "cpu":
+        kernels = self.deferred(like)
+        if kernels is None and like.device.type == "cpu":
             return CpuBatch(entries, self.threads, arrays)
-        return SerialBatch(self, entries, arrays, deferred=True)
+        quick = [has_cuda_kernels(entry.codec, entry.shape) for entry in entries]
+        if kernels is not None and all(quick):
+            return CudaBatch(kernels, entries, arrays)
+        parts: list[tuple[Batch, Sequence[int]]] = []
+        for one in (True, False):
+            numbers = [number for number, value in enumerate(quick) if value == one]
+            some = [entries[number] for number in numbers]
+            there = Arrays(arrays.sizes, [arrays.places[number] for number in numbers])
+            if kernels is not None and one:
+                parts.append((CudaBatch(kernels, some, there), numbers))
+            else:
+                serial = SerialBatch(self, some, there, collect_flags=self.collect_flags)
+                parts.append((serial, numbers))
+        return SplitBatch(*parts)
 
     def square_sum(self, tensor: torch.Tensor) -> float:
         """The sum of squares of a float32 tensor, in double precision; waits for the result."""
         self.order(tensor)
         return (self.deferred(tensor) or self._cpu).square_sum(tensor)
 
-    def flags(
-        self, payloads: Sequence[torch.Tensor], word: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """The combined flags of all payloads, in one word that only a device knows yet.
+    def collect_flags(self, payloads: torch.Tensor, word: torch.Tensor) -> None:
+        """ORs the flags of payloads on a CUDA device into a word there; see ``CudaKernels``.
 
         Args:
-            payloads: the payloads, shape=(k, bytes) each, uint8.
-            word: the word of an earlier call, to which these flags are added; None means a new word.
-
-        Returns:
-            The word, shape=(1,), int32, which is 0 if no payload was encoded from an Inf or a NaN; None if
-            the payloads are not all on one CUDA device.
+            payloads: the payloads, shape=(k, bytes), uint8.
+            word: the word, shape=(1,), int32.
         """
-        devices = {rows.device for rows in payloads}
-        kernels = self.deferred(payloads[0]) if len(devices) == 1 else None
-        if kernels is None:
-            return None
-        if word is None:
-            word = torch.zeros(1, dtype=torch.int32, device=payloads[0].device)
-        for rows in payloads:
-            self.order(rows)
-            kernels.collect_flags(rows, word)
-        return word
+        kernels = self.deferred(payloads)
+        assert kernels is not None
+        self.order(payloads)
+        kernels.collect_flags(payloads, word)
+
+    def restore(
+        self, residuals: Sequence[tuple[torch.Tensor, torch.Tensor]], when: torch.Tensor
+    ) -> None:
+        """Copies residuals over others if a word on their device is not 0.
+
+        Args:
+            residuals: pairs of a source and a destination, shape=(n,) each, float32, on one CUDA device.
+            when: the word, shape=(1,), int32.
+        """
+        kernels = self.deferred(when)
+        assert kernels is not None
+        self.order(when)
+        keep_from_reuse(when, *(tensor for pair in residuals for tensor in pair))
+        kernels.restore(residuals, when)
 
     def check(self) -> None:
         """Raises the errors of CUDA kernels that the host can see without waiting.
@@ -207,8 +225,7 @@ class Executors:
 
     def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
         """Whether a codec has no kernel for a tensor's device; warns the first time."""
-        known = codec.on_device and spec_pointer(codec, shape) is not None
-        if known or self.deferred(tensor) is None:
+        if has_cuda_kernels(codec, shape) or self.deferred(tensor) is None:
             return False
         if codec not in self._warned:
             self._warned.add(codec)
@@ -230,8 +247,18 @@ class Executors:
         return self._cpu
 
 
+def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:
+    """Whether the CUDA library can encode tensors of a shape with a codec."""
+    return codec.on_device and spec_pointer(codec, shape) is not None
+
+
 def keep_from_reuse(*tensors: torch.Tensor) -> None:
-    """Keeps the memory of tensors from reuse by other streams until the current stream is done with it."""
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    """Keeps the memory of tensors from reuse by other streams until the current stream is done with it.
+
+    Args:
+        tensors: the tensors, all on one device.
+    """
+    if tensors and tensors[0].is_cuda:
+        stream = torch.cuda.current_stream(tensors[0].device)
+        for tensor in tensors:
+            tensor.record_stream(stream)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
-from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -63,18 +62,8 @@ class Holder:
             self.next_residual = torch.empty_like(self.residual)
         return self.residual, self.next_residual
 
-    def accept(self, dropped: torch.Tensor | None = None) -> None:
-        """Replaces the residual with the one that the step has written.
-
-        Args:
-            dropped: a word on the residual's device, shape=(1,), int32, that only the device knows; if the
-                word is not 0, the residual keeps its value.
-        """
-        assert self.residual is not None and self.next_residual is not None
-        if dropped is not None:
-            keep_from_reuse(self.residual, self.next_residual)
-            kept = torch.where(dropped != 0, self.residual, self.next_residual)
-            self.next_residual.copy_(kept)
+    def accept(self) -> None:
+        """Replaces the residual with the one that the step has written."""
         self.residual, self.next_residual = self.next_residual, self.residual
 
     def take_back(self) -> None:
@@ -194,6 +183,12 @@ class Changes:
         """Makes ``holder.next_residual`` the residual when the step is accepted."""
         self._moved.append(holder)
 
+    def pairs(self) -> Iterator[Pair]:
+        """The residuals that are going to be replaced, and what they are replaced with."""
+        for holder in self._moved:
+            assert holder.residual is not None and holder.next_residual is not None
+            yield holder.residual, holder.next_residual
+
     def when(self, accepted: Callable[[], None], dropped: Callable[[], None]) -> None:
         """Registers two functions; one is called when it is known whether the step is accepted.
 
@@ -255,11 +250,13 @@ class Changes:
         """Accepts the changes, or undoes them.
 
         Args:
-            dropped: whether the step is dropped; or a word on the residuals' device, not 0 if it is.
+            dropped: whether the step is dropped; or a word on the residuals' device, not 0 if it is. The
+                caller has then given the next residuals the values that accepted ones will have: see
+                :meth:`pairs`.
         """
         if isinstance(dropped, torch.Tensor):
             for holder in self._moved:
-                holder.accept(dropped)
+                holder.accept()
             # Objects of the host: rare enough to wait for the device.
             if self._if_accepted:
                 self._call(bool(dropped.item()))

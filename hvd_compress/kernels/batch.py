@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,8 @@ class SerialBatch(Batch):
         kernels: the executor.
         entries: the tensors.
         arrays: the places of the entries' values; None means one array for each entry.
-        deferred: whether the executor works asynchronously, so that the host cannot read flags yet.
+        collect_flags: ORs the flags of payloads, shape=(k, bytes), into a word on their device; given if
+            the executor does not wait for its own work, so that the host cannot read flags yet.
 
     Raises:
         ValueError: payloads overlap, or one does not start at a multiple of 4.
@@ -91,11 +92,11 @@ class SerialBatch(Batch):
         entries: Sequence[Entry],
         arrays: Arrays | None = None,
         *,
-        deferred: bool = False,
+        collect_flags: Callable[[Any, Any], None] | None = None,
     ) -> None:
         self.entries = tuple(entries)
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
-        self._deferred = deferred
+        self._collect_flags = collect_flags
         self.message_bytes = check_places(
             "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
         )
@@ -141,7 +142,12 @@ class SerialBatch(Batch):
             )
 
     def decode_sum(
-        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+        self,
+        values: Sequence[Any],
+        steps: Sequence[int],
+        rows: Any,
+        scale: float = 1.0,
+        word: Any | None = None,
     ) -> bool:
         """Decodes one entry after the other; arguments and errors are those of ``Batch.decode_sum``."""
         check_lengths(len(self.arrays.sizes), values=values, steps=steps)
@@ -157,9 +163,53 @@ class SerialBatch(Batch):
                 )
             except PayloadError as error:
                 raise _named(error, entry, place, step, payloads) from None
-            if on_host(payloads) and not self._deferred:
+            if self._collect_flags is not None:
+                if word is not None:
+                    self._collect_flags(payloads, word)
+            elif on_host(payloads):
                 flags = as_numpy(payloads)[:, FLAGS_OFFSET] & FLAG_NONFINITE
                 nonfinite = nonfinite or bool(flags.any())
+        return nonfinite
+
+
+class SplitBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.interface.Batch` with several batches of the same arrays.
+
+    Args:
+        parts: the batches, with the numbers that their entries have in the whole.
+    """
+
+    def __init__(self, *parts: tuple[Batch, Sequence[int]]) -> None:
+        self._parts = parts
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        message: Any,
+    ) -> None:
+        """Encodes one part after the other; arguments and errors are those of ``Batch.encode``."""
+        for batch, _ in self._parts:
+            batch.encode(values, residuals, next_residuals, steps, message)
+
+    def decode_sum(
+        self,
+        values: Sequence[Any],
+        steps: Sequence[int],
+        rows: Any,
+        scale: float = 1.0,
+        word: Any | None = None,
+    ) -> bool:
+        """Decodes one part after the other; arguments and errors are those of ``Batch.decode_sum``."""
+        nonfinite = False
+        for batch, numbers in self._parts:
+            try:
+                nonfinite = batch.decode_sum(values, steps, rows, scale, word) or nonfinite
+            except BatchPayloadError as error:
+                error.entry = numbers[error.entry]
+                raise
         return nonfinite
 
 

@@ -100,7 +100,12 @@ class CpuBatch(Batch):
             self._rest.encode(values, residuals, next_residuals, steps, message)
 
     def decode_sum(
-        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+        self,
+        values: Sequence[Any],
+        steps: Sequence[int],
+        rows: Any,
+        scale: float = 1.0,
+        word: Any | None = None,
     ) -> bool:
         check_lengths(len(self.arrays.sizes), values=values, steps=steps)
         ranks, size = rows.shape

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.kernels import cuda_library
+from hvd_compress.kernels.cuda_library import Error, Queue, Residual
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
-    F32,
-    FOLDER,
-    I32,
-    I64,
-    U64,
     KernelError,
-    P,
     Shape,
-    Signatures,
     Spec,
     check_dtype,
     dtype_of,
     feedback_of,
     noise_of,
-    open_library,
     spec_of,
 )
 
-ABI_VERSION = 4
 MAX_PAYLOADS = 1024
 """The largest number of ranks whose payloads one call can add up."""
 
-_LIBRARY = FOLDER / "libhvdc_cuda.so"
 _REMEMBERED = 4096
 """The number of latest calls to which an error can be traced."""
+
+_RESIDUAL = np.dtype(Residual)
+
+_BATCH_BITS = 32
+"""The bits of an error's tag that hold a call's number, or the number of an entry of a batch."""
+
+Explain = Callable[[int, int, str], PayloadError]
+"""Makes the error for an entry of a batch, a row of its messages, and the part that is wrong."""
 
 
 class Device(Protocol):
@@ -96,13 +100,15 @@ class CudaKernels(Kernels):
     name = "cuda"
 
     def __init__(self, device: Device, library: Path | None = None) -> None:
+        self.library = cuda_library.load(library or cuda_library.LIBRARY)
         self._device = device
-        self._library = _load(library or _LIBRARY)
         self._workspaces: dict[tuple[int, int], Any] = {}
         self._outgrown: list[Any] = []  # CUDA graphs may still use them
-        self._error = device.pinned(ctypes.sizeof(_Error))
+        self._error = device.pinned(ctypes.sizeof(Error))
         self._calls: dict[int, tuple[Codec, Shape]] = {}
         self._tag = 0
+        self._batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._next_batch = itertools.count(1)
         self._launching = threading.Lock()
 
     def encode(
@@ -122,18 +128,18 @@ class CudaKernels(Kernels):
         """
         if (residual is not None) != feedback.enabled:
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
-        spec = _spec(codec, shape)
+        spec = spec_for(codec, shape)
         count, size = math.prod(shape), codec.payload_bytes(shape)
-        arrays = _Arrays(self._device.type, gradient)
+        arrays = DeviceArrays(self._device.type, gradient)
         coefficients = None
         if residual is not None:
             pointer = arrays.pointer("residual", residual, count, "float32")
             coefficients = ctypes.byref(feedback_of(feedback, pointer))
         self._call(
             f"encode: {codec!r}, shape {shape}",
-            self._library.hvdc_cuda_encode,
+            self.library.hvdc_cuda_encode,
             arrays.index,
-            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
+            self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             ctypes.byref(noise_of(noise)),
             arrays.pointer("gradient", gradient, count),
@@ -165,13 +171,13 @@ class CudaKernels(Kernels):
             raise PayloadError(f"payload: expected size in bytes {size}, got {got}")
         if ranks > MAX_PAYLOADS:
             raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
-        spec = _spec(codec, shape)
-        arrays = _Arrays(self._device.type, out)
+        spec = spec_for(codec, shape)
+        arrays = DeviceArrays(self._device.type, out)
         self._call(
             f"decode_sum: {codec!r}, shape {shape}",
-            self._library.hvdc_cuda_decode_sum,
+            self.library.hvdc_cuda_decode_sum,
             arrays.index,
-            self._library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
+            self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
             ctypes.byref(spec),
             step,
             arrays.rows("payloads", payloads),
@@ -186,23 +192,28 @@ class CudaKernels(Kernels):
             self._remember(codec, shape),
         )
 
-    def restore(self, before: Any, after: Any, when: Any) -> None:
-        """Copies ``before`` to ``after`` if ``when`` is not 0, without the host reading ``when``.
+    def restore(self, residuals: Sequence[tuple[Any, Any]], when: Any) -> None:
+        """Copies residuals over others if ``when`` is not 0, without the host reading ``when``.
 
         Args:
-            before: the source, on the device; shape=(n,), float32.
-            after: the destination, on the device; shape=(n,), float32.
+            residuals: pairs of a source and a destination on the device; shape=(n,) each, float32.
             when: the condition, such as the flags of :meth:`collect_flags`; shape=(1,), int32.
         """
-        arrays, count = _Arrays(self._device.type, before), math.prod(before.shape)
+        arrays = DeviceArrays(self._device.type, when)
+        table = np.zeros(len(residuals), _RESIDUAL)
+        table["count"] = counts = [_count(before) for before, _ in residuals]
+        for place, name in enumerate(("before", "after")):
+            column = [pair[place] for pair in residuals]
+            table[name], dtypes = arrays.pointers(name, column, counts)
+            if any(dtypes):
+                raise TypeError(f"{name}: expected dtype float32, got others")
         self._call(
             "restore",
-            self._library.hvdc_cuda_restore,
+            self.library.hvdc_cuda_restore,
             arrays.index,
             0,
-            arrays.pointer("before", before, count, "float32"),
-            arrays.pointer("after", after, count, "float32"),
-            count,
+            table.ctypes.data,
+            len(residuals),
             arrays.pointer("when", when, 1, "int32"),
         )
 
@@ -215,10 +226,10 @@ class CudaKernels(Kernels):
                 ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
         """
         ranks = len(payloads)
-        arrays = _Arrays(self._device.type, payloads)
+        arrays = DeviceArrays(self._device.type, payloads)
         self._call(
             "collect_flags",
-            self._library.hvdc_cuda_collect_flags,
+            self.library.hvdc_cuda_collect_flags,
             arrays.index,
             0,
             arrays.rows("payloads", payloads),
@@ -230,13 +241,13 @@ class CudaKernels(Kernels):
     def square_sum(self, values: Any) -> float:
         """The sum of squares of a float32 tensor, in double precision; waits for the result."""
         count = _count(values)
-        arrays = _Arrays(self._device.type, values)
+        arrays = DeviceArrays(self._device.type, values)
         result = self._device.empty(8, arrays.index)
         self._call(
             f"square_sum: {count} elements",
-            self._library.hvdc_cuda_square_sum,
+            self.library.hvdc_cuda_square_sum,
             arrays.index,
-            self._library.hvdc_cuda_square_sum_bytes(count),
+            self.library.hvdc_cuda_square_sum_bytes(count),
             arrays.pointer("values", values, count, "float32"),
             count,
             result.data_ptr(),
@@ -247,19 +258,53 @@ class CudaKernels(Kernels):
         """Raises the error of an earlier call; for a caller that has just synchronized.
 
         Raises:
-            PayloadError: a payload was not one that its codec writes for its shape and step.
+            PayloadError: a payload was not one that its codec writes for its shape and step. If the call
+                was one of a batch, the error is what the batch's explanation makes of it.
         """
-        error = _Error.from_address(self._error.data_ptr())
+        error = Error.from_address(self._error.data_ptr())
         if error.status == 0:
             return
         what = {3: "header", 4: "checksum"}.get(error.status, f"status {error.status}")
-        codec, shape = self._calls.get(error.tag, ("unknown codec", "unknown"))
         rank = error.payload
+        batch, number = divmod(error.tag, 1 << _BATCH_BITS)
         error.status = 0
-        raise PayloadError(
-            f"rank {rank}'s payload: expected the {what} that {codec!r} writes for shape {shape} and this "
-            f"step, got another one; its result is NaN"
-        )
+        explained = self._batches.get(batch)
+        if explained is not None:
+            raise explained.explain(number, rank, what)
+        codec, shape = self._calls.get(number, ("unknown codec", "unknown"))
+        if batch:
+            codec, shape = "unknown codec", "unknown"
+        raise PayloadError(altered(rank, what, codec, shape))
+
+    def register(self, batch: Any) -> int:
+        """The tag of the first entry of a batch, whose ``explain`` then makes the errors of its calls.
+
+        Args:
+            batch: the batch, which is not kept; ``explain`` is an :data:`Explain`.
+        """
+        number = next(self._next_batch)
+        self._batches[number] = batch
+        return number << _BATCH_BITS
+
+    @property
+    def device_type(self) -> str:
+        """The ``tensor.device.type`` of the tensors that the executor accepts."""
+        return self._device.type
+
+    def allocate(self, size: int, index: int) -> Any:
+        """Allocates memory on a device; see :meth:`Device.empty`."""
+        return self._device.empty(size, index)
+
+    @contextmanager
+    def launching(self, index: int) -> Iterator[int]:
+        """Makes a device current while one call starts its kernels; yields the device's stream."""
+        with self._launching, self._device.guard(index):
+            yield self._device.stream(index)
+
+    @property
+    def error_address(self) -> int:
+        """The address of the structure to which kernels write what is wrong with payloads."""
+        return self._error.data_ptr()
 
     def _call(
         self,
@@ -278,27 +323,26 @@ class CudaKernels(Kernels):
             workspace_bytes: the size of the workspace that the work needs.
             arguments: the arguments of the function, except for the last one, the queue.
         """
-        with self._launching, self._device.guard(index):
-            queue = self._queue(index, workspace_bytes)
-            self._check_status(function(*arguments, queue), what)
+        with self.launching(index) as stream:
+            queue = self._queue(index, stream, workspace_bytes)
+            self.check_status(function(*arguments, queue), what)
 
-    def _queue(self, index: int, workspace_bytes: int) -> Any:
+    def _queue(self, index: int, stream: int, workspace_bytes: int) -> Any:
         """The current stream of a device with its own prepared workspace, which is large enough."""
-        stream = self._device.stream(index)
         workspace = self._workspaces.get((index, stream))
         if workspace is None or _count(workspace) < workspace_bytes:
             if workspace is not None:
                 self._outgrown.append(workspace)
-            least = self._library.hvdc_cuda_square_sum_bytes(0)
+            least = self.library.hvdc_cuda_square_sum_bytes(0)
             # Twice as large each time, so that what is outgrown takes no more than what is in use.
             size = 1 << (max(workspace_bytes, least) - 1).bit_length()
             workspace = self._device.empty(size, index)
-            queue = _Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
-            status = self._library.hvdc_cuda_prepare(ctypes.byref(queue))
-            self._check_status(status, "prepare")
+            queue = Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
+            status = self.library.hvdc_cuda_prepare(ctypes.byref(queue))
+            self.check_status(status, "prepare")
             self._workspaces[index, stream] = workspace
         size = _count(workspace)
-        return ctypes.byref(_Queue(index, 0, stream, workspace.data_ptr(), size))
+        return ctypes.byref(Queue(index, 0, stream, workspace.data_ptr(), size))
 
     def _remember(self, codec: Codec, shape: Shape) -> int:
         with self._launching:
@@ -307,93 +351,55 @@ class CudaKernels(Kernels):
             self._calls.pop(self._tag - _REMEMBERED, None)
             return self._tag
 
-    def _check_status(self, status: int, call: str) -> None:
+    def check_status(self, status: int, call: str) -> None:
+        """Raises the error that a status of the library stands for; ``call`` names the work."""
         if status == 0:
             return
-        if status == _FAILED:
-            raise KernelError(
-                f"{call}: CUDA answered: {self._library.hvdc_cuda_message().decode()}"
-            )
-        if status == _TOO_LARGE:
+        if status == cuda_library.FAILED:
+            raise KernelError(f"{call}: CUDA answered: {self.library.hvdc_cuda_message().decode()}")
+        if status == cuda_library.TOO_LARGE:
             raise ValueError(
                 f"{call}: expected less than 2**31 elements, and as few words in the payload, got more: "
                 f"split the tensor"
             )
-        if status == _MISALIGNED:
+        if status == cuda_library.MISALIGNED:
             raise ValueError(
                 f"{call}: expected payloads aligned to 16 bytes and tensors to their elements, got others"
             )
         raise KernelError(f"{call}: the CUDA library answered with status {status}")
 
 
-class _Queue(ctypes.Structure):
-    _fields_ = [
-        ("device", I32),
-        ("reserved", I32),
-        ("stream", P),
-        ("workspace", P),
-        ("workspace_bytes", I64),
-    ]
-
-
-class _Error(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_uint32), ("payload", I32), ("tag", U64)]
-
-
-def library() -> Path:
-    """Opens the CUDA library and returns its path.
-
-    Raises:
-        KernelError: the library was not built, or belongs to another version.
-    """
-    _load(_LIBRARY)
-    return _LIBRARY
-
-
-_FAILED, _TOO_LARGE, _MISALIGNED = 16, 17, 18
-
-_SIGNATURES: Signatures = {
-    "hvdc_cuda_abi_version": (ctypes.c_uint32, []),
-    "hvdc_cuda_message": (ctypes.c_char_p, []),
-    "hvdc_cuda_workspace_bytes": (I64, [P]),
-    "hvdc_cuda_square_sum_bytes": (I64, [I64]),
-    "hvdc_cuda_prepare": (I32, [P]),
-    "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
-    "hvdc_cuda_decode_sum": (
-        I32,
-        [P, U64, P, I64, I64, I32, F32, P, I32, I32, P, U64, P],
-    ),
-    "hvdc_cuda_restore": (I32, [P, P, I64, P, P]),
-    "hvdc_cuda_collect_flags": (I32, [P, I64, I32, P, P]),
-    "hvdc_cuda_square_sum": (I32, [P, I64, P, P]),
-}
-
-
-@lru_cache(maxsize=4)
-def _load(path: Path) -> ctypes.CDLL:
-    if not path.exists():
-        raise KernelError(
-            f"CUDA tensors need the CUDA library {path.name} in hvd_compress/lib, found none: install "
-            f"nvcc of CUDA 12 or 13 and the package again with `HVDC_CUDA=on pip install .`, or keep the "
-            f"model on the CPU"
-        )
-    return open_library(path, _SIGNATURES, ("hvdc_cuda_abi_version", ABI_VERSION))
+def altered(rank: int, what: str, codec: object, shape: object) -> str:
+    """The message of the error for an altered payload, of which ``what`` is wrong."""
+    return (
+        f"rank {rank}'s payload: expected the {what} that {codec!r} writes for shape {shape} and this "
+        f"step, got another one; its result is NaN"
+    )
 
 
 @lru_cache(maxsize=4096)
-def _spec(codec: Codec, shape: Shape) -> Spec:
+def spec_for(codec: Codec, shape: Shape) -> Spec:
+    """The C interface's description of a codec and a tensor's shape.
+
+    Raises:
+        KernelError: the codec has no CUDA kernels.
+    """
     spec = spec_of(codec, shape)
     if spec is None or codec.varies or not codec.on_device:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
     return spec
 
 
-class _Arrays:
+# By dtype: building a dtype's name takes longer than all other work for a tensor in a call.
+_codes: dict[Any, int] = {}
+
+
+class DeviceArrays:
     """Returns the addresses of tensors, after a check that all are on the device of the first one."""
 
     def __init__(self, device_type: str, first: Any) -> None:
         self._type = device_type
-        self._device = first.device
+        self.device = first.device
         self.index: int = first.device.index or 0
 
     def pointer(self, what: str, tensor: Any, count: int, dtype: str | None = None) -> int:
@@ -410,6 +416,28 @@ class _Arrays:
         if not tensor.is_contiguous():
             raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
         return self._address(what, tensor)
+
+    def pointers(
+        self, what: str, tensors: Sequence[Any], counts: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """The addresses and the ``hvdc_dtype`` of many tensors.
+
+        Raises:
+            TypeError: a tensor has another dtype than float32, float16 and bfloat16.
+            ValueError: as in :meth:`pointer`.
+        """
+        pointers, dtypes = [], []
+        device, known = self.device, _codes.get
+        for number, (tensor, count) in enumerate(zip(tensors, counts, strict=True)):
+            code = known(tensor.dtype)
+            if code is None:
+                code = _codes[tensor.dtype] = dtype_of(f"{what}[{number}]", tensor)
+            dtypes.append(code)
+            if tensor.numel() == count and tensor.is_contiguous() and tensor.device == device:
+                pointers.append(tensor.data_ptr())
+            else:
+                pointers.append(self.pointer(f"{what}[{number}]", tensor, count))
+        return pointers, dtypes
 
     def rows(self, what: str, tensor: Any) -> int:
         """The address of a two-dimensional uint8 tensor; there may be gaps between its rows.
@@ -428,9 +456,9 @@ class _Arrays:
             raise ValueError(
                 f"{what}: expected a {self._type.upper()} tensor, got one on {tensor.device}"
             )
-        if tensor.device != self._device:
+        if tensor.device != self.device:
             raise ValueError(
-                f"{what}: expected a tensor on {self._device} as the others, got one on {tensor.device}"
+                f"{what}: expected a tensor on {self.device} as the others, got one on {tensor.device}"
             )
         return tensor.data_ptr()
 

@@ -108,7 +108,12 @@ class Batch(Protocol):
         ...
 
     def decode_sum(
-        self, values: Sequence[Any], steps: Sequence[int], rows: Any, scale: float = 1.0
+        self,
+        values: Sequence[Any],
+        steps: Sequence[int],
+        rows: Any,
+        scale: float = 1.0,
+        word: Any | None = None,
     ) -> bool:
         """Computes ``values = scale * (sum over ranks of the decoded payloads)`` for every entry.
 
@@ -117,10 +122,13 @@ class Batch(Protocol):
             steps: the steps that the payloads' headers must contain.
             rows: one message per row, shape=(ranks, bytes), uint8; there may be gaps between rows.
             scale: the factor of the sums, rounded to float32.
+            word: a word on the device, shape=(1,), int32, in and out. An executor that does not wait for
+                its own work sets the lowest bit if any payload was encoded from an Inf or a NaN; others
+                leave the word as it is. None means that the caller does not need to know.
 
         Returns:
-            Whether any payload was encoded from an Inf or a NaN. An executor that has not waited for its
-            own work cannot know, and returns False: its caller reads the payloads' flags on the device.
+            Whether any payload was encoded from an Inf or a NaN. An executor that does not wait for its own
+            work cannot know, and returns False.
 
         Raises:
             BatchPayloadError: a payload is not one that its codec writes for its shape and step;

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from hvd_compress.codecs import Codec
-from hvd_compress.kernels import cuda
+from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.native import KernelError, spec_of
 
@@ -50,7 +50,7 @@ def open_cuda() -> None:
     from hvd_compress.tensorflow import build
 
     try:
-        path = cuda.library()
+        path = cuda_library.library()
     except KernelError as error:
         raise KernelError(
             f"{error}; or copy gradients to the host and encode them there, with device='CPU:0'"

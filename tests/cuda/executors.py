@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hvd_compress.engine.executors import Executors
-from hvd_compress.kernels import cuda
+from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.torch_device import TorchDevice
 
@@ -95,8 +95,8 @@ def missing_gpu() -> str | None:
     """Why there is no GPU to test on, or None."""
     if not torch.cuda.is_available():
         return "needs an NVIDIA GPU and a torch for CUDA: torch.cuda.is_available() is False"
-    if not cuda._LIBRARY.exists():
-        return f"needs {cuda._LIBRARY.name}, which was not built: HVDC_CUDA=on make native"
+    if not cuda_library.LIBRARY.exists():
+        return f"needs {cuda_library.LIBRARY.name}, which was not built: HVDC_CUDA=on make native"
     return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.kernels.cuda import _SIGNATURES, ABI_VERSION
+from hvd_compress.kernels.cuda_library import ABI_VERSION, SIGNATURES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def test_it_needs_no_cuda_library_to_be_loaded(library: Path) -> None:
     """Neither the driver nor a runtime: a machine without a GPU can import what holds it."""
     opened = ctypes.CDLL(str(library))
     assert opened.hvdc_cuda_abi_version() == ABI_VERSION
-    for name in _SIGNATURES:
+    for name in SIGNATURES:
         assert hasattr(opened, name)
 
 
@@ -46,7 +46,7 @@ def test_nothing_but_the_interface_is_visible(library: Path) -> None:
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert {
         name for name in names if not re.match(r"_?_?(fini|init|edata|end|bss_start)", name)
-    } == set(_SIGNATURES)
+    } == set(SIGNATURES)
 
 
 def test_a_call_without_a_gpu_is_an_error_in_cudas_words(library: Path) -> None:

@@ -21,8 +21,9 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine import batch, executors, residuals
+from hvd_compress.engine import batch, executors
 from hvd_compress.engine.comm import Collective
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream
 from hvd_compress.process_group.step import Bucket, Step
@@ -143,16 +144,19 @@ class Streams(TorchDispatchMode):
         return out
 
     def __enter__(self) -> Streams:
-        for name, reads, writes in (
-            ("encode", (2,), (3, "residual")),
-            ("decode_sum", (2,), (3,)),
-            ("collect_flags", (0,), (1,)),
+        for where, name, reads, writes in (
+            (self._kernels, "encode", (2,), (3, "residual")),
+            (self._kernels, "decode_sum", (2,), (3,)),
+            (self._kernels, "collect_flags", (0,), (1,)),
+            (self._kernels, "restore", (1,), (0,)),
+            (CudaBatch, "encode", (1, 2), (3, 5)),
+            (CudaBatch, "decode_sum", (3,), (1, 5)),
         ):
-            self._watch(name, reads, writes)
+            self._watch(where, name, reads, writes)
         self._patch(Step, "_resolve", self._resolve)
         self._patch(Compressor, "reduce", self._hook)
         self._patch(executors.Executors, "settle", self._synchronize)
-        for module in (executors, batch, residuals):
+        for module in (executors, batch):
             self._patches.enter_context(mock.patch.object(module, "keep_from_reuse", self._keep))
         for name in _HOST_LOOKS:
             self._patch(torch.Tensor, name, self._look)
@@ -164,22 +168,25 @@ class Streams(TorchDispatchMode):
         if not any(error) and self.races:
             raise Race("\n".join(dict.fromkeys(self.races)))
 
-    def _watch(self, name: str, reads: Sequence[int | str], writes: Sequence[int | str]) -> None:
-        real = getattr(self._kernels, name)
+    def _watch(
+        self, where: Any, name: str, reads: Sequence[int | str], writes: Sequence[int | str]
+    ) -> None:
+        real = getattr(where, name)
 
-        def watched(*args: Any, **kwargs: Any) -> None:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             def given(keys: Sequence[int | str]) -> list[torch.Tensor]:
                 found = [args[k] if isinstance(k, int) else kwargs.get(k) for k in keys]
-                return [one for one in found if one is not None]
+                leaves = pytree.tree_leaves(found)
+                return [one for one in leaves if isinstance(one, torch.Tensor)]
 
             self._note(self._current, name, given(reads), given(writes))
             self._busy = True
             try:
-                real(*args, **kwargs)
+                return real(*args, **kwargs)
             finally:
                 self._busy = False
 
-        self._patches.enter_context(mock.patch.object(self._kernels, name, watched))
+        self._patches.enter_context(mock.patch.object(where, name, watched))
 
     def _patch(self, where: type, name: str, instead: Any) -> None:
         real = getattr(where, name)

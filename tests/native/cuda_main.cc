@@ -13,6 +13,7 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <vector>
 
 #include "cases.h"
 #include "codec/trits.h"
@@ -87,7 +88,7 @@ void FillNumbers(Random* random, int dtype, bool anything, Memory* memory) {
   }
 }
 
-void CheckOne(Random* random) {
+cases::Case RandomCase(Random* random) {
   uint8_t bytes[cases::kSpecBytes];
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
   cases::Case test = cases::MakeCase(bytes);
@@ -97,6 +98,11 @@ void CheckOne(Random* random) {
     test.spec.rows %= 2500;
     test.spec.columns = 1;
   }
+  return test;
+}
+
+void CheckOne(Random* random) {
+  const cases::Case test = RandomCase(random);
   const hvdc_spec& spec = test.spec;
   const int64_t count = spec.rows * spec.columns;
   const int64_t width = test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
@@ -150,9 +156,9 @@ void CheckOne(Random* random) {
   if (feedback) {
     Memory before(h1.size, 4, slack);
     for (const uint32_t when : {0u, 1u}) {
-      DEMAND(hvdc_cuda_restore(reinterpret_cast<const float*>(before.data),
-                               reinterpret_cast<float*>(h1.data), h1.size / 4, &when,
-                               &queue) == HVDC_OK);
+      const hvdc_cuda_residual one = {reinterpret_cast<const float*>(before.data),
+                                      reinterpret_cast<float*>(h1.data), h1.size / 4};
+      DEMAND(hvdc_cuda_restore(&one, 1, &when, &queue) == HVDC_OK);
       DEMAND(SameNumbers(when ? before : h0, h1, HVDC_DTYPE_FLOAT32));
     }
   }
@@ -172,6 +178,122 @@ void CheckOne(Random* random) {
   DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
                               test.dtype, test.accumulate, &error, 12, &queue) == HVDC_OK);
   error.status = HVDC_OK;
+}
+
+// A tensor of a batch; everything twice, for the CPU and for the device.
+struct BatchTensor {
+  cases::Case test;
+  bool feedback;
+  std::unique_ptr<Memory> gradient, before, h0, h1, o0, o1;
+};
+
+void CheckBatch(Random* random) {
+  const size_t count = (*random)() % 5;
+  const int32_t ranks = static_cast<int32_t>(1 + (*random)() % 3);
+  std::vector<BatchTensor> all(count);
+  std::vector<hvdc_tensor> tensors(count);
+  std::vector<hvdc_cuda_entry> entries(count);
+  std::vector<hvdc_cuda_array> arrays(count);
+  int64_t end = 0;
+  for (size_t i = 0; i < count; ++i) {
+    BatchTensor& one = all[i];
+    one.test = RandomCase(random);
+    one.feedback = (*random)() % 2;
+    const int64_t numbers = one.test.spec.rows * one.test.spec.columns;
+    const int64_t width = one.test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+    const auto memory = [&](int64_t size, int64_t each) {
+      const int64_t slack = static_cast<int64_t>((*random)() % 4) * each;
+      return std::make_unique<Memory>(size, each, slack);
+    };
+    one.gradient = memory(numbers * width, width);
+    one.o0 = memory(numbers * width, width);
+    one.o1 = memory(numbers * width, width);
+    FillNumbers(random, one.test.dtype, (*random)() % 6 == 0, one.gradient.get());
+    for (auto* residual : {&one.before, &one.h0, &one.h1}) {
+      *residual = memory(one.feedback ? 4 * numbers : 0, 4);
+    }
+    FillNumbers(random, HVDC_DTYPE_FLOAT32, false, one.before.get());
+    const float alpha = (*random)() % 2 ? 1.0f : 0.25f, beta = (*random)() % 2 ? 1.0f : 0.5f;
+    const hvdc_noise noise = {7, 1, static_cast<uint32_t>(i), 0, cases::kStep};
+    end += 16 * static_cast<int64_t>((*random)() % 2);
+    hvdc_tensor& tensor = tensors[i];
+    tensor = {};
+    tensor.spec = one.test.spec;
+    tensor.noise = noise;
+    tensor.values = one.gradient->data;
+    if (one.feedback) {
+      tensor.residual = reinterpret_cast<const float*>(one.before->data);
+      tensor.next_residual = reinterpret_cast<float*>(one.h0->data);
+    }
+    tensor.alpha = alpha;
+    tensor.beta = beta;
+    tensor.offset = end;
+    tensor.payload_bytes = hvdc_payload_bytes(&one.test.spec);
+    tensor.dtype = one.test.dtype;
+    entries[i] = {one.test.spec, noise, alpha, beta, one.feedback, static_cast<int32_t>(i), 0, end};
+    arrays[i] = {one.gradient->data,
+                 tensor.residual,
+                 one.feedback ? reinterpret_cast<float*>(one.h1->data) : nullptr,
+                 cases::kStep,
+                 one.test.dtype,
+                 0};
+    end += tensor.payload_bytes;
+  }
+
+  hvdc_emulated_configure(1 + static_cast<int>((*random)() % 3),
+                          static_cast<unsigned>((*random)() % 4));
+  const int64_t number = static_cast<int64_t>(count);
+  hvdc_cuda_plan *encode, *decode;
+  DEMAND(hvdc_cuda_plan_encode(entries.data(), number, 0, &encode) == HVDC_OK);
+  DEMAND(hvdc_cuda_plan_decode(entries.data(), number, ranks, 0, &decode) == HVDC_OK);
+  Memory m0(hvdc_cuda_plan_bytes(encode), 256, 0), m1(hvdc_cuda_plan_bytes(decode), 256, 0);
+  memset(m0.data, 0xA5, static_cast<size_t>(m0.size));
+  memset(m1.data, 0xA5, static_cast<size_t>(m1.size));
+  const hvdc_cuda_queue q0 = {0, 0, nullptr, m0.data, m0.size};
+  const hvdc_cuda_queue q1 = {0, 0, nullptr, m1.data, m1.size};
+  DEMAND(hvdc_cuda_plan_prepare(encode, &q0) == HVDC_OK);
+  DEMAND(hvdc_cuda_plan_prepare(decode, &q1) == HVDC_OK);
+
+  Memory p0(end, 16, 0), p1(end * ranks, 16, 0);
+  memset(p0.data, 0x11, static_cast<size_t>(p0.size));
+  memset(p1.data, 0x11, static_cast<size_t>(p1.size));
+  DEMAND(hvdc_encode_batch(tensors.data(), number, p0.data, 1, nullptr) == HVDC_OK);
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    DEMAND(hvdc_cuda_encode_batch(encode, arrays.data(), number, p1.data + rank * end, &q0) ==
+           HVDC_OK);
+    DEMAND(!memcmp(p0.data, p1.data + rank * end, static_cast<size_t>(end)));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    DEMAND(SameNumbers(*all[i].h0, *all[i].h1, HVDC_DTYPE_FLOAT32));
+    tensors[i].values = all[i].o0->data;
+    arrays[i].values = all[i].o1->data;
+  }
+
+  hvdc_cuda_error error = {};
+  uint32_t flags = 0, found = 0;
+  const auto sum = [&](uint64_t tag) {
+    DEMAND(hvdc_cuda_decode_batch(decode, arrays.data(), number, p1.data, end, 0.3f, &flags, &error,
+                                  tag, &q1) == HVDC_OK);
+  };
+  DEMAND(hvdc_decode_batch(tensors.data(), number, p1.data, end, ranks, 0.3f, 1, nullptr,
+                           nullptr) == HVDC_OK);
+  sum(50);
+  DEMAND(error.status == HVDC_OK);
+  for (size_t i = 0; i < count; ++i) {
+    DEMAND(SameNumbers(*all[i].o0, *all[i].o1, all[i].test.dtype));
+    found |= tensors[i].flags;
+  }
+  DEMAND(flags == found);
+  if (count) {
+    const size_t altered = (*random)() % count;
+    const int32_t rank = static_cast<int32_t>((*random)() % static_cast<uint64_t>(ranks));
+    uint8_t* const payload = p1.data + rank * end + tensors[altered].offset;
+    payload[(*random)() % static_cast<uint64_t>(tensors[altered].payload_bytes)] ^= 1;
+    sum(70);
+    DEMAND(error.status != HVDC_OK && error.payload == rank && error.tag == 70 + altered);
+  }
+  hvdc_cuda_plan_free(encode);
+  hvdc_cuda_plan_free(decode);
 }
 
 void CheckSquareSum(Random* random) {
@@ -218,6 +340,7 @@ int main(int argc, char** argv) {
   long runs = 0;
   for (; clock() < end; ++runs) {
     CheckOne(&random);
+    CheckBatch(&random);
     CheckSquareSum(&random);
   }
   printf("%ld tensors\n", runs);

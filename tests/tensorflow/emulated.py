@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from hvd_compress.kernels import cuda
+from hvd_compress.kernels import cuda_library
 
 _SOURCES = Path(__file__).parent / "emulated_gpu"
 _REAL = os.environ.get("HVDC_TEST_GPU") == "real"
@@ -48,7 +48,7 @@ def build() -> None:
             "-Wno-interference-size",
         ),
         *tf.sysconfig.get_compile_flags(),
-        f"-I{Path(cuda.__file__).parents[1] / 'csrc' / 'include'}",
+        f"-I{Path(cuda_library.__file__).parents[1] / 'csrc' / 'include'}",
         *(str(source) for source in sources if source.suffix == ".cc"),
         *tf.sysconfig.get_link_flags(),
         *("-ldl", "-lpthread", "-o", str(_LIBRARY)),
@@ -65,5 +65,5 @@ def plug_in() -> None:
         return
     library = ctypes.CDLL(str(_LIBRARY))
     assert library.hvdc_emulated_gpu_open(str(_KERNELS).encode())
-    cuda._LIBRARY = _LIBRARY
+    cuda_library.LIBRARY = _LIBRARY
     assert tf.config.list_logical_devices("GPU"), "TensorFlow had been started before"

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.kernels import cuda
+from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.native import KernelError
 from tests.contract import counters, residuals, results
 from tests.contract.frontend import Frontend
@@ -166,7 +166,7 @@ def test_devices_that_cannot_be() -> None:
     assert re.search(usable, _refused("GPU:99"))
     hosts = "expected one of ['CPU:0'] for exchange='hierarchical', got 'GPU:0'"
     assert hosts in _refused("GPU:0", exchange="hierarchical")
-    with mock.patch.object(cuda, "_LIBRARY", Path("libhvdc_cuda.so")):
+    with mock.patch.object(cuda_library, "LIBRARY", Path("libhvdc_cuda.so")):
         remedy = "`HVDC_CUDA=on pip install .`, .* with device='CPU:0'"
         assert re.search(remedy, _refused(None))
         hvdc.OneBit(device="CPU:0")

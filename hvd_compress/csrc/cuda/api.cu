@@ -1,13 +1,11 @@
 // The C interface: arguments are checked, jobs made, the device chosen.
 #define HVDC_ARCH device
 
-#include <cuda_runtime.h>
-#include <stdlib.h>
-
 #include "codec/layout.h"
 #include "codec/philox.h"
 #include "codec/tables.h"
-#include "cuda/kernels.h"
+#include "cuda/batch.h"
+#include "cuda/call.h"
 #include "cuda/launch.h"
 
 namespace hvdc {
@@ -16,66 +14,13 @@ namespace {
 
 thread_local const char* message = "no error";
 
-// Makes a device current for a call.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) : status_(Check(cudaGetDevice(&before_))) {
-    if (status_ != HVDC_OK || before_ == device) return;
-    status_ = Check(cudaSetDevice(device));
-    changed_ = status_ == HVDC_OK;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  int status() const { return status_; }
-
- private:
-  int before_ = 0;
-  int status_;
-  bool changed_ = false;
-};
-
-bool Aligned(const void* pointer, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
-}
-
-int64_t ElementBytes(int dtype) { return dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2; }
-
-bool ValidDtype(int dtype) { return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16; }
-
-cudaStream_t StreamOf(const hvdc_cuda_queue& queue) {
-  return static_cast<cudaStream_t>(queue.stream);
-}
-
-// Under HVDC_CUDA_SYNC=1 every call waits for its work, so that it reports its own errors.
-int Settle(int status, const hvdc_cuda_queue& queue) {
-  static const bool wait = [] {
-    const char* value = getenv("HVDC_CUDA_SYNC");
-    return value && *value && *value != '0';
-  }();
-  if (status != HVDC_OK || !wait) return status;
-  return Check(cudaStreamSynchronize(StreamOf(queue)));
-}
-
-// Entropy codes and top-k are the CPU's.
-bool HasKernel(const hvdc_spec& spec) {
-  return ValidSpec(spec) && !IsEntropyCoded(spec) && spec.codec != HVDC_TOPK;
-}
-
 // Checks what every call has, and finds the layout and the workspace.
 template <class Job>
 int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* job, Passes* passes) {
-  if (!queue || !spec || !HasKernel(*spec) || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
-  job->spec = *spec;
+  if (!queue || !spec || !ValidDtype(dtype)) return HVDC_BAD_SPEC;
+  const int status = Describe(*spec, job, passes);
+  if (status != HVDC_OK) return status;
   job->dtype = dtype;
-  job->layout = MakeLayout(*spec);
-  if (job->layout.count > INT32_MAX || job->layout.payload_bytes / 4 > INT32_MAX) {
-    return HVDC_CUDA_TOO_LARGE;
-  }
-  job->blocks = MakeBlocks(*spec, job->layout);
-  *passes = MakePasses(*spec, job->layout);
   if (!Aligned(queue->workspace, 256)) return HVDC_CUDA_MISALIGNED;
   int64_t needed;
   job->workspace = MakeWorkspace(*spec, *passes, static_cast<uint8_t*>(queue->workspace), &needed);
@@ -94,18 +39,11 @@ hvdc_spec SquareSpec(int64_t count) {
   return spec;
 }
 
-__global__ void FillWorkspace(const Workspace workspace) {
-  uint32_t* const words = reinterpret_cast<uint32_t*>(workspace.tables);
-  for (uint32_t i = threadIdx.x; i < 3 * sizeof(Int8Tables) / 4; i += blockDim.x) words[i] = 0;
-  for (uint32_t i = threadIdx.x; i < HVDC_CUDA_MAX_PAYLOADS; i += blockDim.x) {
-    workspace.checksums[i] = 0;
-  }
-  if (threadIdx.x == 0) *workspace.control = Control();
-  __syncthreads();
+__global__ void FillTables(Int8Tables* tables) {
   // One thread each: this is done once.
-  if (threadIdx.x % kWarpSize == 0 && threadIdx.x / kWarpSize < 3) {
+  if (threadIdx.x % kWarpSize == 0 && threadIdx.x / kWarpSize < kTables) {
     const uint32_t table = threadIdx.x / kWarpSize;
-    BuildInt8Tables(HVDC_DYNAMIC + table, workspace.tables + table);
+    BuildInt8Tables(HVDC_DYNAMIC + table, tables + table);
   }
 }
 
@@ -117,8 +55,10 @@ int Check(cudaError_t error) {
   return HVDC_CUDA_FAILED;
 }
 
-int Prepare(const Workspace& workspace, cudaStream_t stream) {
-  return Launch(FillWorkspace, 1, 0, stream, workspace);
+int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream) {
+  const int status = Check(cudaMemsetAsync(zeros, 0, static_cast<size_t>(bytes), stream));
+  if (status != HVDC_OK) return status;
+  return Launch(FillTables, 1, 0, stream, tables);
 }
 
 }  // namespace HVDC_ARCH
@@ -150,7 +90,11 @@ extern "C" int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
   if (status != HVDC_OK) return status;
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();
-  return Settle(Prepare(job.workspace, StreamOf(*queue)), *queue);
+  // Up to where the tables end.
+  const Workspace& all = job.workspace;
+  const int64_t bytes =
+      reinterpret_cast<uint8_t*>(all.tables + kTables) - reinterpret_cast<uint8_t*>(all.control);
+  return Settle(Prepare(all.control, bytes, all.tables, StreamOf(*queue)), *queue);
 }
 
 extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
@@ -171,15 +115,16 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   if (feedback) {
     if (!Aligned(feedback->residual, 4)) return HVDC_CUDA_MISALIGNED;
     job.mode = feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
-    job.residual = feedback->residual;
+    job.residual = job.next_residual = feedback->residual;
     job.alpha = feedback->alpha;
     job.beta = feedback->beta;
     job.aligned = job.aligned && Aligned(job.residual, 16);
   }
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();
-  status = Statistics(job, StreamOf(*queue));
-  if (status == HVDC_OK) status = Encode(job, StreamOf(*queue));
+  using Jobs = Single<EncodeJob>;
+  status = Run(StatisticsWork<Jobs>(job), job, StreamOf(*queue));
+  if (status == HVDC_OK) status = Run(EncodeWork<Jobs>(job), job, StreamOf(*queue));
   if (status != HVDC_OK) {
     // What the one has left for the other is not the next call's.
     cudaMemsetAsync(job.workspace.control, 0, sizeof(Control), StreamOf(*queue));
@@ -228,20 +173,22 @@ extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const 
   job.accumulate = accumulate != 0;
   const DeviceGuard guard(queue->device);
   status = guard.status();
-  if (status == HVDC_OK) status = DecodeSum(job, StreamOf(*queue));
+  if (status == HVDC_OK) status = Run(DecodeWork<Single<DecodeJob>>(job), job, StreamOf(*queue));
   return Settle(status, *queue);
 }
 
-extern "C" int hvdc_cuda_restore(const float* before, float* after, int64_t count,
+extern "C" int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count,
                                  const uint32_t* when, const hvdc_cuda_queue* queue) {
-  if (!queue || !when || count < 0 || (count && (!before || !after))) return HVDC_BAD_SPEC;
-  if (count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
-  if (!Aligned(before, 4) || !Aligned(after, 4)) return HVDC_CUDA_MISALIGNED;
-  if (!count) return HVDC_OK;
+  if (!queue || !when || count < 0 || (count && !residuals)) return HVDC_BAD_SPEC;
+  for (int64_t i = 0; i < count; ++i) {
+    const hvdc_cuda_residual& one = residuals[i];
+    if (one.count < 0 || (one.count && (!one.before || !one.after))) return HVDC_BAD_SPEC;
+    if (one.count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
+    if (!Aligned(one.before, 4) || !Aligned(one.after, 4)) return HVDC_CUDA_MISALIGNED;
+  }
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();
-  const int status = Restore(before, after, static_cast<uint32_t>(count), when, StreamOf(*queue));
-  return Settle(status, *queue);
+  return Settle(Restore(residuals, count, when, StreamOf(*queue)), *queue);
 }
 
 extern "C" int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
@@ -264,6 +211,7 @@ extern "C" int hvdc_cuda_square_sum(const float* values, int64_t count, double* 
   if (status != HVDC_OK) return status;
   if (!Aligned(values, 4) || !Aligned(result, 8)) return HVDC_CUDA_MISALIGNED;
   job.gradient = values;
+  job.passes.squares = true;
   const DeviceGuard guard(queue->device);
   status = guard.status();
   if (status == HVDC_OK) status = SquareSum(job, result, StreamOf(*queue));

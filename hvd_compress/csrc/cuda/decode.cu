@@ -3,6 +3,7 @@
 #define HVDC_ARCH device
 
 #include "codec/header.h"
+#include "cuda/batch.h"
 #include "cuda/decode_quads.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
@@ -55,7 +56,7 @@ struct PayloadSums {
 };
 
 // The words that quads do not add: header, scales, padding.
-__device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
+__device__ inline void AddRest(const DecodeJob& job, const Place& place, const PayloadSums& sums) {
   const Blocks& blocks = job.blocks;
   const uint32_t header = kHeaderWords - 2;  // the rest of it is the checksum
   const uint32_t before = blocks.codes - 2;
@@ -68,7 +69,7 @@ __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   }
   const uint32_t all = before + (words - end);
   // Whole warps at a time, so that their sums can be taken.
-  for (uint32_t first = WarpOfGrid() * kWarpSize; first < all; first += ThreadsOfGrid()) {
+  for (uint32_t first = place.Warp() * kWarpSize; first < all; first += place.Threads()) {
     const uint32_t i = first + LaneOfWarp();
     const uint32_t at = i < header ? i : i < before ? i + 2 : end + (i - before);
     for (int32_t k = 0; k < job.count; ++k) {
@@ -81,8 +82,8 @@ __device__ inline void AddRest(const DecodeJob& job, const PayloadSums& sums) {
   }
 }
 
-// Run by the last block: what is wrong with the payloads, if anything, is recorded. Returns whether
-// all are right.
+// Run by the last block: what is wrong with the payloads, if anything, is recorded, and so is what
+// their headers say of numbers that are not finite. Returns whether all are right.
 __device__ inline bool Verify(const DecodeJob& job) {
   __shared__ uint32_t worst;  // eight times a payload's index, plus its status
   if (threadIdx.x == 0) worst = ~0u;
@@ -94,6 +95,7 @@ __device__ inline bool Verify(const DecodeJob& job) {
     uint32_t status = HVDC_OK;
     if (sum != header.checksum) status = HVDC_BAD_CHECKSUM;
     if (!HeaderFits(job.spec, job.layout, job.step, header)) status = HVDC_BAD_HEADER;
+    if (job.flags && header.flags & kFlagNonfinite) atomicOr(job.flags, kFlagNonfinite);
     if (status != HVDC_OK) atomicMin(&worst, 8 * static_cast<uint32_t>(k) + status);
   }
   __syncthreads();
@@ -189,14 +191,16 @@ __device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const Pa
 }
 
 // A warp takes kQuads rows at a time.
-template <class C>
-__global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
+template <class C, class Jobs>
+__global__ void __launch_bounds__(kThreads) Decode(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const DecodeJob& job = jobs.Open(&place);
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const PayloadSums sums(job);
   const uint32_t count = job.blocks.elements;
-  for (uint32_t first = WarpOfGrid() * kSpan; first < count; first += WarpsOfGrid() * kSpan) {
+  for (uint32_t first = place.Warp() * kSpan; first < count; first += place.Warps() * kSpan) {
     if (job.aligned && count - first >= kSpan) {
       DecodeRows<C, true, kQuads>(job, coder, sums, first);
     } else {
@@ -205,21 +209,16 @@ __global__ void __launch_bounds__(kThreads) Decode(const DecodeJob job) {
       }
     }
   }
-  AddRest(job, sums);
+  AddRest(job, place, sums);
   sums.Finish(job.workspace.checksums);
-  if (!LastBlock(job.workspace.control)) return;
+  if (!LastBlock(place, job.workspace.control)) return;
   if (!Verify(job)) FillWithNan(job);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    CopyIf(const float* from, float* to, uint32_t count, const uint32_t* when) {
-  if (!*when) return;
-  for (uint32_t at = ThreadOfGrid(); at < count; at += ThreadsOfGrid()) to[at] = from[at];
-}
-
-__global__ void __launch_bounds__(kThreads)
     CollectHeaders(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags) {
-  for (uint32_t k = ThreadOfGrid(); k < static_cast<uint32_t>(count); k += ThreadsOfGrid()) {
+  const Place place = {blockIdx.x, gridDim.x};
+  for (uint32_t k = place.Thread(); k < static_cast<uint32_t>(count); k += place.Threads()) {
     Header header;
     memcpy(&header, payloads + k * stride, sizeof(header));
     // The others say how long a payload is.
@@ -227,32 +226,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-namespace {
-
-size_t SharedForSums(const DecodeJob& job) {
-  const size_t slots = static_cast<size_t>(job.count) * PayloadSums::Slots(job.count);
-  return slots * sizeof(unsigned long long);
-}
-
-int64_t BlocksForDecode(const DecodeJob& job) {
+template <class Jobs>
+Work<Jobs> DecodeWork(const DecodeJob& job) {
   constexpr int64_t kSpans = 4;  // of a thread's quads
-  return (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
-}
-
-}  // namespace
-
-int DecodeSum(const DecodeJob& job, cudaStream_t stream) {
-  return WithCoder(job.spec, [&](auto coder) {
+  const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
+  const size_t sums = static_cast<size_t>(job.count) * PayloadSums::Slots(job.count);
+  return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
     using C = typename decltype(coder)::Type;
-    return Launch(Decode<C>, BlocksForDecode(job), SharedForSums(job), stream, job);
+    return {Decode<C, Jobs>, blocks, sums * sizeof(unsigned long long)};
   });
 }
 
-int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,
-            cudaStream_t stream) {
-  const int64_t blocks = (static_cast<int64_t>(count) + kThreads - 1) / kThreads;
-  return Launch(CopyIf, blocks, 0, stream, before, after, count, when);
-}
+template Work<Single<DecodeJob>> DecodeWork(const DecodeJob& job);
+template Work<DecodeBatch> DecodeWork(const DecodeJob& job);
 
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // Encoding: groups that a warp can hold in one pass; everything else with scales that are known.
 #define HVDC_ARCH device
 
+#include "cuda/batch.h"
 #include "cuda/encode_quads.h"
 #include "cuda/finish.h"
 #include "cuda/held.h"
@@ -27,9 +28,11 @@ __device__ inline void StoreOwnScales(const EncodeJob& job, uint32_t block, cons
 }
 
 // One pass over memory, a team of warps a group.
-template <class C>
-__global__ void __launch_bounds__(kThreads) EncodeHeld(const EncodeJob job) {
-  const Team team(job);
+template <class C, class Jobs>
+__global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
+  const Team team(job, place);
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   Totals totals;
   for (uint32_t index = team.index; index < job.blocks.count; index += team.teams) {
@@ -60,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const EncodeJob job) {
     }
     team.Meet();
   }
-  FinishPayload(job, totals);
+  FinishPayload(job, place, totals);
 }
 
 // Memory for the values of a quad whose elements belong to different groups.
@@ -84,8 +87,10 @@ __device__ inline GroupScale OpenGroup(const EncodeJob& job, uint32_t group, boo
 }
 
 // A quad a thread, or a word of trits, wherever it lies.
-template <class C>
-__global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
+template <class C, class Jobs>
+__global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
   const Blocks& blocks = job.blocks;
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const bool finite = C::kCast || !job.workspace.control->nonfinite;
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
   };
   if constexpr (C::kPacking == Packing::kTrits) {
     const uint32_t all = blocks.count ? (blocks.count - 1) * blocks.words + blocks.last_words : 0;
-    for (uint32_t first = WarpOfGrid() * kWarpSize; first < all; first += ThreadsOfGrid()) {
+    for (uint32_t first = place.Warp() * kWarpSize; first < all; first += place.Threads()) {
       // Past the end a thread only helps its neighbours.
       const uint32_t at = first + LaneOfWarp();
       const uint32_t index = at < all ? Quotient(blocks.by_words, at) : 0;
@@ -109,8 +114,8 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
                             at < all ? WordsOfBlock(blocks, index) : 0, &totals);
     }
   } else {
-    for (uint32_t first = WarpOfGrid() * kRow; first < blocks.elements;
-         first += WarpsOfGrid() * kRow) {
+    for (uint32_t first = place.Warp() * kRow; first < blocks.elements;
+         first += place.Warps() * kRow) {
       const uint32_t element = first + 4 * LaneOfWarp();
       // Past the end a thread only helps its neighbours with their planes: those of the last tile,
       // or nobody with anything.
@@ -126,38 +131,27 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const EncodeJob job) {
       QuadEncoder<C>::Run(job, coder, scale, block_at(index), position, &totals);
     }
   }
-  AddSharedScales(job, finite, &totals);
-  FinishPayload(job, totals);
+  AddSharedScales(job, place, finite, &totals);
+  FinishPayload(job, place, totals);
 }
 
-namespace {
-
-int LaunchHeld(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t stream) {
-  const uint32_t groups = HeldGroups(job);
-  const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
-  const size_t shared = sizeof(float) * groups * HeldFloats(job);
-  return Launch(kernel, blocks, shared, stream, job);
-}
-
-int LaunchKnown(void (*kernel)(EncodeJob), const EncodeJob& job, cudaStream_t stream) {
-  return Launch(kernel, BlocksForQuads(job.layout.count), 0, stream, job);
-}
-
-template <class C>
-int EncodeWith(const EncodeJob& job, cudaStream_t stream) {
-  if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
-    if (job.passes.held) return LaunchHeld(EncodeHeld<C>, job, stream);
-  }
-  return LaunchKnown(EncodeKnown<C>, job, stream);
-}
-
-}  // namespace
-
-int Encode(const EncodeJob& job, cudaStream_t stream) {
-  return WithCoder(job.spec, [&](auto coder) {
-    return EncodeWith<typename decltype(coder)::Type>(job, stream);
+template <class Jobs>
+Work<Jobs> EncodeWork(const EncodeJob& job) {
+  return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
+    using C = typename decltype(coder)::Type;
+    if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
+      if (job.passes.held) {
+        const uint32_t groups = HeldGroups(job);
+        const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
+        return {EncodeHeld<C, Jobs>, blocks, sizeof(float) * groups * HeldFloats(job)};
+      }
+    }
+    return {EncodeKnown<C, Jobs>, BlocksForQuads(job.layout.count), 0};
   });
 }
+
+template Work<Single<EncodeJob>> EncodeWork(const EncodeJob& job);
+template Work<EncodeBatch> EncodeWork(const EncodeJob& job);
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

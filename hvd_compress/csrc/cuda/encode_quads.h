@@ -179,6 +179,7 @@ struct QuadEncoder {
                                     const Block<Source>& block, uint32_t position, uint32_t valid,
                                     const Quad& uniform, uint32_t* codes, Totals* totals) {
     if (kWhole) valid = 4;  // as the compiler may know
+    const uint32_t element = block.source.start + position;
     if (!scale.finite) {
       totals->nonfinite = true;
       if constexpr (C::kType == CodeType::kByte) {
@@ -187,10 +188,13 @@ struct QuadEncoder {
           if (k < valid) codes[k] = coder.BlankCode();
         }
       }
+      if (job.mode != Mode::kNone) {
+        const Quad kept = LoadResidual<kWhole>(job.residual, element, valid);
+        StoreResidual<kWhole>(job.next_residual, element, valid, kept);
+      }
       return;
     }
     const Compensated both = block.source.template Load<kWhole>(job, position, valid);
-    const uint32_t element = block.source.start + position;
     Quad after;
     bool finite = true;
 #pragma unroll
@@ -212,12 +216,14 @@ struct QuadEncoder {
 #pragma unroll
         for (uint32_t k = 0; k < 4; ++k) {
           const float decoded = coder.Decode(static_cast<CodeOf>(codes[k]), k);
-          if (k < valid && IsFinite<Thread>(decoded)) job.residual[element + k] = after.v[k];
+          if (k >= valid) continue;
+          const float kept = IsFinite<Thread>(decoded) ? after.v[k] : job.residual[element + k];
+          job.next_residual[element + k] = kept;
         }
         return;
       }
     }
-    if (job.mode != Mode::kNone) StoreResidual<kWhole>(job.residual, element, valid, after);
+    if (job.mode != Mode::kNone) StoreResidual<kWhole>(job.next_residual, element, valid, after);
   }
 
   // Direct codes of a quad, as whole words; behind the last element stands padding.

@@ -45,12 +45,13 @@ __device__ inline void LoadMatrixValues(const hvdc_spec& spec, const uint8_t* pa
 
 // Scales that were stored before this kernel: added to the checksum, and made NaN as a whole where
 // one of a matrix's groups is not finite.
-__device__ inline void AddSharedScales(const EncodeJob& job, bool finite, Totals* totals) {
+__device__ inline void AddSharedScales(const EncodeJob& job, const Place& place, bool finite,
+                                       Totals* totals) {
   const bool blank =
       job.spec.codec == HVDC_ONEBIT && !finite && job.spec.grouping != HVDC_CONTIGUOUS;
   float* const scales = ScalesOf(job.payload);
   const uint32_t count = static_cast<uint32_t>(job.layout.scales);
-  for (uint32_t i = ThreadOfGrid(); i < count; i += ThreadsOfGrid()) {
+  for (uint32_t i = place.Thread(); i < count; i += place.Threads()) {
     if (blank) scales[i] = BitsFloat(kNanBits);
     totals->Word(FloatBits(blank ? BitsFloat(kNanBits) : scales[i]), kHeaderWords + i);
   }
@@ -76,10 +77,11 @@ __device__ inline void StoreHeader(const EncodeJob& job, uint32_t flags) {
 }
 
 // Called by all threads when the blocks are encoded: the last one writes the rest of the payload.
-__device__ inline void FinishPayload(const EncodeJob& job, const Totals& totals) {
+__device__ inline void FinishPayload(const EncodeJob& job, const Place& place,
+                                     const Totals& totals) {
   Control* const control = job.workspace.control;
   AddTotals(control, totals);
-  if (!LastBlock(control) || threadIdx.x) return;
+  if (!LastBlock(place, control) || threadIdx.x) return;
   StoreHeader(job, atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0);
   const Layout& layout = job.layout;
   uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);

@@ -10,12 +10,29 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-__device__ inline uint32_t ThreadOfGrid() { return blockIdx.x * kThreads + threadIdx.x; }
-__device__ inline uint32_t ThreadsOfGrid() { return gridDim.x * kThreads; }
 __device__ inline uint32_t WarpOfBlock() { return threadIdx.x / kWarpSize; }
-__device__ inline uint32_t WarpOfGrid() { return blockIdx.x * kWarps + WarpOfBlock(); }
-__device__ inline uint32_t WarpsOfGrid() { return gridDim.x * kWarps; }
 __device__ inline uint32_t LaneOfWarp() { return threadIdx.x % kWarpSize; }
+
+// Which one of a job's blocks of threads this is, and how many there are.
+struct Place {
+  __device__ uint32_t Thread() const { return block * kThreads + threadIdx.x; }
+  __device__ uint32_t Threads() const { return blocks * kThreads; }
+  __device__ uint32_t Warp() const { return block * kWarps + WarpOfBlock(); }
+  __device__ uint32_t Warps() const { return blocks * kWarps; }
+
+  uint32_t block, blocks;
+};
+
+// The parameter of a kernel with one job, which has all of the grid.
+template <class Job>
+struct Single {
+  __device__ const Job& Open(Place* place) const {
+    *place = {blockIdx.x, gridDim.x};
+    return job;
+  }
+
+  Job job;
+};
 
 // Shared memory of the size that the launch gave the block.
 #if defined(__CUDACC__)
@@ -53,15 +70,15 @@ __device__ inline void AddTotals(Control* control, const Totals& totals) {
   }
 }
 
-// Whether this is the last block to come here: then it sees all that the others have written.
-// Called once by all threads of all blocks.
-__device__ inline bool LastBlock(Control* control) {
+// Whether this is the last of the job's blocks to come here: then it sees all that the others have
+// written. Called once by all threads of all of them.
+__device__ inline bool LastBlock(const Place& place, Control* control) {
   __shared__ uint32_t ticket;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) ticket = atomicAdd(&control->tickets, 1u);
   __syncthreads();
-  const bool last = ticket == gridDim.x - 1;
+  const bool last = ticket == place.blocks - 1;
   if (last) __threadfence();
   return last;
 }

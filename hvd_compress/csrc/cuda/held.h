@@ -22,12 +22,12 @@ HVDC_HD uint32_t HeldGroups(const EncodeJob& job) {
 
 // The warps that encode a group together: one, or all of a block.
 struct Team {
-  __device__ explicit Team(const EncodeJob& job)
+  __device__ Team(const EncodeJob& job, const Place& place)
       : whole(HeldGroups(job) == 1),
         warps(whole ? kWarps : 1),
         rank(whole ? WarpOfBlock() : 0),
-        index(whole ? blockIdx.x : WarpOfGrid()),
-        teams(whole ? gridDim.x : WarpsOfGrid()),
+        index(whole ? place.block : place.Warp()),
+        teams(whole ? place.blocks : place.Warps()),
         x(reinterpret_cast<float*>(SharedMemory()) + (whole ? 0 : WarpOfBlock()) * HeldFloats(job)),
         kept(x + job.spec.group) {}
 
@@ -49,7 +49,7 @@ struct Team {
 
   bool whole;             // whether it is the block
   uint32_t warps, rank;   // of the team, and this warp's number among them
-  uint32_t index, teams;  // this team's number, and how many the grid has
+  uint32_t index, teams;  // this team's number, and how many the job has
   float* x;               // what is encoded
   float* kept;  // what the residual becomes before decoded is subtracted, where that differs
 };

@@ -22,7 +22,7 @@ struct Control {
 };
 
 // Parts of the workspace. The first three are in every one; the others are as long as the spec
-// asks.
+// asks. A batch has the first two for each of its jobs, and the tables once.
 struct Workspace {
   Control* control;
   unsigned long long* checksums;  // one a payload; zeros between calls
@@ -61,6 +61,7 @@ struct Passes {
   int64_t length;  // each is a group
   int64_t chunks;  // of a row
   int64_t folds;   // of a row's chunks; 0 where they are added up in one go
+  bool squares;    // the sums are wanted, and no scale
 };
 
 struct EncodeJob {
@@ -74,8 +75,9 @@ struct EncodeJob {
   const void* gradient;
   int dtype;
   Mode mode;
-  bool aligned;  // gradient and residual, to four elements
-  float* residual;
+  bool aligned;  // gradient and residuals, to four elements
+  const float* residual;
+  float* next_residual;  // the same memory, or none of it
   float alpha, beta;
   uint8_t* payload;
 };
@@ -94,6 +96,7 @@ struct DecodeJob {
   int dtype;
   bool aligned;  // out, to four elements
   bool accumulate;
+  uint32_t* flags;  // or null
   hvdc_cuda_error* error;
   uint64_t tag;
 };
@@ -171,36 +174,47 @@ HVDC_HD Passes MakePasses(const hvdc_spec& spec, const Layout& layout) {
   return passes;
 }
 
+// Memory that is given out part by part; without memory, only counted.
+struct Parts {
+  template <class T>
+  HVDC_HD T* Take(int64_t count, int64_t alignment = 256) {
+    used = RoundUp(used, alignment);
+    uint8_t* const part = memory ? memory + used : nullptr;
+    used += count * static_cast<int64_t>(sizeof(T));
+    return reinterpret_cast<T*>(part);
+  }
+
+  uint8_t* memory;
+  int64_t used;
+};
+
+// What one job's sums and scales need.
+HVDC_HD void TakeScratch(const hvdc_spec& spec, const Passes& passes, Parts* parts,
+                         Workspace* workspace) {
+  if (passes.columns) {
+    const int64_t sums = passes.chunks * spec.columns;
+    workspace->lower = parts->Take<float>(sums);
+    workspace->upper = parts->Take<float>(sums);
+    workspace->above = parts->Take<uint32_t>(sums);
+  } else if (passes.rows) {
+    if (spec.grouping != HVDC_ROW) workspace->scales = parts->Take<GroupScale>(passes.rows);
+    workspace->stats = parts->Take<GroupStats>(passes.rows * passes.chunks);
+    workspace->folded = parts->Take<GroupStats>(passes.rows * passes.folds);
+  }
+}
+
+constexpr int64_t kTables = 3;
+
 // The workspace that starts at memory, and how many bytes it takes.
 HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uint8_t* memory,
                                 int64_t* bytes) {
-  int64_t used = 0;
-  const auto take = [&](int64_t size) {
-    uint8_t* part = memory + used;
-    used += RoundUp(size, 256);
-    return part;
-  };
+  Parts parts = {memory, 0};
   Workspace all = {};
-  all.control = reinterpret_cast<Control*>(take(sizeof(Control)));
-  all.checksums = reinterpret_cast<unsigned long long*>(
-      take(HVDC_CUDA_MAX_PAYLOADS * static_cast<int64_t>(sizeof(unsigned long long))));
-  all.tables = reinterpret_cast<Int8Tables*>(take(3 * static_cast<int64_t>(sizeof(Int8Tables))));
-  if (passes.columns) {
-    const int64_t size = 4 * passes.chunks * spec.columns;
-    all.lower = reinterpret_cast<float*>(take(size));
-    all.upper = reinterpret_cast<float*>(take(size));
-    all.above = reinterpret_cast<uint32_t*>(take(size));
-  } else if (passes.rows) {
-    const int64_t groups = spec.grouping == HVDC_ROW ? 0 : passes.rows;
-    const int64_t chunks = passes.rows * passes.chunks;
-    all.scales =
-        reinterpret_cast<GroupScale*>(take(groups * static_cast<int64_t>(sizeof(GroupScale))));
-    all.stats =
-        reinterpret_cast<GroupStats*>(take(chunks * static_cast<int64_t>(sizeof(GroupStats))));
-    all.folded = reinterpret_cast<GroupStats*>(
-        take(passes.rows * passes.folds * static_cast<int64_t>(sizeof(GroupStats))));
-  }
-  *bytes = used;
+  all.control = parts.Take<Control>(1);
+  all.checksums = parts.Take<unsigned long long>(HVDC_CUDA_MAX_PAYLOADS);
+  all.tables = parts.Take<Int8Tables>(kTables);
+  TakeScratch(spec, passes, &parts, &all);
+  *bytes = RoundUp(parts.used, 256);
   return all;
 }
 

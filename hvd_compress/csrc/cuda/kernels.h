@@ -1,5 +1,5 @@
-// What the .cu files offer to each other: work put into a stream. Functions return an hvdc_status
-// or an hvdc_cuda_status.
+// What the .cu files offer to each other: kernels for jobs, and work put into a stream. Functions
+// that return int return an hvdc_status or an hvdc_cuda_status.
 #ifndef HVDC_CUDA_KERNELS_H_
 #define HVDC_CUDA_KERNELS_H_
 
@@ -10,20 +10,39 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// Scales of groups that are not held; nothing where there are none.
-int Statistics(const EncodeJob& job, cudaStream_t stream);
+// A kernel for a job, how many blocks of threads have work, and the shared memory of each in bytes.
+// Jobs: the kernel's parameter, with this job or with many.
+template <class Jobs>
+struct Work {
+  void (*kernel)(Jobs);
+  int64_t blocks;
+  size_t shared;
+};
+
+// Scales of groups that are not held: up to three kernels, one behind the other; null where there
+// is none.
+template <class Jobs>
+struct Statistics {
+  Work<Jobs> sum, fold_chunks, fold_groups;
+};
+template <class Jobs>
+Statistics<Jobs> StatisticsWork(const EncodeJob& job);
+
 // The payload, scales known or held.
-int Encode(const EncodeJob& job, cudaStream_t stream);
-int DecodeSum(const DecodeJob& job, cudaStream_t stream);
-// Copies if *when is not 0.
-int Restore(const float* before, float* after, uint32_t count, const uint32_t* when,
+template <class Jobs>
+Work<Jobs> EncodeWork(const EncodeJob& job);
+template <class Jobs>
+Work<Jobs> DecodeWork(const DecodeJob& job);
+
+// Copies where *when is not 0: count residuals, in as few launches as can hold them.
+int Restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,
             cudaStream_t stream);
 // The sum of squares of job.gradient's float32 numbers.
 int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream);
 int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
                  cudaStream_t stream);
-// Fills a workspace.
-int Prepare(const Workspace& workspace, cudaStream_t stream);
+// What a workspace has before the first call.
+int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream);
 
 // Remembers what CUDA answered, for hvdc_cuda_message.
 int Check(cudaError_t error);

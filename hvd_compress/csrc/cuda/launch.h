@@ -7,6 +7,7 @@
 #include "codec/int8.h"
 #include "codec/onebit.h"
 #include "codec/ternary.h"
+#include "cuda/grid.h"
 #include "cuda/kernels.h"
 #include "simd/thread.h"
 
@@ -16,11 +17,9 @@ namespace HVDC_ARCH {
 // Blocks whose threads have one quad each.
 inline int64_t BlocksForQuads(int64_t count) { return (count + 4 * kThreads - 1) / (4 * kThreads); }
 
-// As many blocks of kThreads as there is work for, at least one, but no more than the device runs
-// at a time: they take what is left over, and all end together.
-template <class... Parameters, class... Arguments>
-int Launch(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStream_t stream,
-           const Arguments&... arguments) {
+// How many blocks of kThreads the current device runs at a time.
+template <class... Parameters>
+int Resident(void (*kernel)(Parameters...), size_t shared, int64_t* most) {
   int device = 0, processors = 0, resident = 0;
   int status = Check(cudaGetDevice(&device));
   if (status == HVDC_OK) {
@@ -30,15 +29,46 @@ int Launch(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStr
     status =
         Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, shared));
   }
-  if (status != HVDC_OK) return status;
-  const int64_t most = static_cast<int64_t>(processors) * resident;
-  if (blocks > most) blocks = most;
+  *most = static_cast<int64_t>(processors) * resident;
+  return status;
+}
+
+template <class... Parameters, class... Arguments>
+int LaunchBlocks(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStream_t stream,
+                 const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks < 1 ? 1 : blocks));
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   return Check(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// As many blocks as there is work for, at least one, but no more than the device runs at a time:
+// they take what is left over, and all end together.
+template <class... Parameters, class... Arguments>
+int Launch(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStream_t stream,
+           const Arguments&... arguments) {
+  int64_t most;
+  const int status = Resident(kernel, shared, &most);
+  if (status != HVDC_OK) return status;
+  if (blocks > most) blocks = most;
+  return LaunchBlocks(kernel, blocks < 1 ? 1 : blocks, shared, stream, arguments...);
+}
+
+// One job's work, if there is any.
+template <class Job>
+int Run(const Work<Single<Job>>& work, const Job& job, cudaStream_t stream) {
+  if (!work.kernel) return HVDC_OK;
+  return Launch(work.kernel, work.blocks, work.shared, stream, Single<Job>{job});
+}
+
+inline int Run(const Statistics<Single<EncodeJob>>& work, const EncodeJob& job,
+               cudaStream_t stream) {
+  int status = Run(work.sum, job, stream);
+  if (status == HVDC_OK) status = Run(work.fold_chunks, job, stream);
+  if (status == HVDC_OK) status = Run(work.fold_groups, job, stream);
+  return status;
 }
 
 template <class C>
@@ -46,26 +76,26 @@ struct CoderType {
   using Type = C;
 };
 
-// Calls work with the CoderType of a valid spec.
-template <class Work>
-int WithCoder(const hvdc_spec& spec, const Work& work) {
+// Calls call with the CoderType of a valid spec.
+template <class Call>
+auto WithCoder(const hvdc_spec& spec, const Call& call) {
   switch (spec.codec) {
     case HVDC_ONEBIT:
-      if (spec.grouping >= HVDC_ROW) return work(CoderType<OneBitMatrixCoder<Thread>>());
-      return work(CoderType<OneBitCoder<Thread>>());
+      if (spec.grouping >= HVDC_ROW) return call(CoderType<OneBitMatrixCoder<Thread>>());
+      return call(CoderType<OneBitCoder<Thread>>());
     case HVDC_INT8:
-      if (spec.variant == HVDC_LINEAR) return work(CoderType<LinearCoder<Thread>>());
-      return work(CoderType<TableCoder<Thread>>());
+      if (spec.variant == HVDC_LINEAR) return call(CoderType<LinearCoder<Thread>>());
+      return call(CoderType<TableCoder<Thread>>());
     case HVDC_TERNARY:
-      return work(CoderType<TernaryCoder<Thread>>());
+      return call(CoderType<TernaryCoder<Thread>>());
     case HVDC_ECQ:
-      return work(CoderType<EcqCoder<Thread>>());
+      return call(CoderType<EcqCoder<Thread>>());
     case HVDC_FP16:
-      return work(CoderType<HalfCoder<Thread>>());
+      return call(CoderType<HalfCoder<Thread>>());
     case HVDC_BF16:
-      return work(CoderType<BfloatCoder<Thread>>());
+      return call(CoderType<BfloatCoder<Thread>>());
     default:
-      return work(CoderType<FloatCoder<Thread>>());
+      return call(CoderType<FloatCoder<Thread>>());
   }
 }
 

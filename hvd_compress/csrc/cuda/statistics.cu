@@ -3,6 +3,7 @@
 // chunk.
 #define HVDC_ARCH device
 
+#include "cuda/batch.h"
 #include "cuda/encode_quads.h"
 #include "cuda/finish.h"
 #include "cuda/kernels.h"
@@ -52,16 +53,17 @@ __device__ inline GroupStats SumOf(const EncodeJob& job, int64_t start, uint32_t
 }
 
 // All chunks of all rows. A row of one chunk has its scale at once; where there is one group of no
-// more chunks than can be added up in one go, the last block does that. squares: whether the sums
-// are wanted, and no scale.
-template <StatsKind kKind>
-__global__ void __launch_bounds__(kThreads) SumAllChunks(const EncodeJob job, const bool squares) {
+// more chunks than can be added up in one go, the last block does that.
+template <StatsKind kKind, class Jobs>
+__global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
   const Passes& passes = job.passes;
   const int64_t all = passes.rows * passes.chunks;
-  const int64_t halves = 2 * static_cast<int64_t>(WarpsOfGrid());
+  const int64_t halves = 2 * static_cast<int64_t>(place.Warps());
   const int64_t half = threadIdx.x % kWarpSize / kLanes;
   // Both halves of a warp make as many rounds, the second one perhaps with nothing in its last.
-  for (int64_t first = 2 * static_cast<int64_t>(WarpOfGrid()); first < all; first += halves) {
+  for (int64_t first = 2 * static_cast<int64_t>(place.Warp()); first < all; first += halves) {
     const int64_t index = first + half;
     const int64_t row = index / passes.chunks, chunk = index % passes.chunks;
     int64_t count = 0;
@@ -71,15 +73,15 @@ __global__ void __launch_bounds__(kThreads) SumAllChunks(const EncodeJob job, co
     const int64_t start = row * passes.length + chunk * kChunk;
     const GroupStats stats = SumOf<kKind>(job, start, static_cast<uint32_t>(count));
     if (index >= all || LaneOfSum()) continue;
-    if (passes.chunks == 1 && !squares) {
+    if (passes.chunks == 1 && !passes.squares) {
       StoreGroup(job, row, count, stats);
     } else {
       job.workspace.stats[index] = stats;
     }
   }
-  if (squares || passes.rows > 1 || passes.chunks == 1 || passes.folds) return;
+  if (passes.squares || passes.rows > 1 || passes.chunks == 1 || passes.folds) return;
   Control* const control = job.workspace.control;
-  if (!LastBlock(control) || WarpOfBlock()) return;
+  if (!LastBlock(place, control) || WarpOfBlock()) return;
   const GroupStats stats = SumChunks<kKind>(job.workspace.stats, passes.chunks);
   if (threadIdx.x) return;
   StoreGroup(job, 0, job.layout.count, stats);
@@ -87,10 +89,12 @@ __global__ void __launch_bounds__(kThreads) SumAllChunks(const EncodeJob job, co
 }
 
 // 2,048 chunks' sums to one, a warp each.
-template <StatsKind kKind>
-__global__ void __launch_bounds__(kThreads) FoldChunks(const EncodeJob job) {
+template <StatsKind kKind, class Jobs>
+__global__ void __launch_bounds__(kThreads) FoldChunks(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
   const Passes& passes = job.passes;
-  for (int64_t i = WarpOfGrid(); i < passes.rows * passes.folds; i += WarpsOfGrid()) {
+  for (int64_t i = place.Warp(); i < passes.rows * passes.folds; i += place.Warps()) {
     const int64_t row = i / passes.folds, first = i % passes.folds * kChunk;
     const int64_t rest = passes.chunks - first;
     const GroupStats stats = SumChunks<kKind>(job.workspace.stats + row * passes.chunks + first,
@@ -100,12 +104,14 @@ __global__ void __launch_bounds__(kThreads) FoldChunks(const EncodeJob job) {
 }
 
 // What is left of each row's sums, to its scale.
-template <StatsKind kKind>
-__global__ void __launch_bounds__(kThreads) FoldRows(const EncodeJob job) {
+template <StatsKind kKind, class Jobs>
+__global__ void __launch_bounds__(kThreads) FoldRows(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
   const Passes& passes = job.passes;
   const int64_t each = passes.folds ? passes.folds : passes.chunks;
   const GroupStats* const sums = passes.folds ? job.workspace.folded : job.workspace.stats;
-  for (int64_t row = WarpOfGrid(); row < passes.rows; row += WarpsOfGrid()) {
+  for (int64_t row = place.Warp(); row < passes.rows; row += place.Warps()) {
     const GroupStats stats = SumChunks<kKind>(sums + row * each, each);
     if (LaneOfWarp() == 0) StoreGroup(job, row, RowElements(job, row), stats);
   }
@@ -113,10 +119,10 @@ __global__ void __launch_bounds__(kThreads) FoldRows(const EncodeJob job) {
 
 // Column sums of kRowChunk rows, a thread a column.
 template <int kDtype>
-__device__ inline void SumColumnsAs(const EncodeJob& job) {
+__device__ inline void SumColumnsAs(const EncodeJob& job, const Place& place) {
   const int64_t columns = job.spec.columns;
   bool finite = true;
-  for (int64_t i = ThreadOfGrid(); i < job.passes.chunks * columns; i += ThreadsOfGrid()) {
+  for (int64_t i = place.Thread(); i < job.passes.chunks * columns; i += place.Threads()) {
     const int64_t first = i / columns * kRowChunk;
     const int64_t last = first + kRowChunk < job.spec.rows ? first + kRowChunk : job.spec.rows;
     float lower = 0, upper = 0;
@@ -137,13 +143,19 @@ __device__ inline void SumColumnsAs(const EncodeJob& job) {
   if (!finite) atomicOr(&job.workspace.control->nonfinite, 1u);
 }
 
-__global__ void __launch_bounds__(kThreads) SumColumns(const EncodeJob job) {
-  WithDtype(job.dtype, [&](auto dtype) { SumColumnsAs<decltype(dtype)::value>(job); });
+template <class Jobs>
+__global__ void __launch_bounds__(kThreads) SumColumns(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
+  WithDtype(job.dtype, [&](auto dtype) { SumColumnsAs<decltype(dtype)::value>(job, place); });
 }
 
-__global__ void __launch_bounds__(kThreads) FoldColumns(const EncodeJob job) {
+template <class Jobs>
+__global__ void __launch_bounds__(kThreads) FoldColumns(const __grid_constant__ Jobs jobs) {
+  Place place;
+  const EncodeJob& job = jobs.Open(&place);
   const int64_t columns = job.spec.columns;
-  for (int64_t column = ThreadOfGrid(); column < columns; column += ThreadsOfGrid()) {
+  for (int64_t column = place.Thread(); column < columns; column += place.Threads()) {
     GroupStats stats = {};
 #pragma unroll 8
     for (int64_t chunk = 0; chunk < job.passes.chunks; ++chunk) {
@@ -174,50 +186,50 @@ __global__ void AddPieces(const EncodeJob job, double* result) {
 
 namespace {
 
-template <StatsKind kKind>
-int RowStatistics(const EncodeJob& job, bool squares, cudaStream_t stream) {
+template <StatsKind kKind, class Jobs>
+Statistics<Jobs> RowStatistics(const EncodeJob& job) {
   const Passes& passes = job.passes;
-  const int64_t per_block = 2 * kWarps;
-  const int64_t blocks = (passes.rows * passes.chunks + per_block - 1) / per_block;
-  int status = Launch(SumAllChunks<kKind>, blocks, 0, stream, job, squares);
-  if (status == HVDC_OK && passes.folds) {
-    const int64_t folds = (passes.rows * passes.folds + kWarps - 1) / kWarps;
-    status = Launch(FoldChunks<kKind>, folds, 0, stream, job);
+  const auto blocks = [](int64_t work, int64_t each) { return (work + each - 1) / each; };
+  Statistics<Jobs> all = {};
+  all.sum = {SumAllChunks<kKind, Jobs>, blocks(passes.rows * passes.chunks, 2 * kWarps), 0};
+  if (passes.folds) {
+    all.fold_chunks = {FoldChunks<kKind, Jobs>, blocks(passes.rows * passes.folds, kWarps), 0};
   }
   // What SumAllChunks has not finished by itself.
-  const bool rows = passes.folds || (passes.rows > 1 && passes.chunks > 1);
-  if (status == HVDC_OK && rows && !squares) {
-    status = Launch(FoldRows<kKind>, (passes.rows + kWarps - 1) / kWarps, 0, stream, job);
+  if (!passes.squares && (passes.folds || (passes.rows > 1 && passes.chunks > 1))) {
+    all.fold_groups = {FoldRows<kKind, Jobs>, blocks(passes.rows, kWarps), 0};
   }
-  return status;
-}
-
-int ColumnStatistics(const EncodeJob& job, cudaStream_t stream) {
-  const int64_t sums = job.passes.chunks * job.spec.columns;
-  const int status = Launch(SumColumns, (sums + kThreads - 1) / kThreads, 0, stream, job);
-  if (status != HVDC_OK) return status;
-  return Launch(FoldColumns, (job.spec.columns + kThreads - 1) / kThreads, 0, stream, job);
+  return all;
 }
 
 }  // namespace
 
-int Statistics(const EncodeJob& job, cudaStream_t stream) {
-  if (!job.passes.chunks) return HVDC_OK;
-  if (job.passes.columns) return ColumnStatistics(job, stream);
+template <class Jobs>
+Statistics<Jobs> StatisticsWork(const EncodeJob& job) {
+  if (!job.passes.chunks) return {};
+  if (job.passes.columns) {
+    const int64_t columns = job.spec.columns, sums = job.passes.chunks * columns;
+    return {{SumColumns<Jobs>, (sums + kThreads - 1) / kThreads, 0},
+            {},
+            {FoldColumns<Jobs>, (columns + kThreads - 1) / kThreads, 0}};
+  }
   switch (KindOf(job.spec)) {
     case StatsKind::kSides:
-      return RowStatistics<StatsKind::kSides>(job, false, stream);
+      return RowStatistics<StatsKind::kSides, Jobs>(job);
     case StatsKind::kSquares:
-      return RowStatistics<StatsKind::kSquares>(job, false, stream);
+      return RowStatistics<StatsKind::kSquares, Jobs>(job);
     case StatsKind::kMoments:
-      return RowStatistics<StatsKind::kMoments>(job, false, stream);
+      return RowStatistics<StatsKind::kMoments, Jobs>(job);
     default:
-      return RowStatistics<StatsKind::kLargest>(job, false, stream);
+      return RowStatistics<StatsKind::kLargest, Jobs>(job);
   }
 }
 
+template Statistics<Single<EncodeJob>> StatisticsWork(const EncodeJob& job);
+template Statistics<EncodeBatch> StatisticsWork(const EncodeJob& job);
+
 int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream) {
-  const int status = RowStatistics<StatsKind::kSquares>(job, true, stream);
+  const int status = Run(StatisticsWork<Single<EncodeJob>>(job), job, stream);
   if (status != HVDC_OK) return status;
   return Launch(AddPieces, 1, 0, stream, job, result);
 }

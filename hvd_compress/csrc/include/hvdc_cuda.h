@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 4
+#define HVDC_CUDA_ABI_VERSION 5
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
   uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER or HVDC_BAD_CHECKSUM
   int32_t payload;  // its index in the call
-  uint64_t tag;     // of the call
+  uint64_t tag;     // of the call; in a batch, plus the number of the entry
 } hvdc_cuda_error;
 
 HVDC_API uint32_t hvdc_cuda_abi_version(void);
@@ -68,9 +68,16 @@ HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const vo
                                   void* out, int dtype, int accumulate, hvdc_cuda_error* error,
                                   uint64_t tag, const hvdc_cuda_queue* queue);
 
-// Copies before to after, count numbers, if *when is not 0: so a step can be dropped without the
-// host's knowing.
-HVDC_API int hvdc_cuda_restore(const float* before, float* after, int64_t count,
+// A residual, and what a step has made of it: count numbers each.
+typedef struct {
+  const float* before;
+  float* after;
+  int64_t count;
+} hvdc_cuda_residual;
+
+// Copies before to after if *when is not 0: so a step can be dropped without the host's knowing.
+// The list itself is in host memory.
+HVDC_API int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count,
                                const uint32_t* when, const hvdc_cuda_queue* queue);
 
 // Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0.
@@ -80,6 +87,59 @@ HVDC_API int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32
 // Like hvdc_square_sum, into *result.
 HVDC_API int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
                                   const hvdc_cuda_queue* queue);
+
+// Batches: many tensors of any codecs, sizes and dtypes in one message, with one launch for all
+// that have the same kernel. Tables of entries and arrays are in host memory, and read before a
+// call returns.
+
+// A tensor's place in a batch.
+typedef struct {
+  hvdc_spec spec;
+  hvdc_noise noise;   // encoding; its step is the array's
+  float alpha, beta;  // encoding with feedback
+  int32_t feedback;   // encoding: whether there is a residual
+  int32_t array;      // the number of the array in which it stands
+  int64_t first;      // its first element there
+  int64_t offset;     // of the payload in the message: bytes, a multiple of 16
+} hvdc_cuda_entry;
+
+// An array of a call, which holds one or several tensors one behind the other.
+typedef struct {
+  void* values;  // encoding: the gradient, only read; decoding: the output
+  // As in hvdc_tensor; not looked at where no tensor of the array has feedback.
+  const float* residual;
+  float* next_residual;
+  uint64_t step;
+  int32_t dtype;  // of values: hvdc_dtype
+  int32_t reserved;
+} hvdc_cuda_array;
+
+// What a batch's calls have in common. Freed by hvdc_cuda_plan_free, which does not wait.
+typedef struct hvdc_cuda_plan hvdc_cuda_plan;
+
+HVDC_API int hvdc_cuda_plan_encode(const hvdc_cuda_entry* entries, int64_t count, int32_t device,
+                                   hvdc_cuda_plan** plan);
+// payloads: how many messages each call decodes.
+HVDC_API int hvdc_cuda_plan_decode(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads,
+                                   int32_t device, hvdc_cuda_plan** plan);
+HVDC_API int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan);
+// Gives a plan the queue's workspace, of so many bytes, which is its own from then on, and fills
+// it. Not to be captured into a CUDA graph. The queues of the calls below need no workspace.
+HVDC_API int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue);
+HVDC_API void hvdc_cuda_plan_free(hvdc_cuda_plan* plan);
+
+// Like hvdc_encode_batch. Calls with the same plan must be on the same stream, or ordered by
+// events.
+HVDC_API int hvdc_cuda_encode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
+                                    int64_t array_count, void* message,
+                                    const hvdc_cuda_queue* queue);
+
+// Like hvdc_cuda_decode_sum, of all entries; an error's payload is the number of the row. Ors into
+// *flags, unless it is null, what the headers say of numbers that are not finite: 1 or 0.
+HVDC_API int hvdc_cuda_decode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
+                                    int64_t array_count, const void* rows, int64_t stride,
+                                    float scale, uint32_t* flags, hvdc_cuda_error* error,
+                                    uint64_t tag, const hvdc_cuda_queue* queue);
 
 #ifdef __cplusplus
 }

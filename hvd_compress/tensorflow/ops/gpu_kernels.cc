@@ -117,7 +117,8 @@ absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int
   mutex_lock lock(mutex_);
   if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.
   const hvdc_cuda_queue queue = Queue();
-  return Check(library_->restore(before, after, count, flags(), &queue), "restoring a residual");
+  const hvdc_cuda_residual one = {before, after, count};
+  return Check(library_->restore(&one, 1, flags(), &queue), "restoring a residual");
 }
 
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,

@@ -20,6 +20,7 @@
 #define __host__
 #define __shared__ static
 #define __launch_bounds__(threads)
+#define __grid_constant__
 
 struct dim3 {
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -131,6 +132,7 @@ inline float __int2float_rn(int x) { return static_cast<float>(x); }
 // The runtime.
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 using cudaStream_t = struct CUstream_st*;
 struct cudaLaunchConfig_t {
@@ -145,6 +147,8 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
 
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
@@ -156,6 +160,7 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
   // As devices do: 48 KB at most, static shared memory included.
+  static_assert((sizeof(Parameters) + ...) <= 4096, "parameters of a kernel");
   if (config->blockDim.x > 1024 || config->blockDim.x % 32 || !config->gridDim.x ||
       config->dynamicSmemBytes > 48 * 1024 - 64) {
     return cudaErrorInvalidConfiguration;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <vector>
+
 #include "hvdc_cuda.h"
 #include "machine.h"
 
@@ -88,10 +90,11 @@ int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* paylo
   return HVDC_OK;
 }
 
-int hvdc_cuda_restore(const float* before, float* after, int64_t count, const uint32_t* when,
+int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,
                       const hvdc_cuda_queue* queue) {
+  const std::vector<hvdc_cuda_residual> list(residuals, residuals + count);
   Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_restore)](const hvdc_cuda_queue* q) {
-    return run(before, after, count, when, q);
+    return run(list.data(), count, when, q);
   });
   return HVDC_OK;
 }
@@ -109,6 +112,47 @@ int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
                          const hvdc_cuda_queue* queue) {
   Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_square_sum)](const hvdc_cuda_queue* q) {
     return run(values, count, result, q);
+  });
+  return HVDC_OK;
+}
+
+// A plan's own work on the host may be done at once.
+int hvdc_cuda_plan_encode(const hvdc_cuda_entry* entries, int64_t count, int32_t device,
+                          hvdc_cuda_plan** plan) {
+  return HVDC_EMULATED(hvdc_cuda_plan_encode)(entries, count, device, plan);
+}
+int hvdc_cuda_plan_decode(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads,
+                          int32_t device, hvdc_cuda_plan** plan) {
+  return HVDC_EMULATED(hvdc_cuda_plan_decode)(entries, count, payloads, device, plan);
+}
+int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan) {
+  return HVDC_EMULATED(hvdc_cuda_plan_bytes)(plan);
+}
+void hvdc_cuda_plan_free(hvdc_cuda_plan* plan) { HVDC_EMULATED(hvdc_cuda_plan_free)(plan); }
+
+int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue) {
+  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_plan_prepare)](const hvdc_cuda_queue* q) {
+    return run(plan, q);
+  });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_encode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
+                           int64_t array_count, void* message, const hvdc_cuda_queue* queue) {
+  const std::vector<hvdc_cuda_array> list(arrays, arrays + array_count);
+  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_encode_batch)](const hvdc_cuda_queue* q) {
+    return run(plan, list.data(), array_count, message, q);
+  });
+  return HVDC_OK;
+}
+
+int hvdc_cuda_decode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
+                           int64_t array_count, const void* rows, int64_t stride, float scale,
+                           uint32_t* flags, hvdc_cuda_error* error, uint64_t tag,
+                           const hvdc_cuda_queue* queue) {
+  const std::vector<hvdc_cuda_array> list(arrays, arrays + array_count);
+  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_decode_batch)](const hvdc_cuda_queue* q) {
+    return run(plan, list.data(), array_count, rows, stride, scale, flags, error, tag, q);
   });
   return HVDC_OK;
 }

@@ -1,0 +1,227 @@
+"""Batches of CUDA tensors: a few launches encode or decode many tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.codecs import PayloadError
+from hvd_compress.kernels.batch import Arrays, BatchPayloadError, check_places
+from hvd_compress.kernels.batch import Entry as BatchEntry
+from hvd_compress.kernels.cpu_arrays import check_lengths, check_message
+from hvd_compress.kernels.cuda import (
+    MAX_PAYLOADS,
+    CudaKernels,
+    DeviceArrays,
+    Explain,
+    altered,
+    spec_for,
+)
+from hvd_compress.kernels.cuda_library import Array, Entry, Queue
+from hvd_compress.kernels.interface import Batch
+from hvd_compress.kernels.native import check_dtype, noise_of
+
+_ARRAY = np.dtype(Array)
+
+
+class CudaBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.interface.Batch` for CUDA tensors.
+
+    Tensors whose codecs have the same kernel share one launch, up to 120 arrays when encoding and 256 when
+    decoding. What stays the same from call to call is copied to the device by the first call in each
+    stream; a call in a CUDA graph must not be the first one, and the batch must outlive the graph.
+
+    As with :class:`~hvd_compress.kernels.cuda.CudaKernels`, a call puts its work into the current stream
+    and returns, and altered payloads make their tensors' results NaN.
+
+    Args:
+        kernels: the CUDA kernels.
+        entries: the tensors, whose codecs must have CUDA kernels. The dtypes of their values may change
+            from call to call.
+        arrays: the places of the entries' values; None means one array for each entry.
+
+    Raises:
+        KernelError: a codec has no CUDA kernels.
+        ValueError: payloads overlap, or one does not start at a multiple of 16.
+
+    Attributes:
+        entries: the tensors.
+        arrays: the places of the entries' values.
+        message_bytes: the end of the last payload in the message, in bytes.
+        explain: makes the error for an altered payload.
+    """
+
+    def __init__(
+        self, kernels: CudaKernels, entries: Sequence[BatchEntry], arrays: Arrays | None = None
+    ) -> None:
+        self.entries = tuple(entries)
+        self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
+        self.message_bytes = check_places(
+            "Entry.offset", 16, [(entry.offset, entry.end) for entry in self.entries]
+        )
+        self.explain: Explain = self._altered
+        self._kernels = kernels
+        self._tag = kernels.register(self)
+        self._native = (Entry * len(self.entries))()
+        places = zip(self._native, self.entries, self.arrays.places, strict=True)
+        for row, entry, (array, first) in places:
+            row.spec = spec_for(entry.codec, entry.shape)
+            row.noise = noise_of(entry.noise)
+            row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
+            row.feedback = entry.feedback.enabled
+            row.array, row.first, row.offset = array, first, entry.offset
+        used = {array for array, _ in self.arrays.places}
+        fed = {row.array for row in self._native if row.feedback}
+        self._used, self._fed, self._unfed = sorted(used), sorted(fed), sorted(used - fed)
+        self._table = np.zeros(len(self.arrays.sizes), _ARRAY)
+        self._plans: dict[tuple[int, int, int], _Plan] = {}
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        residuals: Sequence[Any | None],
+        next_residuals: Sequence[Any | None],
+        steps: Sequence[int],
+        message: Any,
+    ) -> None:
+        """Encodes on the device; arguments and errors are those of ``Batch.encode``.
+
+        ``message`` must be aligned to 16 bytes.
+        """
+        check_lengths(
+            len(self.arrays.sizes),
+            values=values,
+            residuals=residuals,
+            next_residuals=next_residuals,
+            steps=steps,
+        )
+        devices = DeviceArrays(self._kernels.device_type, message)
+        pointer = devices.pointer("message", message, message.numel(), "uint8")
+        check_message("message", message.numel(), self.message_bytes)
+        columns = (("residuals", residuals), ("next_residuals", next_residuals))
+        for what, given in columns:
+            for number in self._unfed:
+                if given[number] is not None:
+                    raise _misplaced(f"{what}[{number}]")
+            for number in self._fed:
+                if given[number] is None:
+                    raise _misplaced(f"{what}[{number}]")
+        library = self._kernels.library
+        with self._kernels.launching(devices.index) as stream:
+            self._set_values(values, steps, devices)
+            for name, (what, given) in zip(("residual", "next_residual"), columns, strict=True):
+                fed = [given[number] for number in self._fed]
+                pointers, dtypes = devices.pointers(what, fed, self._sizes(self._fed))
+                if any(dtypes):
+                    for number in self._fed:
+                        check_dtype(f"{what}[{number}]", given[number], "float32")
+                self._table[name][self._fed] = pointers
+            plan = self._plan(devices.index, stream, -1)
+            queue = Queue(devices.index, 0, stream, None, 0)
+            status = library.hvdc_cuda_encode_batch(
+                plan.handle,
+                self._table.ctypes.data,
+                len(self._table),
+                pointer,
+                ctypes.byref(queue),
+            )
+            self._kernels.check_status(status, "encode")
+
+    def decode_sum(
+        self,
+        values: Sequence[Any],
+        steps: Sequence[int],
+        rows: Any,
+        scale: float = 1.0,
+        word: Any | None = None,
+    ) -> bool:
+        """Decodes on the device; arguments are those of ``Batch.decode_sum``.
+
+        ``rows`` must be aligned to 16 bytes, and the stride of its rows a multiple of 16.
+
+        Returns:
+            False: what the payloads' flags say goes to ``word``.
+
+        Raises:
+            PayloadError: rows are too short; for altered payloads, ``CudaKernels.check`` raises what
+                :attr:`explain` makes.
+        """
+        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        ranks, size = rows.shape
+        check_message("rows", size, self.message_bytes)
+        if ranks > MAX_PAYLOADS:
+            raise ValueError(f"rows: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
+        devices = DeviceArrays(self._kernels.device_type, rows)
+        pointer = devices.rows("rows", rows)
+        flags = None if word is None else devices.pointer("word", word, 1, "int32")
+        with self._kernels.launching(devices.index) as stream:
+            self._set_values(values, steps, devices)
+            plan = self._plan(devices.index, stream, ranks)
+            queue = Queue(devices.index, 0, stream, None, 0)
+            status = self._kernels.library.hvdc_cuda_decode_batch(
+                plan.handle,
+                self._table.ctypes.data,
+                len(self._table),
+                pointer,
+                rows.stride(0) if ranks > 1 else 0,
+                scale,
+                flags,
+                self._kernels.error_address,
+                self._tag,
+                ctypes.byref(queue),
+            )
+            self._kernels.check_status(status, "decode_sum")
+        return False
+
+    def _altered(self, number: int, rank: int, what: str) -> PayloadError:
+        entry = self.entries[number]
+        message = altered(rank, what, entry.codec, entry.shape)
+        return BatchPayloadError(message, number, rank)
+
+    def _set_values(
+        self, values: Sequence[Any], steps: Sequence[int], devices: DeviceArrays
+    ) -> None:
+        used = [values[number] for number in self._used]
+        pointers, dtypes = devices.pointers("values", used, self._sizes(self._used))
+        self._table["values"][self._used] = pointers
+        self._table["dtype"][self._used] = dtypes
+        self._table["step"] = np.array(steps, np.uint64)
+
+    def _sizes(self, numbers: Sequence[int]) -> list[int]:
+        return [self.arrays.sizes[number] for number in numbers]
+
+    def _plan(self, index: int, stream: int, ranks: int) -> _Plan:
+        """The plan for calls in a stream: for the decoding of some ranks' messages; -1 means encoding."""
+        key = index, stream, ranks
+        if key not in self._plans:
+            self._plans[key] = _Plan(self._kernels, self._native, index, stream, ranks)
+        return self._plans[key]
+
+
+class _Plan:
+    """A plan of the library, and its memory on the device."""
+
+    def __init__(
+        self, kernels: CudaKernels, entries: Any, index: int, stream: int, ranks: int
+    ) -> None:
+        library, made = kernels.library, ctypes.c_void_p()
+        arguments = (ctypes.byref(entries), len(entries))
+        if ranks < 0:
+            status = library.hvdc_cuda_plan_encode(*arguments, index, ctypes.byref(made))
+        else:
+            status = library.hvdc_cuda_plan_decode(*arguments, ranks, index, ctypes.byref(made))
+        kernels.check_status(status, "batch")
+        self.handle = made.value
+        weakref.finalize(self, library.hvdc_cuda_plan_free, made.value)
+        size = library.hvdc_cuda_plan_bytes(made)
+        self._memory = kernels.allocate(size, index)
+        queue = Queue(index, 0, stream, self._memory.data_ptr(), size)
+        kernels.check_status(library.hvdc_cuda_plan_prepare(made, ctypes.byref(queue)), "batch")
+
+
+def _misplaced(what: str) -> ValueError:
+    return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")
