@@ -122,7 +122,12 @@ def _on_gpu(args: argparse.Namespace) -> int:
         codec_cuda.run(_chosen(args), size, args.repeats, others=args.codec == ["*"])
         for size in sizes
     ]
-    record = {"versions": machine.versions(), "machine": machine.description(), "sizes": results}
+    record = {
+        "schema": codec_cuda.SCHEMA,
+        "versions": machine.versions(),
+        "machine": machine.description(),
+        "sizes": results,
+    }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(record, indent=1))
     for result in results:

@@ -192,7 +192,6 @@ def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str
     kernels.check()
     copy = [seconds(graph_of(lambda: buffers.out.copy_(buffers.x))) for _ in range(repeats)]
     return {
-        "schema": SCHEMA,
         "elements": elements,
         "repeats": repeats,
         "gpu": gpu_name(),

@@ -8,12 +8,15 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("hvd_compress", "horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy")
+import hvd_compress
+
+_PACKAGES = ("horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that matter, where they are installed."""
-    found = {"python": platform.python_version()}
+    # What runs from its folder has no metadata.
+    found = {"python": platform.python_version(), "hvd_compress": hvd_compress.__version__}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = "hvd_compress/gpu-check/1"
+SCHEMA = "hvd_compress/gpu-check/2"
 SITE, STAGED, START = (ROOT / "build" / "gpu" / name for name in ("site", "staged", "start"))
 _FOUND_GPU = {
     "tensorflow": "import tensorflow as tf; assert tf.config.list_physical_devices('GPU')",
@@ -400,21 +400,26 @@ def end(mark: str) -> None:
             continue
 
 
-def machine() -> dict[str, object]:
-    """What the record is about."""
+_ABOUT = """import json
+from benchmarks import machine
+print(json.dumps([machine.description(), machine.versions()]))
+"""
+
+
+def about() -> dict[str, object]:
+    """What the record is about: the machine, its GPU, and versions."""
     query = "--query-gpu=name,driver_version,memory.total,compute_cap"
-    versions = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
-    probe = subprocess.run([sys.executable, "-c", versions], capture_output=True, text=True)
-    torch, cuda = json.loads(probe.stdout) if probe.returncode == 0 else (None, None)
-    return {
-        "gpu": output_of("nvidia-smi", query, "--format=csv,noheader"),
+    variables = environment(Part("", ()))
+    probe = subprocess.run(
+        [sys.executable, "-c", _ABOUT], env=variables, capture_output=True, text=True
+    )
+    found, versions = json.loads(probe.stdout) if probe.returncode == 0 else ({}, {})
+    versions |= {
         "nvcc": (output_of("nvcc", "--version") or "").split("\n")[-1] or None,
-        "system": platform.platform(),
         "python": platform.python_version(),
-        "torch": torch,
-        "torch_cuda": cuda,
-        "commit": output_of("git", "-C", str(ROOT), "rev-parse", "HEAD"),
     }
+    gpu = output_of("nvidia-smi", query, "--format=csv,noheader")
+    return {"machine": {**found, "gpu": gpu}, "versions": versions}
 
 
 def main() -> int:
@@ -429,12 +434,7 @@ def main() -> int:
     found = table(environment(Part("", ())))
     for name, whether in found.items():
         print(f"gpu-check: {name:24} {'yes' if whether else 'NO'}", flush=True)
-    record: dict[str, object] = {
-        "schema": SCHEMA,
-        "machine": machine(),
-        "found": found,
-        "parts": {},
-    }
+    record: dict[str, object] = {"schema": SCHEMA, **about(), "found": found, "parts": {}}
     entries = record["parts"]
     assert isinstance(entries, dict)
     args.json.parent.mkdir(parents=True, exist_ok=True)

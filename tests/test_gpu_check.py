@@ -37,7 +37,7 @@ def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     assert record["found"]["module torch"] and "module torch" in done.stdout
     if missing_gpu():
         assert "passed" not in statuses.values(), "nothing passes where nothing can run"
-        assert record["machine"]["torch"]
+        assert record["versions"]["torch"] and record["machine"]["cpu"]
         assert "expected a GPU" in record["parts"]["benchmark, quick"]["output"]
         assert "torch that finds a GPU" in record["parts"]["a rank by NCCL"]["missing"]
         assert "tensorflow that finds a GPU" in record["parts"]["tensorflow"]["missing"]
