@@ -80,7 +80,7 @@ def a_device() -> Iterator[None]:
 
 
 def elsewhere(value: Any) -> Any:
-    """The same value, with copies of all tensors in containers on :data:`CUDA`, which the tests may have."""
+    """The same value, with copies of all tensors in containers on :data:`CUDA`, if only in tests."""
     if device.TYPE != "cpu":
         return pytree.tree_map(lambda one: one.to(CUDA) if torch.is_tensor(one) else one, value)
     return pytree.tree_map(lambda one: _there(one.clone()) if torch.is_tensor(one) else one, value)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import plots, results
-from benchmarks.pages import accuracy, bandwidth, codec, lab, papers, step_times
+from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, step_times
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
@@ -58,6 +58,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "models": lab.models,
     "churn": lab.churn,
     "codecs": codec.two_cores,
+    "codecs-gpu": gpu.codecs,
+    "gpu-checks": gpu.checks,
     "codecs-entropy": codec.entropy,
     "int8-errors": codec.int8_errors,
     "ecq-normal": codec.normal,
