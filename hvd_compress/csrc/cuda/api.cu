@@ -93,7 +93,7 @@ extern "C" int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
   // Up to where the tables end.
   const Workspace& all = job.workspace;
   const int64_t bytes =
-      reinterpret_cast<uint8_t*>(all.tables + kTables) - reinterpret_cast<uint8_t*>(all.control);
+      reinterpret_cast<uint8_t*>(all.tables + kTables) - all.control.As<uint8_t>();
   return Settle(Prepare(all.control, bytes, all.tables, StreamOf(*queue)), *queue);
 }
 
@@ -115,7 +115,8 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   if (feedback) {
     if (!Aligned(feedback->residual, 4)) return HVDC_CUDA_MISALIGNED;
     job.mode = feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
-    job.residual = job.next_residual = feedback->residual;
+    job.residual = feedback->residual;
+    job.next_residual = feedback->residual;
     job.alpha = feedback->alpha;
     job.beta = feedback->beta;
     job.aligned = job.aligned && Aligned(job.residual, 16);

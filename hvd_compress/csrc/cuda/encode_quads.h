@@ -145,7 +145,7 @@ struct QuadEncoder {
 
   __device__ static void StoreWord(const EncodeJob& job, uint32_t index, uint32_t word,
                                    Totals* totals) {
-    reinterpret_cast<uint32_t*>(job.payload)[index] = word;
+    job.payload.As<uint32_t>()[index] = word;
     totals->Word(word, index);
   }
 
@@ -231,7 +231,7 @@ struct QuadEncoder {
   __device__ static void StoreDirect(const EncodeJob& job, const Block<Source>& block,
                                      uint32_t position, const uint32_t* codes, Totals* totals) {
     if (position >= block.count) return;
-    uint32_t* const words = reinterpret_cast<uint32_t*>(job.payload);
+    uint32_t* const words = job.payload.As<uint32_t>();
     if constexpr (C::kType == CodeType::kByte) {
       StoreWord(job, block.codes + position / 4, Bytes(codes), totals);
     }

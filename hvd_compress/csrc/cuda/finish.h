@@ -71,7 +71,7 @@ __device__ inline void StoreHeader(const EncodeJob& job, uint32_t flags) {
   for (uint32_t i = 0; i < 6; ++i) sum += WeightedWord(words[i], i);
   words[6] = static_cast<uint32_t>(sum);
   words[7] = static_cast<uint32_t>(sum >> 32);
-  uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
+  uint32_t* const to = job.payload.As<uint32_t>();
 #pragma unroll
   for (uint32_t i = 0; i < kHeaderWords; ++i) to[i] = words[i];
 }
@@ -84,7 +84,7 @@ __device__ inline void FinishPayload(const EncodeJob& job, const Place& place,
   if (!LastBlock(place, control) || threadIdx.x) return;
   StoreHeader(job, atomicExch(&control->nonfinite, 0u) ? kFlagNonfinite : 0);
   const Layout& layout = job.layout;
-  uint32_t* const to = reinterpret_cast<uint32_t*>(job.payload);
+  uint32_t* const to = job.payload.As<uint32_t>();
   for (int64_t at = kHeaderBytes + 4 * layout.scales; at < layout.codes_offset; at += 4) {
     to[at / 4] = 0;
   }

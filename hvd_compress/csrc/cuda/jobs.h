@@ -14,6 +14,27 @@ constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 
 constexpr uint32_t kHeldGroup = 4096;  // the largest group that is held in shared memory
 
+// A pointer to the device's own memory. A compiler that finds a plain pointer in shared memory does
+// not know where it points, and has to expect that it is to shared memory as well.
+template <class T>
+struct DevicePointer {
+  DevicePointer() = default;
+  HVDC_HD DevicePointer(T* pointer) : value(pointer) {}
+  HVDC_HD operator T*() const {
+#if defined(__CUDA_ARCH__)
+    __builtin_assume(__isGlobal(value));
+#endif
+    return value;
+  }
+  HVDC_HD T* operator->() const { return *this; }
+  template <class U>
+  HVDC_HD U* As() const {
+    return reinterpret_cast<U*>(static_cast<T*>(*this));
+  }
+
+  T* value;
+};
+
 // What the blocks of one kernel tell each other; zeros between calls.
 struct Control {
   unsigned long long checksum;
@@ -24,15 +45,15 @@ struct Control {
 // Parts of the workspace. The first three are in every one; the others are as long as the spec
 // asks. A batch has the first two for each of its jobs, and the tables once.
 struct Workspace {
-  Control* control;
-  unsigned long long* checksums;  // one a payload; zeros between calls
-  Int8Tables* tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
-  GroupScale* scales;             // of groups that are larger than what is held
-  GroupStats* stats;              // of the groups' chunks, group by group
-  GroupStats* folded;             // of 2,048 chunks each, where a group has more
-  float* lower;                   // column sums of kRowChunk rows each
-  float* upper;
-  uint32_t* above;
+  DevicePointer<Control> control;
+  DevicePointer<unsigned long long> checksums;  // one a payload; zeros between calls
+  DevicePointer<Int8Tables> tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
+  DevicePointer<GroupScale> scales;             // of groups that are larger than what is held
+  DevicePointer<GroupStats> stats;              // of the groups' chunks, group by group
+  DevicePointer<GroupStats> folded;             // of 2,048 chunks each, where a group has more
+  DevicePointer<float> lower;                   // column sums of kRowChunk rows each
+  DevicePointer<float> upper;
+  DevicePointer<uint32_t> above;
 };
 
 // Numbers below 2^31 are divided by one that many share: a multiplication and a shift on a device.
@@ -72,14 +93,14 @@ struct EncodeJob {
   Workspace workspace;
   NoiseState noise;
   uint32_t step;
-  const void* gradient;
+  DevicePointer<const void> gradient;
   int dtype;
   Mode mode;
   bool aligned;  // gradient and residuals, to four elements
-  const float* residual;
-  float* next_residual;  // the same memory, or none of it
+  DevicePointer<const float> residual;
+  DevicePointer<float> next_residual;  // the same memory, or none of it
   float alpha, beta;
-  uint8_t* payload;
+  DevicePointer<uint8_t> payload;
 };
 
 struct DecodeJob {
@@ -88,11 +109,11 @@ struct DecodeJob {
   Blocks blocks;
   Workspace workspace;
   uint32_t step;
-  const uint8_t* payloads;
+  DevicePointer<const uint8_t> payloads;
   int64_t stride;
   int32_t count;
   float scale;
-  void* out;
+  DevicePointer<void> out;
   int dtype;
   bool aligned;  // out, to four elements
   bool accumulate;

@@ -17,7 +17,7 @@ namespace HVDC_ARCH {
 template <int kDtype>
 __device__ inline float ReadAs(const EncodeJob& job, int64_t element) {
   using E = Elements<Thread, kDtype>;
-  const float g = E::Load(static_cast<const typename E::T*>(job.gradient) + element);
+  const float g = E::Load(job.gradient.As<const typename E::T>() + element);
   if (job.mode == Mode::kNone) return g;
   return Compensate<Thread>(g, job.residual[element], job.alpha);
 }
