@@ -13,7 +13,6 @@ from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.cpu_arrays import (
     as_numpy,
     bits_of,
-    feedback_pointer,
     is_bfloat16,
     pointer_to,
     readable,
@@ -22,7 +21,7 @@ from hvd_compress.kernels.cpu_arrays import (
 )
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import Kernels
-from hvd_compress.kernels.native import KernelError, Shape, dtype_of, noise_of
+from hvd_compress.kernels.native import KernelError, Shape, Tensor, dtype_of, noise_of
 from hvd_compress.kernels.reference import ReferenceKernels
 
 __all__ = ["CpuKernels", "KernelError"]
@@ -82,17 +81,23 @@ class CpuKernels(Kernels):
                 codec, shape, *arrays, feedback=feedback, residual=rest, noise=noise
             )
             return
-        count = math.prod(shape)
-        size = codec.payload_bytes(shape)
-        status = self._library.hvdc_encode(
-            spec,
-            ctypes.byref(noise_of(noise)),
-            pointer_to("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            feedback_pointer(feedback, residual, count),
-            pointer_to("payload", payload, size, "uint8"),
-            size,
-            self.threads,
+        if (residual is not None) != feedback.enabled:
+            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
+        count, size = math.prod(shape), codec.payload_bytes(shape)
+        tensor = Tensor(
+            spec=spec.contents,
+            noise=noise_of(noise),
+            values=pointer_to("gradient", gradient, count),
+            dtype=dtype_of("gradient", gradient),
+            payload_bytes=size,
+        )
+        if residual is not None:
+            pointer = pointer_to("residual", residual, count, "float32")
+            tensor.residual = tensor.next_residual = pointer
+            tensor.alpha, tensor.beta = feedback.alpha, feedback.beta
+        message = pointer_to("payload", payload, size, "uint8")
+        status = self._library.hvdc_encode_batch(
+            ctypes.byref(tensor), 1, message, self.threads, None
         )
         _check(status, codec, shape)
 

@@ -17,7 +17,6 @@ from hvd_compress.kernels.native import (
     Tensor,
     check_dtype,
     dtype_of,
-    feedback_of,
     noise_of,
 )
 
@@ -60,20 +59,6 @@ def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> i
 def _check_alignment(what: str, place: int) -> None:
     if place % 4:
         raise ValueError(f"{what}: expected bytes that start at a multiple of 4, got {place:#x}")
-
-
-def feedback_pointer(feedback: ErrorFeedback, residual: Any | None, count: int) -> Any | None:
-    """A reference to an ``hvdc_feedback``; None without a residual.
-
-    Raises:
-        ValueError: a residual without feedback, or feedback without a residual.
-    """
-    if (residual is not None) != feedback.enabled:
-        raise ValueError("encode: expected a residual exactly where error feedback is enabled")
-    if residual is None:
-        return None
-    pointer = pointer_to("residual", residual, count, "float32")
-    return ctypes.byref(feedback_of(feedback, pointer))
 
 
 def size_of(array: Any) -> int:

@@ -30,7 +30,6 @@ _SIGNATURES: Signatures = {
     "hvdc_isa": (ctypes.c_char_p, []),
     "hvdc_set_isa": (I32, [ctypes.c_char_p]),
     "hvdc_payload_bytes": (I64, [P]),
-    "hvdc_encode": (I32, [P, P, P, I32, P, P, I64, I32]),
     "hvdc_decode_sum": (
         I32,
         [P, U64, P, I64, I64, I32, F32, P, I32, I32, I32, P],

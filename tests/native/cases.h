@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "hvdc.h"
+#include "single.h"
 
 namespace cases {
 

@@ -210,33 +210,6 @@ struct BlockDecoder {
   }
 };
 
-template <class V>
-inline void Decode(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-                   uint64_t* sums) {
-  switch (job.spec->codec) {
-    case HVDC_ONEBIT:
-      if (job.spec->grouping >= HVDC_ROW) {
-        return BlockDecoder<V, OneBitMatrixCoder<V>>::Run(job, first, last, scratch, sums);
-      }
-      return BlockDecoder<V, OneBitCoder<V>>::Run(job, first, last, scratch, sums);
-    case HVDC_INT8:
-      if (job.spec->variant == HVDC_LINEAR) {
-        return BlockDecoder<V, LinearCoder<V>>::Run(job, first, last, scratch, sums);
-      }
-      return BlockDecoder<V, TableCoder<V>>::Run(job, first, last, scratch, sums);
-    case HVDC_TERNARY:
-      return BlockDecoder<V, TernaryCoder<V>>::Run(job, first, last, scratch, sums);
-    case HVDC_ECQ:
-      return BlockDecoder<V, EcqCoder<V>>::Run(job, first, last, scratch, sums);
-    case HVDC_FP16:
-      return BlockDecoder<V, HalfCoder<V>>::Run(job, first, last, scratch, sums);
-    case HVDC_BF16:
-      return BlockDecoder<V, BfloatCoder<V>>::Run(job, first, last, scratch, sums);
-    default:
-      return BlockDecoder<V, FloatCoder<V>>::Run(job, first, last, scratch, sums);
-  }
-}
-
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

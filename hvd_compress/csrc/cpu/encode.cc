@@ -98,13 +98,3 @@ extern "C" int hvdc_encode_batch(hvdc_tensor* tensors, int64_t count, void* mess
   for (int64_t i = 0; i < count; ++i) tensors[i].flags = results[i].nonfinite ? kFlagNonfinite : 0;
   return HVDC_OK;
 }
-
-extern "C" int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                           int dtype, const hvdc_feedback* feedback, void* payload,
-                           int64_t payload_bytes, int threads) {
-  if (!spec || !noise) return HVDC_BAD_SPEC;
-  hvdc_tensor tensor = hvdc::TensorOf(*spec, gradient, dtype, feedback);
-  tensor.noise = *noise;
-  tensor.payload_bytes = payload_bytes;
-  return hvdc_encode_batch(&tensor, 1, payload, threads, nullptr);
-}

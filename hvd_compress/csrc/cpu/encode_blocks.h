@@ -290,33 +290,6 @@ struct BlockEncoder {
   }
 };
 
-template <class V>
-inline void Encode(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-                   EncodeResult* result) {
-  switch (job.spec->codec) {
-    case HVDC_ONEBIT:
-      if (job.spec->grouping >= HVDC_ROW) {
-        return BlockEncoder<V, OneBitMatrixCoder<V>>::Run(job, first, last, scratch, result);
-      }
-      return BlockEncoder<V, OneBitCoder<V>>::Run(job, first, last, scratch, result);
-    case HVDC_INT8:
-      if (job.spec->variant == HVDC_LINEAR) {
-        return BlockEncoder<V, LinearCoder<V>>::Run(job, first, last, scratch, result);
-      }
-      return BlockEncoder<V, TableCoder<V>>::Run(job, first, last, scratch, result);
-    case HVDC_TERNARY:
-      return BlockEncoder<V, TernaryCoder<V>>::Run(job, first, last, scratch, result);
-    case HVDC_ECQ:
-      return BlockEncoder<V, EcqCoder<V>>::Run(job, first, last, scratch, result);
-    case HVDC_FP16:
-      return BlockEncoder<V, HalfCoder<V>>::Run(job, first, last, scratch, result);
-    case HVDC_BF16:
-      return BlockEncoder<V, BfloatCoder<V>>::Run(job, first, last, scratch, result);
-    default:
-      return BlockEncoder<V, FloatCoder<V>>::Run(job, first, last, scratch, result);
-  }
-}
-
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

@@ -20,22 +20,6 @@ inline bool ValidDtype(int dtype) {
   return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16;
 }
 
-// A tensor from the arguments of a function that takes only one; what it is to be called with comes
-// later. The numbers of a gradient are not changed.
-inline hvdc_tensor TensorOf(const hvdc_spec& spec, const void* values, int dtype,
-                            const hvdc_feedback* feedback) {
-  hvdc_tensor tensor = {};
-  tensor.spec = spec;
-  tensor.values = const_cast<void*>(values);
-  tensor.dtype = dtype;
-  if (feedback) {
-    tensor.residual = tensor.next_residual = feedback->residual;
-    tensor.alpha = feedback->alpha;
-    tensor.beta = feedback->beta;
-  }
-  return tensor;
-}
-
 // What every call demands of a tensor.
 inline bool ValidTensor(const hvdc_tensor& tensor) {
   if (!base::ValidSpec(tensor.spec) || !ValidDtype(tensor.dtype)) return false;

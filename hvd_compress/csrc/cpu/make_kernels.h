@@ -12,11 +12,34 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+// Encodes or decodes blocks with the coder of their codec, one of those that send every element.
+template <class V, template <class, class> class Blocks, class... Arguments>
+void RunBlocks(const hvdc_spec& spec, const Arguments&... arguments) {
+  switch (spec.codec) {
+    case HVDC_ONEBIT:
+      if (spec.grouping >= HVDC_ROW) return Blocks<V, OneBitMatrixCoder<V>>::Run(arguments...);
+      return Blocks<V, OneBitCoder<V>>::Run(arguments...);
+    case HVDC_INT8:
+      if (spec.variant == HVDC_LINEAR) return Blocks<V, LinearCoder<V>>::Run(arguments...);
+      return Blocks<V, TableCoder<V>>::Run(arguments...);
+    case HVDC_TERNARY:
+      return Blocks<V, TernaryCoder<V>>::Run(arguments...);
+    case HVDC_ECQ:
+      return Blocks<V, EcqCoder<V>>::Run(arguments...);
+    case HVDC_FP16:
+      return Blocks<V, HalfCoder<V>>::Run(arguments...);
+    case HVDC_BF16:
+      return Blocks<V, BfloatCoder<V>>::Run(arguments...);
+    default:
+      return Blocks<V, FloatCoder<V>>::Run(arguments...);
+  }
+}
+
 template <class V>
-void EncodeAny(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-               EncodeResult* result) {
+void Encode(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
+            EncodeResult* result) {
   if (job.spec->codec == HVDC_TOPK) return TopKEncoder<V>::Run(job, first, last, scratch, result);
-  Encode<V>(job, first, last, scratch, result);
+  RunBlocks<V, BlockEncoder>(*job.spec, job, first, last, scratch, result);
 }
 
 template <class V>
@@ -26,12 +49,12 @@ void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch&
   if (job.spec->codec == HVDC_TOPK) {
     return TopKDecoder<V>::Run(job, first, last, scratch, checksums);
   }
-  Decode<V>(job, first, last, scratch, checksums);
+  RunBlocks<V, BlockDecoder>(*job.spec, job, first, last, scratch, checksums);
 }
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           EncodeAny<V>,    EncodeChunks<V>, ChunkStats<V>,
+  return {name,           Encode<V>,       EncodeChunks<V>, ChunkStats<V>,
           ColumnStats<V>, DecodeSum<V>,    SquareChunks<V>, Checksum<V>,
           LevelNorms<V>,  EncodeLevels<V>, DecodeLevels<V>};
 }

@@ -86,11 +86,6 @@ HVDC_API int hvdc_set_isa(const char* name);
 // a payload may take: its header says how much of it is used, and the rest has no meaning.
 HVDC_API int64_t hvdc_payload_bytes(const hvdc_spec* spec);
 
-// Encodes gradient into payload; feedback may be null. threads: how many may work, at least 1.
-HVDC_API int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                         int dtype, const hvdc_feedback* feedback, void* payload,
-                         int64_t payload_bytes, int threads);
-
 // out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded
 // to dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error
 // is about; out is unspecified then.

@@ -56,7 +56,8 @@ HVDC_API int64_t hvdc_cuda_square_sum_bytes(int64_t count);
 // Fills new workspace memory with what the kernels expect in it.
 HVDC_API int hvdc_cuda_prepare(const hvdc_cuda_queue* queue);
 
-// Like hvdc_encode; feedback itself is in host memory, its residual is not.
+// Encodes gradient into payload, like hvdc_encode_batch. feedback may be null; it is in host
+// memory, its residual is not.
 HVDC_API int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
                               int dtype, const hvdc_feedback* feedback, void* payload,
                               int64_t payload_bytes, const hvdc_cuda_queue* queue);

@@ -50,7 +50,7 @@ class Kernels {
   virtual absl::Status Zero(void* memory, int64_t bytes) = 0;
   virtual absl::Status Copy(void* to, const void* from, int64_t bytes) = 0;
 
-  // As hvdc_encode.
+  // As hvdc_encode_batch, of one tensor.
   virtual absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
                               int dtype, const Feedback* feedback, void* payload,
                               int64_t bytes) = 0;

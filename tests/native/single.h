@@ -1,0 +1,25 @@
+// One tensor, encoded as a batch of one.
+#ifndef HVDC_TESTS_NATIVE_SINGLE_H_
+#define HVDC_TESTS_NATIVE_SINGLE_H_
+
+#include "hvdc.h"
+
+// feedback may be null.
+inline int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
+                       int dtype, const hvdc_feedback* feedback, void* payload,
+                       int64_t payload_bytes, int threads) {
+  hvdc_tensor tensor = {};
+  tensor.spec = *spec;
+  tensor.noise = *noise;
+  tensor.values = const_cast<void*>(gradient);
+  tensor.dtype = dtype;
+  tensor.payload_bytes = payload_bytes;
+  if (feedback) {
+    tensor.residual = tensor.next_residual = feedback->residual;
+    tensor.alpha = feedback->alpha;
+    tensor.beta = feedback->beta;
+  }
+  return hvdc_encode_batch(&tensor, 1, payload, threads, nullptr);
+}
+
+#endif  // HVDC_TESTS_NATIVE_SINGLE_H_
