@@ -11,6 +11,14 @@ namespace hvdc {
 namespace HVDC_ARCH {
 
 #define HVDC_EACH_LANE for (int l = 0; l < kLanes; ++l)
+// Returns a new vector with a value for each lane l, or a vector whose lanes have been changed.
+#define HVDC_LANES(Vector, value) \
+  Vector r;                       \
+  HVDC_EACH_LANE r.v[l] = value;  \
+  return r
+#define HVDC_CHANGE(vector, change)  \
+  HVDC_EACH_LANE vector.v[l] change; \
+  return vector
 
 struct Plain {
   struct F {
@@ -47,15 +55,9 @@ struct Plain {
   // the streams are finished.
   HVDC_HD static void Stream(float* p, F x) { Store(p, x); }
   HVDC_HD static void FinishStreams() {}
-  HVDC_HD static I LoadBytes(const uint8_t* p) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = p[l];
-    return r;
-  }
+  HVDC_HD static I LoadBytes(const uint8_t* p) { HVDC_LANES(I, p[l]); }
   HVDC_HD static I LoadSignedBytes(const uint8_t* p) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[l])));
-    return r;
+    HVDC_LANES(I, static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[l]))));
   }
   HVDC_HD static void StoreBytes(uint8_t* p, I x) {
     HVDC_EACH_LANE p[l] = static_cast<uint8_t>(x.v[l]);
@@ -78,17 +80,9 @@ struct Plain {
     return r;
   }
   HVDC_HD static void StoreWords(void* p, I x) { memcpy(p, x.v, sizeof(x.v)); }
-  HVDC_HD static I Gather(const uint32_t* table, I index) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = table[index.v[l]];
-    return r;
-  }
+  HVDC_HD static I Gather(const uint32_t* table, I index) { HVDC_LANES(I, table[index.v[l]]); }
   // From a table of sixteen numbers; the index is below sixteen.
-  HVDC_HD static I Lookup16(I table, I index) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = table.v[index.v[l]];
-    return r;
-  }
+  HVDC_HD static I Lookup16(I table, I index) { HVDC_LANES(I, table.v[index.v[l]]); }
   // The lanes of a mask, in order, get the shorts from p on; others have no meaning. Reads sixteen.
   HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
     I r;
@@ -113,42 +107,16 @@ struct Plain {
     return count;
   }
   HVDC_HD static Table LoadTable(const float* values) { return {values}; }
-  HVDC_HD static F Lookup(const Table& table, I index) {
-    F r;
-    HVDC_EACH_LANE r.v[l] = table.values[index.v[l]];
-    return r;
-  }
+  HVDC_HD static F Lookup(const Table& table, I index) { HVDC_LANES(F, table.values[index.v[l]]); }
 
   // float32.
-  HVDC_HD static F Set(float x) {
-    F r;
-    HVDC_EACH_LANE r.v[l] = x;
-    return r;
-  }
-  HVDC_HD static F Add(F a, F b) {
-    HVDC_EACH_LANE a.v[l] += b.v[l];
-    return a;
-  }
-  HVDC_HD static F Sub(F a, F b) {
-    HVDC_EACH_LANE a.v[l] -= b.v[l];
-    return a;
-  }
-  HVDC_HD static F Mul(F a, F b) {
-    HVDC_EACH_LANE a.v[l] *= b.v[l];
-    return a;
-  }
-  HVDC_HD static F Div(F a, F b) {
-    HVDC_EACH_LANE a.v[l] /= b.v[l];
-    return a;
-  }
-  HVDC_HD static F Min(F a, F b) {
-    HVDC_EACH_LANE a.v[l] = a.v[l] < b.v[l] ? a.v[l] : b.v[l];
-    return a;
-  }
-  HVDC_HD static F Max(F a, F b) {
-    HVDC_EACH_LANE a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l];
-    return a;
-  }
+  HVDC_HD static F Set(float x) { HVDC_LANES(F, x); }
+  HVDC_HD static F Add(F a, F b) { HVDC_CHANGE(a, += b.v[l]); }
+  HVDC_HD static F Sub(F a, F b) { HVDC_CHANGE(a, -= b.v[l]); }
+  HVDC_HD static F Mul(F a, F b) { HVDC_CHANGE(a, *= b.v[l]); }
+  HVDC_HD static F Div(F a, F b) { HVDC_CHANGE(a, /= b.v[l]); }
+  HVDC_HD static F Min(F a, F b) { HVDC_CHANGE(a, = a.v[l] < b.v[l] ? a.v[l] : b.v[l]); }
+  HVDC_HD static F Max(F a, F b) { HVDC_CHANGE(a, = a.v[l] > b.v[l] ? a.v[l] : b.v[l]); }
   HVDC_HD static F AddWhere(F a, M m, F b) { return Add(a, FromBits(And(ToI(m), Bits(b)))); }
   HVDC_HD static F Select(M m, F a, F b) { return FromBits(SelectI(m, Bits(a), Bits(b))); }
   HVDC_HD static I Bits(F x) {
@@ -167,123 +135,55 @@ struct Plain {
     return SubI(Bits(Add(x, magic)), Bits(magic));
   }
   HVDC_HD static I Truncate(F x) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(static_cast<int32_t>(x.v[l]));
-    return r;
+    HVDC_LANES(I, static_cast<uint32_t>(static_cast<int32_t>(x.v[l])));
   }
-  HVDC_HD static F ToFloat(I x) {
-    F r;
-    HVDC_EACH_LANE r.v[l] = static_cast<float>(static_cast<int32_t>(x.v[l]));
-    return r;
-  }
-  HVDC_HD static I ToHalf(F x) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = FloatToHalf(x.v[l]);
-    return r;
-  }
-  HVDC_HD static F FromHalf(I x) {
-    F r;
-    HVDC_EACH_LANE r.v[l] = HalfToFloat(x.v[l]);
-    return r;
-  }
+  HVDC_HD static F ToFloat(I x) { HVDC_LANES(F, static_cast<float>(static_cast<int32_t>(x.v[l]))); }
+  HVDC_HD static I ToHalf(F x) { HVDC_LANES(I, FloatToHalf(x.v[l])); }
+  HVDC_HD static F FromHalf(I x) { HVDC_LANES(F, HalfToFloat(x.v[l])); }
   HVDC_HD static float Fold(F x) { return FoldLanes(x.v); }
   // Of numbers that Count has already added over the lanes.
   HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
 
   // float64.
   HVDC_HD static D ZeroD() { return {}; }
-  HVDC_HD static D AddWide(D a, F x) {
-    HVDC_EACH_LANE a.v[l] += static_cast<double>(x.v[l]);
-    return a;
-  }
+  HVDC_HD static D AddWide(D a, F x) { HVDC_CHANGE(a, += static_cast<double>(x.v[l])); }
   HVDC_HD static D AddWideSquare(D a, F x) {
-    HVDC_EACH_LANE a.v[l] += static_cast<double>(x.v[l]) * static_cast<double>(x.v[l]);
-    return a;
+    HVDC_CHANGE(a, += static_cast<double>(x.v[l]) * static_cast<double>(x.v[l]));
   }
   HVDC_HD static double FoldD(D x) { return FoldLanes(x.v); }
 
   // 32-bit integers; comparisons, minimum and maximum are signed.
-  HVDC_HD static I SetI(uint32_t x) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = x;
-    return r;
-  }
-  HVDC_HD static I LaneNumbers() {
-    I r;
-    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(l);
-    return r;
-  }
-  HVDC_HD static I AddI(I a, I b) {
-    HVDC_EACH_LANE a.v[l] += b.v[l];
-    return a;
-  }
-  HVDC_HD static I SubI(I a, I b) {
-    HVDC_EACH_LANE a.v[l] -= b.v[l];
-    return a;
-  }
-  HVDC_HD static I And(I a, I b) {
-    HVDC_EACH_LANE a.v[l] &= b.v[l];
-    return a;
-  }
-  HVDC_HD static I Or(I a, I b) {
-    HVDC_EACH_LANE a.v[l] |= b.v[l];
-    return a;
-  }
+  HVDC_HD static I SetI(uint32_t x) { HVDC_LANES(I, x); }
+  HVDC_HD static I LaneNumbers() { HVDC_LANES(I, static_cast<uint32_t>(l)); }
+  HVDC_HD static I AddI(I a, I b) { HVDC_CHANGE(a, += b.v[l]); }
+  HVDC_HD static I SubI(I a, I b) { HVDC_CHANGE(a, -= b.v[l]); }
+  HVDC_HD static I And(I a, I b) { HVDC_CHANGE(a, &= b.v[l]); }
+  HVDC_HD static I Or(I a, I b) { HVDC_CHANGE(a, |= b.v[l]); }
   template <int bits>
-  HVDC_HD static I ShiftRight(I a) {
-    HVDC_EACH_LANE a.v[l] >>= bits;
-    return a;
-  }
+  HVDC_HD static I ShiftRight(I a) { HVDC_CHANGE(a, >>= bits); }
   template <int bits>
-  HVDC_HD static I ShiftLeft(I a) {
-    HVDC_EACH_LANE a.v[l] <<= bits;
-    return a;
-  }
-  HVDC_HD static I ShiftRightBy(I a, int bits) {
-    HVDC_EACH_LANE a.v[l] >>= bits;
-    return a;
-  }
-  HVDC_HD static I ShiftLeftBy(I a, int bits) {
-    HVDC_EACH_LANE a.v[l] <<= bits;
-    return a;
-  }
+  HVDC_HD static I ShiftLeft(I a) { HVDC_CHANGE(a, <<= bits); }
+  HVDC_HD static I ShiftRightBy(I a, int bits) { HVDC_CHANGE(a, >>= bits); }
+  HVDC_HD static I ShiftLeftBy(I a, int bits) { HVDC_CHANGE(a, <<= bits); }
   // The lower half of a product.
-  HVDC_HD static I MulLow(I a, I b) {
-    HVDC_EACH_LANE a.v[l] *= b.v[l];
-    return a;
-  }
+  HVDC_HD static I MulLow(I a, I b) { HVDC_CHANGE(a, *= b.v[l]); }
   HVDC_HD static I MinI(I a, I b) {
-    HVDC_EACH_LANE a.v[l] = Signed(a.v[l]) < Signed(b.v[l]) ? a.v[l] : b.v[l];
-    return a;
+    HVDC_CHANGE(a, = Signed(a.v[l]) < Signed(b.v[l]) ? a.v[l] : b.v[l]);
   }
   HVDC_HD static I MaxI(I a, I b) {
-    HVDC_EACH_LANE a.v[l] = Signed(a.v[l]) > Signed(b.v[l]) ? a.v[l] : b.v[l];
-    return a;
+    HVDC_CHANGE(a, = Signed(a.v[l]) > Signed(b.v[l]) ? a.v[l] : b.v[l]);
   }
   HVDC_HD static I SelectI(M m, I a, I b) {
-    HVDC_EACH_LANE a.v[l] = (a.v[l] & m.v[l]) | (b.v[l] & ~m.v[l]);
-    return a;
+    HVDC_CHANGE(a, = (a.v[l] & m.v[l]) | (b.v[l] & ~m.v[l]));
   }
   // Lanes of 64 bits, in kWideParts parts that can be computed one after the other. Narrow and
   // Multiply look at their lower halves alone, XorHigh at the upper ones of a; what it leaves in
   // the upper halves of its result has no meaning.
-  HVDC_HD static Wide Widen(I x, int) {
-    Wide r;
-    HVDC_EACH_LANE r.v[l] = x.v[l];
-    return r;
-  }
-  HVDC_HD static I Narrow(const Wide* x) {
-    I r;
-    HVDC_EACH_LANE r.v[l] = static_cast<uint32_t>(x->v[l]);
-    return r;
-  }
-  HVDC_HD static Wide Multiply(Wide a, uint32_t b) {
-    HVDC_EACH_LANE a.v[l] = (a.v[l] & 0xFFFFFFFFu) * b;
-    return a;
-  }
+  HVDC_HD static Wide Widen(I x, int) { HVDC_LANES(Wide, x.v[l]); }
+  HVDC_HD static I Narrow(const Wide* x) { HVDC_LANES(I, static_cast<uint32_t>(x->v[l])); }
+  HVDC_HD static Wide Multiply(Wide a, uint32_t b) { HVDC_CHANGE(a, = (a.v[l] & 0xFFFFFFFFu) * b); }
   HVDC_HD static Wide XorHigh(Wide a, Wide b, uint32_t c) {
-    HVDC_EACH_LANE a.v[l] = a.v[l] >> 32 ^ b.v[l] ^ c;
-    return a;
+    HVDC_CHANGE(a, = a.v[l] >> 32 ^ b.v[l] ^ c);
   }
   HVDC_HD static uint32_t LargestLane(I x) {
     uint32_t r = x.v[0];
@@ -292,44 +192,22 @@ struct Plain {
   }
 
   // Masks.
-  HVDC_HD static M Less(F a, F b) {
-    M r;
-    HVDC_EACH_LANE r.v[l] = a.v[l] < b.v[l] ? ~0u : 0u;
-    return r;
-  }
-  HVDC_HD static M GreaterEqual(F a, F b) {
-    M r;
-    HVDC_EACH_LANE r.v[l] = a.v[l] >= b.v[l] ? ~0u : 0u;
-    return r;
-  }
-  HVDC_HD static M LessI(I a, I b) {
-    M r;
-    HVDC_EACH_LANE r.v[l] = Signed(a.v[l]) < Signed(b.v[l]) ? ~0u : 0u;
-    return r;
-  }
-  HVDC_HD static M Not(M m) {
-    HVDC_EACH_LANE m.v[l] = ~m.v[l];
-    return m;
-  }
+  HVDC_HD static M Less(F a, F b) { HVDC_LANES(M, a.v[l] < b.v[l] ? ~0u : 0u); }
+  HVDC_HD static M GreaterEqual(F a, F b) { HVDC_LANES(M, a.v[l] >= b.v[l] ? ~0u : 0u); }
+  HVDC_HD static M LessI(I a, I b) { HVDC_LANES(M, Signed(a.v[l]) < Signed(b.v[l]) ? ~0u : 0u); }
+  HVDC_HD static M Not(M m) { HVDC_CHANGE(m, = ~m.v[l]); }
   HVDC_HD static int Count(M m) {
     int r = 0;
     HVDC_EACH_LANE r += static_cast<int>(m.v[l] & 1u);
     return r;
   }
-  HVDC_HD static I Increment(I a, M m) {
-    HVDC_EACH_LANE a.v[l] -= m.v[l];
-    return a;
-  }
+  HVDC_HD static I Increment(I a, M m) { HVDC_CHANGE(a, -= m.v[l]); }
   HVDC_HD static uint32_t ToMaskBits(M m) {
     uint32_t r = 0;
     HVDC_EACH_LANE r |= (m.v[l] & 1u) << l;
     return r;
   }
-  HVDC_HD static M FromMaskBits(uint32_t bits) {
-    M r;
-    HVDC_EACH_LANE r.v[l] = 0u - (bits >> l & 1u);
-    return r;
-  }
+  HVDC_HD static M FromMaskBits(uint32_t bits) { HVDC_LANES(M, 0u - (bits >> l & 1u)); }
 
   // A tile's codes to bit planes and back.
   HVDC_HD static void PackPlanes(const uint8_t* codes, int bits, uint8_t* planes) {
@@ -374,6 +252,8 @@ struct Plain {
 };
 
 #undef HVDC_EACH_LANE
+#undef HVDC_LANES
+#undef HVDC_CHANGE
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
