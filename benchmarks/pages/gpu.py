@@ -18,7 +18,9 @@ def codecs() -> Table:
         shares = ["" if one is None else f"{one['share_of_copy_bandwidth']:.2f}" for one in cells]
         feedback = row["encode_with_feedback"]
         milliseconds = "" if feedback is None else f"{feedback['seconds'] * 1e3:.3f}"
-        lines.append((name, f"{row['bits_per_element']:.2f}", *shares[:2], milliseconds, *shares[2:]))
+        lines.append(
+            (name, f"{row['bits_per_element']:.2f}", *shares[:2], milliseconds, *shares[2:])
+        )
     header = ("codec", "bits an element", *codec_cuda.TITLES[:2], "ms", *codec_cuda.TITLES[2:])
     return Table(header, lines)
 

@@ -171,6 +171,7 @@ class Batch:
         averages = buffer.split(self.plan.owned_sizes)
         if not pieces:
             return averages
+        self._name_senders(table, lambda _, row: row, ", as its owner")
         with phase("average"):
             try:
                 self.decode(table, averages, rows, 1 / len(rows))
@@ -205,16 +206,12 @@ class Batch:
 
     def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
         """All gradients' parts without encoding, ordered by owner, and the bytes for each owner."""
-        owners = self.plan.owners
-        assert owners is not None
-        parts, sizes = [], []
-        for owner in range(owners.size):
-            size = 0
-            for member, flat in zip(self.plan.members, self.flats, strict=True):
-                begin, end = owners.part(member, owner)
-                parts.append(flat[begin:end])
-                size += (end - begin) * flat.element_size()
-            sizes.append(size)
+        cuts = self.plan.cuts
+        shares = [flat.split(cut.lengths) for flat, cut in zip(self.flats, cuts, strict=True)]
+        owners = range(len(cuts[0].lengths))
+        parts = [share[cut.of[n]] for n in owners for share, cut in zip(shares, cuts, strict=True)]
+        width = self.flats[0].element_size()
+        sizes = [width * sum(cut.lengths[cut.of[n]] for cut in cuts) for n in owners]
         return torch.cat(parts).view(torch.uint8), sizes
 
     def average_parts(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -275,7 +272,8 @@ class Batch:
         Args:
             table: the table of the pieces.
             rows: the messages, shape=(k, bytes), uint8; every piece's payloads are added.
-            sender: returns the rank that has sent a piece's payload in a row.
+            sender: returns the rank that has sent a piece's payload in a row. It should not refer to
+                tensors: it may be needed when an error is found in a later step.
             flags: every rank's flags, shape=(senders, gradients), not 0 where the gradient was used.
         """
 
@@ -286,6 +284,7 @@ class Batch:
             scale = scale if owners is None else scale * owners.weight
             if pieces and self.plan.deferred:
                 self.word = torch.zeros(1, dtype=torch.int32, device=rows.device)
+            self._name_senders(table, sender)
             try:
                 self.nonfinite |= self.decode(table, self.flats, rows, scale, self.word)
             except BatchPayloadError as error:
@@ -525,6 +524,19 @@ class Batch:
             assert self._flags is not None
             used = self._flags[:, : len(self._used)].any(0).tolist()
             self._used = [one or other for one, other in zip(self._used, used, strict=True)]
+
+    def _name_senders(
+        self, table: Table, sender: Callable[[Piece, int], int], role: str = ""
+    ) -> None:
+        """Says who sends payloads, for errors that a device finds and a later step raises."""
+        if self.plan.deferred:
+            pieces, slots = table.layout.pieces, self.plan.slots
+
+            def name(entry: int, row: int) -> tuple[str, int]:
+                piece = pieces[entry]
+                return f"{slots[piece.member].name}{role}", sender(piece, row)
+
+            table.kernels.name_senders(name)
 
 
 def explained(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -44,6 +45,19 @@ class Table:
 
     layout: MessageLayout
     kernels: NativeBatch
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts of a gradient that ranks own.
+
+    Attributes:
+        lengths: the number of elements in each part, in the order of the elements.
+        of: each owner's part, by number.
+    """
+
+    lengths: list[int]
+    of: list[int]
 
 
 class BucketPlan:
@@ -100,6 +114,18 @@ class BucketPlan:
     def names(self) -> str:
         """The names of the gradients, for messages."""
         return ", ".join(slot.name for slot in self.slots)
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """The parts of each gradient; ranks must divide gradients."""
+        owners, cuts = self.owners, []
+        assert owners is not None
+        for member in self.members:
+            ranges = [owners.part(member, owner) for owner in range(owners.size)]
+            order = sorted(range(owners.size), key=ranges.__getitem__)
+            lengths = [ranges[owner][1] - ranges[owner][0] for owner in order]
+            cuts.append(Cut(lengths, [order.index(owner) for owner in range(owners.size)]))
+        return cuts
 
     def table(self, name: str, layout: Callable[[], MessageLayout]) -> Table:
         """The table of a message.

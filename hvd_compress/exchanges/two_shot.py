@@ -116,7 +116,7 @@ def run(batch: Batch, comm: Comm) -> Exchanging:
 
     rows = yield from batch.two_shots(comm, batch.encode(parts), average, parts, own, every)
     flags = rows[:, own.layout.flags :]
-    batch.load(every, rows.view(1, -1), lambda piece, row: piece.offset // rows.shape[1], flags)
+    batch.load(every, rows.view(1, -1), lambda piece, row: piece.offset // length, flags)
 
 
 EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, owners, remainders=("all", "all"))

@@ -11,7 +11,7 @@ from typing import Any
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
-from hvd_compress.kernels.interface import Batch, Kernels
+from hvd_compress.kernels.interface import Batch, Kernels, Sender
 from hvd_compress.kernels.native import Shape
 
 
@@ -211,6 +211,15 @@ class SplitBatch(Batch):
                 error.entry = numbers[error.entry]
                 raise
         return nonfinite
+
+    def name_senders(self, sender: Sender) -> None:
+        """See ``Batch.name_senders``."""
+
+        def renumbered(numbers: Sequence[int]) -> Sender:
+            return lambda entry, row: sender(numbers[entry], row)
+
+        for batch, numbers in self._parts:
+            batch.name_senders(renumbered(numbers))
 
 
 def altered_payload(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.codecs import PayloadError
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, check_places
 from hvd_compress.kernels.batch import Entry as BatchEntry
 from hvd_compress.kernels.cpu_arrays import check_lengths, check_message
@@ -17,12 +16,11 @@ from hvd_compress.kernels.cuda import (
     MAX_PAYLOADS,
     CudaKernels,
     DeviceArrays,
-    Explain,
     altered,
     spec_for,
 )
 from hvd_compress.kernels.cuda_library import Array, Entry, Queue
-from hvd_compress.kernels.interface import Batch
+from hvd_compress.kernels.interface import Batch, Sender
 from hvd_compress.kernels.native import check_dtype, noise_of
 
 _ARRAY = np.dtype(Array)
@@ -52,7 +50,6 @@ class CudaBatch(Batch):
         entries: the tensors.
         arrays: the places of the entries' values.
         message_bytes: the end of the last payload in the message, in bytes.
-        explain: makes the error for an altered payload.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class CudaBatch(Batch):
         self.message_bytes = check_places(
             "Entry.offset", 16, [(entry.offset, entry.end) for entry in self.entries]
         )
-        self.explain: Explain = self._altered
+        self._sender: Sender | None = None
         self._kernels = kernels
         self._tag = kernels.register(self)
         self._native = (Entry * len(self.entries))()
@@ -77,6 +74,8 @@ class CudaBatch(Batch):
         used = {array for array, _ in self.arrays.places}
         fed = {row.array for row in self._native if row.feedback}
         self._used, self._fed, self._unfed = sorted(used), sorted(fed), sorted(used - fed)
+        self._used_sizes = [self.arrays.sizes[number] for number in self._used]
+        self._fed_sizes = [self.arrays.sizes[number] for number in self._fed]
         self._table = np.zeros(len(self.arrays.sizes), _ARRAY)
         self._plans: dict[tuple[int, int, int], _Plan] = {}
 
@@ -115,7 +114,7 @@ class CudaBatch(Batch):
             self._set_values(values, steps, devices)
             for name, (what, given) in zip(("residual", "next_residual"), columns, strict=True):
                 fed = [given[number] for number in self._fed]
-                pointers, dtypes = devices.pointers(what, fed, self._sizes(self._fed))
+                pointers, dtypes = devices.pointers(what, fed, self._fed_sizes)
                 if any(dtypes):
                     for number in self._fed:
                         check_dtype(f"{what}[{number}]", given[number], "float32")
@@ -148,7 +147,7 @@ class CudaBatch(Batch):
 
         Raises:
             PayloadError: rows are too short; for altered payloads, ``CudaKernels.check`` raises what
-                :attr:`explain` makes.
+                :meth:`explain` makes.
         """
         check_lengths(len(self.arrays.sizes), values=values, steps=steps)
         ranks, size = rows.shape
@@ -177,22 +176,33 @@ class CudaBatch(Batch):
             self._kernels.check_status(status, "decode_sum")
         return False
 
-    def _altered(self, number: int, rank: int, what: str) -> PayloadError:
-        entry = self.entries[number]
+    def name_senders(self, sender: Sender) -> None:
+        """See ``Batch.name_senders``; ``sender`` is kept, and should not refer to tensors."""
+        self._sender = sender
+
+    def explain(self, number: int, row: int, what: str) -> BatchPayloadError:
+        """Makes the error for an altered payload.
+
+        Args:
+            number: the number of the entry.
+            row: the number of the row.
+            what: the part of the payload that is wrong.
+        """
+        entry, name, rank = self.entries[number], "", row
+        if self._sender is not None:
+            name, rank = self._sender(number, row)
+            name += ": "
         message = altered(rank, what, entry.codec, entry.shape)
-        return BatchPayloadError(message, number, rank)
+        return BatchPayloadError(name + message, number, row)
 
     def _set_values(
         self, values: Sequence[Any], steps: Sequence[int], devices: DeviceArrays
     ) -> None:
         used = [values[number] for number in self._used]
-        pointers, dtypes = devices.pointers("values", used, self._sizes(self._used))
+        pointers, dtypes = devices.pointers("values", used, self._used_sizes)
         self._table["values"][self._used] = pointers
         self._table["dtype"][self._used] = dtypes
         self._table["step"] = np.array(steps, np.uint64)
-
-    def _sizes(self, numbers: Sequence[int]) -> list[int]:
-        return [self.arrays.sizes[number] for number in numbers]
 
     def _plan(self, index: int, stream: int, ranks: int) -> _Plan:
         """The plan for calls in a stream: for the decoding of some ranks' messages; -1 means encoding."""

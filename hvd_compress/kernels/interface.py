@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
@@ -76,6 +76,10 @@ class Kernels(Protocol):
         ...
 
 
+Sender = Callable[[int, int], tuple[str, int]]
+"""The name of a tensor and the rank that sent a payload, by the number of an entry and of a row."""
+
+
 class Batch(Protocol):
     """Encodes many tensors into one message, and decodes all ranks' messages, with one call each.
 
@@ -135,3 +139,12 @@ class Batch(Protocol):
                 ``values`` are then unspecified.
         """
         ...
+
+    def name_senders(self, sender: Sender) -> None:
+        """Says who sends the payloads that are decoded from now on, for errors that are raised later.
+
+        Args:
+            sender: returns the tensor's name and the sender's rank for the number of an entry and of a row.
+                The errors that :meth:`decode_sum` raises do not need it.
+        """
+        return

@@ -248,7 +248,7 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         with mock.patch.object(Traced, "start", altered):
             got = exchange(ddp, targets(shapes, dist.get_rank(), 1))
         assert torch.isnan(got["a"]).all()
-        with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
+        with pytest.raises(hvdc.PayloadError, match=r"^a: rank 1's payload: expected"):
             exchange(ddp, targets(shapes, dist.get_rank(), 2))
         compressor.state_dict()
 

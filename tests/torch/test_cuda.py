@@ -103,21 +103,30 @@ def test_a_step_with_inf_is_dropped_on_all_ranks() -> None:
 
 @on_ranks(2)
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
-    with deferred_kernels():
-        model = Probe({"a": (3000,)})
-        compressor = hvdc.Compressor(
-            model.named_parameters(), Route(OneBit(), ErrorFeedback()), threshold=0
-        )
-        optimizer = distributed(model, compressor)
+    """The error names the parameter and the sender."""
+    shapes = {"a": (3000,), "b": (3000,)}
+    for name, role in (("allgather", ""), ("two_shot", ", as its owner")):
+        with deferred_kernels():
+            model = Probe(shapes)
+            route = Route(OneBit(), ErrorFeedback())
+            compressor = hvdc.Compressor(
+                model.named_parameters(), route, threshold=0, exchange=name, name=name
+            )
+            optimizer = distributed(model, compressor)
+            altered: list[str] = []
 
-        def flip_a_bit(name: str, rows: torch.Tensor) -> None:
-            rows[1, 40] ^= 1
+            def flip_a_bit(name: str, rows: torch.Tensor, altered: list[str] = altered) -> None:
+                if not altered:
+                    altered.append(name)
+                    rows[1, 40] ^= 1
 
-        watch(compressor, result=flip_a_bit)
-        got = exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 0))
-        assert torch.isnan(got["a"]).all()
-        with pytest.raises(hvdc.PayloadError, match="rank 1's payload: expected the checksum"):
-            exchange(model, optimizer, targets({"a": (3000,)}, hvd.rank(), 1))
+            watch(compressor, result=flip_a_bit)
+            got = exchange(model, optimizer, targets(shapes, hvd.rank(), 0))
+            nan = [one for one in shapes if torch.isnan(got[one]).any()]
+            assert len(nan) == 1
+            expected = f"^{nan[0]}{role}: rank 1's payload: expected the checksum"
+            with pytest.raises(hvdc.PayloadError, match=expected):
+                exchange(model, optimizer, targets(shapes, hvd.rank(), 1))
 
 
 @on_ranks(2)

@@ -51,6 +51,7 @@ struct Fiber {
 struct Machine {
   int device = 0;
   int processors = 1;
+  long launches = 0;
   unsigned seed = 0;  // of the order of turns; 0: from the first to the last, 1: backwards
   Fiber scheduler;
   std::deque<Fiber> fibers;  // contexts point into themselves, and must not move
@@ -185,6 +186,7 @@ void RunGrid(dim3 grid, dim3 block, size_t shared, Body body, void* context) {
     Make(&machine.fibers.back());
   }
   machine.scheduler.started = true;
+  ++machine.launches;
   machine.threads = block.x;
   machine.body = body;
   machine.context = context;
@@ -219,6 +221,11 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t) {
   memcpy(to, from, bytes);
   return cudaSuccess;
+}
+
+// How many grids have run.
+extern "C" __attribute__((visibility("default"))) long hvdc_emulated_launches(void) {
+  return emulated::machine.launches;
 }
 
 // How many processors the device has, and in which order threads and blocks take turns.
