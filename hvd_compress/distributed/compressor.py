@@ -131,6 +131,11 @@ class Compressor(RebindingCompressor):
         """The process group of the ranks; None is the default group."""
         return self._process_group
 
+    @property
+    def exchange(self) -> str:
+        """The exchange that the compressor was made with, such as ``"auto"``."""
+        return self._exchange
+
     @torch.no_grad()
     def reduce(
         self,
@@ -154,11 +159,12 @@ class Compressor(RebindingCompressor):
         self._start_line(next(devices, torch.device("cpu")))
         try:
             with self._keys.restored_on_error():
-                tensors, keys = pairs(tensor, key)
+                given, keys = pairs(tensor, key)
+                tensors, parts = self._parts(keys, given)
                 scale = self._scale(op)
                 slots = self._slots_for(tensors, keys)
                 settings = self._configuration(slots)
-                settings |= {"order of tensors": keys, "op": str(op)}
+                settings |= {"order of tensors": keys, "op": str(op), "part of": parts}
                 bucket = Bucket(tensors, self._device, scale)
                 self._begin_encoding()
                 self._collectives.begin_step()
@@ -353,6 +359,22 @@ class Compressor(RebindingCompressor):
                 "compressor for each group"
             )
         self._process_group = group
+
+    def _parts(
+        self, keys: Sequence[str], tensors: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], dict[str, list[int]]]:
+        """This rank's parts of tensors that a mesh shares out, and the numbers of these parts by key."""
+        if not any(hasattr(tensor, "to_local") for tensor in tensors):
+            return tensors, {}
+        from hvd_compress.distributed import (
+            meshes,
+        )  # Few scripts need PyTorch's DTensor, a long import.
+
+        parts = [
+            meshes.part_of(*one, self._process_group) for one in zip(keys, tensors, strict=True)
+        ]
+        numbers = map(meshes.part_number, tensors)
+        return parts, dict(zip(keys, numbers, strict=True))
 
     def _scale(self, op: Any) -> float:
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):

@@ -152,6 +152,12 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
     return tensors, keys
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that a mesh shares out, in the same memory; or the tensor itself."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
 def like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same dtype, shape and device, with memory for only one element."""
     return tensor.detach().new_empty(()).expand(tensor.shape)

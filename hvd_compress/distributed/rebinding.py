@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hvd_compress.codecs.base import as_matrix
 from hvd_compress.distributed.keys import Keys, kind_of
 from hvd_compress.distributed.places import Norms, Place, check_lost, together
+from hvd_compress.engine.residuals import in_place, transpose
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
@@ -27,6 +29,28 @@ _log = logging.getLogger(__name__)
 
 Met = Callable[[Sequence[Any]], None]
 """A function that is called with what each rank of a new group has told, and raises if it does not fit."""
+
+
+def owed_everywhere(owned: Mapping[str, Any], shape: Sequence[int]) -> torch.Tensor:
+    """The residual of an owned part in a state, at its places in the whole tensor, with zeros elsewhere."""
+    whole = in_place(owned["residual"], owned["begin"], tuple(shape), owned["transposed"])
+    return whole.view(tuple(shape))
+
+
+def owned_of(whole: torch.Tensor | None, cut: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`owed_everywhere`: an owned part in a state, without an owner step.
+
+    Args:
+        whole: the residual at its places; None if there is none.
+        cut: the other fields of the part.
+    """
+    residual = None
+    if whole is not None:
+        ordered = (
+            transpose(whole, as_matrix(whole.shape)) if cut["transposed"] else whole.reshape(-1)
+        )
+        residual = ordered[cut["begin"] : cut["end"]].clone()
+    return {**cut, "residual": residual, "state": {}}
 
 
 class RebindingCompressor(ProcessGroupCompressor):

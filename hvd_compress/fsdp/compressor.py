@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
+from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
@@ -21,10 +22,7 @@ from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.exchanges.default import AUTO
-from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
-from hvd_compress.fsdp.groups import replicas
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
@@ -33,9 +31,6 @@ from hvd_compress.process_group.compressor import ProcessGroupCompressor, device
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks.errors import ExchangeError
-
-_FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
-"""The exchanges that do not depend on hosts: here, the ranks of a host hold different shards."""
 
 
 @guard
@@ -75,13 +70,13 @@ class Compressor(ProcessGroupCompressor):
         **options: Unpack[Options],
     ) -> None:
         found = sharded(model)
-        group = replicas(mesh, process_group, found.mesh)
+        group = replicas("Compressor", mesh, process_group, found.mesh)
         self._numbered = slots_of(
             [(name, _like(shard, dtype)) for name, shard, dtype in found.parameters]
         )
         super().__init__(self._numbered, codec, process_group=group, **options)
         self._use.watch_parameters(model.parameters())
-        check_choice("Compressor", "exchange", self._exchange, _FLAT)
+        check_choice("Compressor", "exchange", self._exchange, FLAT)
         self._units, self._shards = found.units, found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]

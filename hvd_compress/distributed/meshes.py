@@ -1,0 +1,121 @@
+"""Tensors that the ranks of a device mesh share out: this rank's part, and the ranks with the same part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from hvd_compress.distributed.keys import local
+from hvd_compress.exchanges.default import AUTO
+from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.process_group.collectives import is_unregistered
+from hvd_compress.ranks.errors import ExchangeError
+
+FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
+"""The exchanges that do not depend on hosts: on a mesh, the ranks of a host hold different shards."""
+
+
+def replicas(
+    owner: str, mesh: Any, group: dist.ProcessGroup | None, shard_mesh: DeviceMesh
+) -> dist.ProcessGroup:
+    """The process group of the ranks with this rank's shards.
+
+    Args:
+        owner: the name of the object that was given the arguments, for errors.
+        mesh: a mesh of two dimensions, replicas first and shards second; or None.
+        group: the process group itself; or None.
+        shard_mesh: the mesh over which the model is sharded.
+
+    Raises:
+        TypeError, ValueError: not exactly one of the two was passed, or it does not fit the model's mesh.
+        ExchangeError: this rank is not in the group.
+    """
+    if (mesh is None) == (group is None):
+        got = "neither" if mesh is None else "both"
+        raise TypeError(
+            f"{owner}: expected mesh=, of two dimensions (replicate, shard), or process_group=, the "
+            f"ranks with the same shard, got {got}"
+        )
+    shards = shard_mesh.mesh.tolist()
+    if mesh is not None:
+        if not isinstance(mesh, DeviceMesh):
+            raise TypeError(f"{owner}.mesh: expected a DeviceMesh, got {type(mesh).__name__}")
+        if mesh.ndim != 2:
+            raise ValueError(
+                f"{owner}.mesh: expected two dimensions, replicas first and shards second, got {mesh.ndim}"
+            )
+        rows = [row for row in mesh.mesh.tolist() if dist.get_rank() in row]
+        if rows != [shards]:
+            raise ValueError(
+                f"{owner}.mesh: expected the ranks {shards} that the model is sharded over along the "
+                f"second dimension, got {rows[0] if rows else 'a mesh without this rank'}"
+            )
+        return mesh.get_group(0)
+    assert group is not None
+    if dist.get_rank(group) < 0:
+        raise ExchangeError("expected a process group with this rank in it, got one without")
+    ranks = dist.get_process_group_ranks(group)
+    shared = sorted(set(ranks) & set(shards))
+    if shared != [dist.get_rank()]:
+        raise ValueError(
+            f"{owner}.process_group: expected ranks with the same shard of the model, which is sharded "
+            f"over ranks {shards}, got {ranks}"
+        )
+    return group
+
+
+def part_of(key: str, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """This rank's part of a tensor; it shares the tensor's memory. A plain tensor is returned as it is.
+
+    Args:
+        key: the tensor's name, for errors.
+        tensor: the tensor.
+        group: the ranks that reduce it; None is the default group.
+
+    Raises:
+        TypeError: the ranks hold summands of the tensor (``Partial``).
+        ValueError: several dimensions of the mesh share the tensor out; or ranks of the group have other
+            parts of it.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        raise TypeError(
+            f"{key}: expected a tensor that is sharded or replicated on its mesh, got {placements}: "
+            f"redistribute() it to Replicate() or Shard() first"
+        )
+    cut = [n for n, placement in enumerate(placements) if not placement.is_replicate()]
+    if len(cut) > 1 or not all(type(placements[n]) is Shard for n in cut):
+        raise ValueError(
+            f"{key}: expected a tensor that Shard() cuts on at most one dimension of its mesh, got "
+            f"{placements}: hand over its to_local(), and the ranks with the same part as the group"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"{key}: expected a tensor on a mesh with this rank in it, got {mesh}")
+    if cut and not is_unregistered(group):
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        together = mesh.mesh.movedim(cut[0], 0).reshape(mesh.size(cut[0]), -1).tolist()
+        own = next(row for row in together if dist.get_rank() in row)
+        others = sorted(set(ranks) & {rank for row in together if row is not own for rank in row})
+        if others:
+            raise ValueError(
+                f"{key}: expected a process group of ranks with the same part of the tensor, which is "
+                f"{placements} on {mesh}, got ranks {ranks}, of which {others} have other parts: make the "
+                f"compressor with process_group=mesh.get_group('replicate') of a mesh with replicas"
+            )
+    return local(tensor.detach())
+
+
+def part_number(tensor: torch.Tensor) -> list[int]:
+    """The number of this rank's part of a tensor, and the number of parts; the ranks compare it."""
+    if isinstance(tensor, DTensor):
+        for dimension, placement in enumerate(tensor.placements):
+            if isinstance(placement, Shard):
+                mesh = tensor.device_mesh
+                return [mesh.get_local_rank(dimension), mesh.size(dimension)]
+    return [0, 1]
