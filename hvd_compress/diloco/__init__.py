@@ -7,6 +7,7 @@ from hvd_compress.needs import need
 
 need(__name__)
 
+from hvd_compress.diloco.checkpoint import ShardedState
 from hvd_compress.diloco.diloco import DiLoCo
 
-__all__ = ["DiLoCo"]
+__all__ = ["DiLoCo", "ShardedState"]

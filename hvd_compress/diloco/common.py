@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hvd_compress.distributed.begin import expect_memory_of
+from hvd_compress.distributed.keys import local
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import broadcast_state, tell
 
@@ -46,7 +47,7 @@ class CommonParameters:
         self.own = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.own:
             raise ValueError("DiLoCo.model: expected trainable parameters, got none")
-        expect_memory_of(dict(model.named_parameters()))
+        expect_memory_of({name: local(one.detach()) for name, one in model.named_parameters()})
         for name, parameter in self.own.items():
             if not parameter.is_floating_point():
                 raise TypeError(
@@ -57,6 +58,7 @@ class CommonParameters:
         self.copies = {name: _copy(parameter) for name, parameter in self.own.items()}
         self.outer = outer_optimizer(list(self.copies.values()))
         self.loaded: dict[str, torch.Tensor] = {}
+        self._seen = False  # Whether there was a gradient.
         self._watching = [
             parameter.register_post_accumulate_grad_hook(self._note_loaded)
             for parameter in self.own.values()
@@ -69,9 +71,13 @@ class CommonParameters:
 
     @property
     def kinds(self) -> dict[str, list[Any]]:
-        """The dtypes and shapes of this rank's parameters, by name, JSON-serializable."""
+        """The dtypes and shapes of this rank's parts of the parameters, by name, JSON-serializable."""
         every = {**self.own, **self._frozen}
-        return {name: [str(p.dtype), list(p.shape)] for name, p in every.items()}
+        return {name: [str(p.dtype), list(local(p.detach()).shape)] for name, p in every.items()}
+
+    def shown(self) -> Mapping[str, torch.Tensor]:
+        """The common parameters, by name, placed on the mesh of the model's parameters if there is one."""
+        return MappingProxyType({n: as_placed(one, self.own[n]) for n, one in self.values.items()})
 
     def digest(self) -> str:
         """A digest of the common parameters' bits."""
@@ -144,11 +150,13 @@ class CommonParameters:
         self.loaded.clear()
 
     def _note_loaded(self, _: torch.Tensor) -> None:
-        """Called with the model's first gradient, before any optimizer step."""
-        while self._watching:
-            self._watching.pop().remove()
+        """Called with the model's gradients; looks at the first one, before any optimizer step."""
+        # FSDP2 calls hooks in a loop over them, which must not lose any in it.
+        if self._seen:
+            return
+        self._seen = True
         for name, copy in self.copies.items():
-            own = self.own[name].detach()
+            own = local(self.own[name].detach())
             if not torch.equal(own, copy.detach().to(own.dtype)):
                 self.loaded[name] = own.clone()
 
@@ -160,7 +168,7 @@ class CommonParameters:
             ranks: all ranks, which get the first rank's values; None for this rank alone.
         """
         for name in names:
-            own, copy = self.own[name].detach(), self.copies[name].detach()
+            own, copy = local(self.own[name].detach()), self.copies[name].detach()
             begun = self.loaded.get(name, copy.to(own.dtype, copy=True))
             copy.copy_(begun)
             if ranks is not None:
@@ -173,17 +181,16 @@ class CommonParameters:
     def share_frozen(self, ranks: Collectives, source: int) -> None:
         """Gives all ranks one rank's parameters without a copy, where the ranks' values differ.
 
-        Every rank makes the same call. Bytes are sent, so parameters may have any dtype.
+        Every rank makes the same call. Bytes are sent, so parameters may have any dtype. A parameter that
+        only some ranks have is left alone: if it is to be trained, the next exchange raises an error.
         """
         frozen = self._frozen
-        if not frozen:
-            return
-        told = tell(ranks, {name: _digest(parameter) for name, parameter in frozen.items()})
+        told = tell(ranks, {name: _digest(local(one.detach())) for name, one in frozen.items()})
         for name, parameter in frozen.items():
-            if len({one[name] for one in told}) > 1:
-                values = parameter.detach().contiguous()
+            if len({one.get(name) for one in told}) > 1 and all(name in one for one in told):
+                values = local(parameter.detach()).contiguous()
                 ranks.broadcast(values.reshape(-1).view(torch.uint8), source)
-                parameter.data.copy_(values)
+                local(parameter.data).copy_(values)
 
     def receive(
         self,
@@ -209,7 +216,7 @@ class CommonParameters:
             for source in sorted(set(sources))
         }
         # What belongs to a parameter is that of its fragment's source.
-        numbers = self._numbers()
+        numbers = self.numbers()
         state = {
             numbers[name]: states[source]["state"][numbers[name]]
             for names, source in zip(fragments, sources, strict=True)
@@ -221,18 +228,31 @@ class CommonParameters:
             for name in fragments[fragment]:
                 ranks.broadcast(self.copies[name].data, sources[fragment])
 
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
         """The numbers of the parameters in the outer optimizer's state, by name."""
         names = {id(copy): name for name, copy in self.copies.items()}
         parameters = [one for group in self.outer.param_groups for one in group["params"]]
         return {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
 
 
-def _digest(parameter: nn.Parameter) -> str:
-    content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+def as_placed(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor as a ``DTensor`` like another tensor, if that is one."""
+    if not hasattr(like, "to_local"):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def _digest(values: torch.Tensor) -> str:
+    content = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(content.numpy().data).hexdigest()
 
 
 def _copy(parameter: nn.Parameter) -> nn.Parameter:
     dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return nn.Parameter(parameter.detach().to(dtype, copy=True))
+    return nn.Parameter(local(parameter.detach()).to(dtype, copy=True))

@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ from hvd_compress.process_group.device_collectives import collectives_of, meetin
 from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.values import records
+
+if TYPE_CHECKING:
+    from hvd_compress.diloco.shards import Shards
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +75,9 @@ class DiLoCo:
             manager, below ``sync_every / fragments``. With 0, the step waits for the average.
         mixing: the weight of a rank's own parameters when it takes new common parameters, from 0 to 1; None
             is 0 without a delay and 0.5 with a delay.
+        mesh: for a model that FSDP2 shards within each worker, the ``DeviceMesh`` of two dimensions,
+            workers first and shards second. Each rank exchanges its shards with the ranks of the other
+            workers that have the same shards; None if each rank has the whole model.
         manager: a ``torchft.Manager``, made with ``use_async_quorum=False`` and ``load_state_dict=None``:
             each exchange is made among the ranks of the manager's quorum, and counts if the manager says
             so. The compressor's ``process_group`` is the manager's.
@@ -97,9 +103,20 @@ class DiLoCo:
         delay: int = 0,
         mixing: float | None = None,
         manager: Any | None = None,
+        mesh: Any | None = None,
     ) -> None:
-        with problem_told(group_of(codec)) if manager is None else contextlib.nullcontext():
+        group = group_of(codec)
+        self._shards = self._shards_on(mesh, model, manager)
+        told = contextlib.ExitStack()
+        if self._shards is not None:
+            told.enter_context(self._shards.problem_told())
+            given, group = group, self._shards.workers
+        if manager is None:
+            told.enter_context(problem_told(group))
+        with told:
             compressor = compressor_of(codec, "DiLoCo", "DiLoCo(model, {}, ...)")
+            if self._shards is not None:
+                self._shards.check(compressor, given)
             checks.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
             checks.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
             self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
@@ -107,7 +124,7 @@ class DiLoCo:
             self._model = model
             self._common = CommonParameters(model, outer_optimizer)
             self._fragments = [
-                Fragment(names, self._common, compressor)
+                Fragment(names, self._common, compressor, self._shards)
                 for names in split(self._common.own, fragments)
             ]
         self._sync_every = sync_every
@@ -117,6 +134,7 @@ class DiLoCo:
             "delay": delay,
             "mixing": self._mixing,
             "fragments": [fragment.names for fragment in self._fragments],
+            **({} if self._shards is None else {"shard": self._shards.number}),
         }
         self._checks = StateChecks(self._common, self._fragments, self._configuration)
         self._compressor = compressor
@@ -129,7 +147,7 @@ class DiLoCo:
         self.steps = 0
         self.failed_rounds = 0
         if manager is None:
-            self.rebind(compressor.process_group)
+            self.rebind(group)
         else:
             count = len(self._fragments)
             if sync_every % count or delay >= sync_every // count:
@@ -151,9 +169,10 @@ class DiLoCo:
     def common_parameters(self) -> Mapping[str, torch.Tensor]:
         """The parameters of the last exchanges, by name: the same on every rank, unlike the model's.
 
-        They are float32 where the model's parameters have half precision.
+        They are float32 where the model's parameters have half precision. With a mesh, they are ``DTensor``
+        like the model's.
         """
-        return self._common.values
+        return self._common.shown()
 
     @property
     def rounds(self) -> int:
@@ -238,7 +257,8 @@ class DiLoCo:
         (:meth:`hvd_compress.distributed.Compressor.rebind`).
 
         Args:
-            process_group: the ranks; None is the default group, which may differ from the one before.
+            process_group: the ranks; None is the default group, which may differ from the one before. With
+                a mesh, the ranks with the same shards; all ranks of a worker call this.
             lost: the latest available :meth:`state_dict` of each rank that has left; the same on every rank
                 that stays. The residuals in these states are shared out.
 
@@ -247,7 +267,23 @@ class DiLoCo:
                 It is raised on every rank, and training can go on as before.
             TypeError, ValueError: a state in ``lost`` does not belong to a rank that has left.
         """
-        lost = list(lost)
+        if self._shards is None:
+            self._meet(process_group, list(lost))
+            return
+        with self._shards.problem_told():
+            group = self._shards.group_of(process_group)
+        settings = {name: one for name, one in self._configuration.items() if name != "shard"}
+        with problem_told(group):
+            self._shards.agree({**settings, "parameters": list(self._common.own)})
+        with self._shards.problem_told():
+            self._meet(group, list(lost))
+        counts = [
+            [sum(n) for n in zip(*one.history.values(), strict=True)] for one in self._fragments
+        ]
+        self._shards.begin({"steps": self.steps, "rounds of fragments": counts})
+
+    def _meet(self, process_group: dist.ProcessGroup | None, lost: Sequence[Any]) -> None:
+        """Meets the ranks of a group, and gets what this rank lacks."""
         problem = self._problem(lost)
         told: list[Progress] = []
         chosen: list[int] = []
@@ -349,6 +385,26 @@ class DiLoCo:
             self._receive(fragment)
         self._take()
 
+    @staticmethod
+    def _shards_on(mesh: Any, model: Any, manager: Any) -> Shards | None:
+        if mesh is not None and manager is not None:
+            raise ValueError("DiLoCo.mesh: expected none with a manager, got both")
+        sharded = isinstance(model, nn.Module) and any(
+            hasattr(parameter, "to_local") for parameter in model.parameters()
+        )
+        if mesh is None and sharded:
+            raise ValueError(
+                "DiLoCo.mesh: expected the mesh of two dimensions, workers first and shards second, for "
+                "a model whose parameters a mesh shares out, got none: write DiLoCo(model, ..., mesh=mesh)"
+            )
+        if mesh is None:
+            return None
+        from hvd_compress.diloco.shards import (
+            Shards,
+        )  # Few scripts need PyTorch's DTensor, a long import.
+
+        return Shards(model, mesh)
+
     def _in_progress(self) -> list[Fragment]:
         """The fragments whose averages are due in a later step, in the order of these steps."""
         due = [fragment for fragment in self._fragments if fragment.due is not None]
@@ -382,12 +438,12 @@ class DiLoCo:
     def _send(
         self, fragment: Fragment, delay: int, commit: Callable[[], None] | None = None
     ) -> None:
-        try:
-            check_model(self._model, self._common.own)
-        except ValueError as error:
-            self._compressor.refuse(error, self._device)
-            raise
         with self._lost_ranks_noticed():
+            try:
+                check_model(self._model, self._common.own)
+            except ValueError as error:
+                self._compressor.refuse(error, self._device)
+                raise
             fragment.begin(self.steps + delay, commit, self._thread)
 
     def _receive(self, fragment: Fragment) -> None:
@@ -411,7 +467,8 @@ class DiLoCo:
     def _lost_ranks_noticed(self) -> Iterator[None]:
         """Ends all exchanges in progress if an exchange fails because a rank is lost."""
         try:
-            yield
+            with contextlib.nullcontext() if self._shards is None else self._shards.failure_told():
+                yield
         except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
             raise
         except Exception:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,10 @@ from torch import nn
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.progress import Counts
 from hvd_compress.distributed.compressor import Compressor, Work
+from hvd_compress.distributed.keys import local
+
+if TYPE_CHECKING:
+    from hvd_compress.diloco.shards import Shards
 
 
 class Fragment:
@@ -23,6 +28,7 @@ class Fragment:
         names: the names of the parameters, which are their keys in the compressor.
         common: the common parameters of the model.
         compressor: the compressor, which has the residuals.
+        shards: the ranks that share out the parameters of this worker, if they are sharded.
 
     Attributes:
         names: the names of the parameters.
@@ -34,7 +40,11 @@ class Fragment:
     """
 
     def __init__(
-        self, names: Sequence[str], common: CommonParameters, compressor: Compressor
+        self,
+        names: Sequence[str],
+        common: CommonParameters,
+        compressor: Compressor,
+        shards: Shards | None = None,
     ) -> None:
         self.names = list(names)
         self.history: dict[str, Counts] = {}
@@ -42,7 +52,8 @@ class Fragment:
         self.averages: list[torch.Tensor] = []
         self._common = common
         self._compressor = compressor
-        self._finite = True
+        self._shards = shards
+        self._finite, self._changed = True, [False]  # What averages are, on any shard.
         self._begun: Work | Future[Work] | None = None
         self._failed: Work | Future[Work] | None = None
 
@@ -66,21 +77,23 @@ class Fragment:
             thread: the thread that makes the exchange; None is this one.
         """
         differences = [
-            copy - self._common.own[name].detach().to(copy.dtype) for name, copy in self._copies()
+            copy - local(self._common.own[name].detach()).to(copy.dtype)
+            for name, copy in self._copies()
         ]
         self.settle_failed(used=False)
 
         def accept() -> bool:
             if commit is not None:
                 commit()
-            self._finite = _all_finite(differences)
+            self._judge()
             return self._finite
 
         reduce = functools.partial(
             self._compressor.reduce, differences, self.names, dist.ReduceOp.AVG, accept=accept
         )
+        self.averages = differences
         self._begun = reduce() if thread is None else thread.submit(reduce)
-        self.due, self.averages = due, differences
+        self.due = due
 
     def wait(self) -> None:
         """Waits for the exchange; if this raises an error, the exchange is no longer in progress."""
@@ -106,8 +119,8 @@ class Fragment:
         averages, self.averages, self.due, self._begun = self.averages, [], None, None
         finite = self._finite
         if finite:
-            for name, average in zip(self.names, averages, strict=True):
-                self._common.copies[name].grad = average if bool(average.any()) else None
+            for name, average, changed in zip(self.names, averages, self._changed, strict=True):
+                self._common.copies[name].grad = average if changed else None
             self._common.outer.step()
             for name in self.names:
                 self._common.copies[name].grad = None
@@ -119,10 +132,11 @@ class Fragment:
     def take(self, mixing: float = 0.0) -> None:
         """Sets this rank's parameters to the common ones; ``mixing`` is the weight of its own."""
         for name, copy in self._copies():
-            own = self._common.own[name]
-            if mixing and own.requires_grad:
-                copy = torch.lerp(copy, own.detach().to(copy.dtype), mixing)
-            own.data.copy_(copy)
+            parameter = self._common.own[name]
+            own = local(parameter.data)
+            if mixing and parameter.requires_grad:
+                copy = torch.lerp(copy, own.to(copy.dtype), mixing)
+            own.copy_(copy)
 
     def settle_failed(self, *, used: bool) -> None:
         """Settles residuals after an exchange that has failed on this rank, and perhaps not on others.
@@ -143,15 +157,18 @@ class Fragment:
             average.to(copy.device, copy=True)
             for (_, copy), average in zip(self._copies(), averages, strict=True)
         ]
-        self._begun, self._finite = None, _all_finite(self.averages)
+        self._begun = None
+        self._judge()
+
+    def _judge(self) -> None:
+        """Notes whether averages are finite, and which ones are not zero; alike on all ranks."""
+        self._finite = all(bool(average.isfinite().all()) for average in self.averages)
+        self._changed = [bool(average.any()) for average in self.averages]
+        if self._shards is not None:
+            self._finite, self._changed = self._shards.judge(self._finite, self._changed)
 
     def _copies(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, self._common.copies[name].detach()) for name in self.names]
-
-
-def _all_finite(averages: Sequence[torch.Tensor]) -> bool:
-    """Whether averages hold no Inf and no NaN; they have the same bits on every rank."""
-    return all(bool(average.isfinite().all()) for average in averages)
 
 
 def _work(begun: Work | Future[Work]) -> Work:

@@ -137,6 +137,22 @@ def test_other_parameters_to_train_are_an_error_on_every_rank() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_a_parameter_that_one_rank_adds_before_the_first_step() -> None:
+    for trained in (True, False):
+        model = nn.Linear(40, 30)
+        diloco = DiLoCo(model, OneBit(), sync_every=2)
+        if dist.get_rank():
+            model.register_parameter("more", nn.Parameter(torch.zeros(3), requires_grad=trained))
+        diloco.step()
+        if not trained:
+            diloco.step()
+            assert diloco.rounds == 1
+            continue
+        with pytest.raises(ValueError if dist.get_rank() else hvdc.ExchangeError, match="more"):
+            diloco.step()
+
+
+@on_ranks(2, launcher="torchrun")
 def test_what_is_frozen_later_stays_and_is_trained_again() -> None:
     model = _Model(seed=5)
     model.body.requires_grad_(True)

@@ -1,0 +1,285 @@
+"""The state of a DiLoCo on a mesh in a checkpoint of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs.calls import expect_instance
+from hvd_compress.diloco.common import as_placed
+from hvd_compress.diloco.diloco import DiLoCo
+from hvd_compress.distributed.keys import local
+from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
+
+_SHARED = "hvd_compress.diloco"
+"""The name of what is the same on every rank: counts, settings and positions in the noise."""
+
+_POSITION = ("step", "exchanges", "residual_scale")
+"""The numbers of a tensor in its compressor's state. A shard without elements is never encoded, so that
+they may differ between shards."""
+
+_CUT = ("begin", "end", "weight", "transposed", "residual_scale")
+"""The fields that describe the part of a tensor that a rank owns, in its compressor's state."""
+
+Tree = dict[str, Any]
+"""Tensors by names of several levels, which torch.distributed.checkpoint joins with dots."""
+
+
+class ShardedState:
+    """The state of all ranks of a :class:`DiLoCo` with a mesh, for ``torch.distributed.checkpoint``::
+
+        dcp.save({"diloco": ShardedState(diloco)}, checkpoint_id=path)
+        dcp.load({"diloco": ShardedState(diloco, path)}, checkpoint_id=path)
+
+    Common parameters, the outer optimizer's state, averages that are due, and each worker's residuals are
+    saved as ``DTensor``, so that a job with another number of shards or workers reads its own parts. With
+    the same mesh, training goes on bit for bit. With another number of shards, what a rank owed as the
+    owner of parts becomes a part of its residual. With another number of workers, residuals are shared out
+    as in :meth:`DiLoCo.load_resized`. All ranks of the mesh save and load together.
+
+    Args:
+        diloco: this rank's object, made with a mesh.
+        saved_at: to load, the folder of the checkpoint, or a ``StorageReader`` for it.
+
+    Raises:
+        TypeError, ValueError: the object is not a :class:`DiLoCo`, or was made without a mesh.
+    """
+
+    def __init__(self, diloco: DiLoCo, saved_at: Any | None = None) -> None:
+        call = "ShardedState({})"
+        expect_instance("ShardedState", diloco, DiLoCo, call, "DiLoCo(model, ..., mesh=mesh)")
+        if diloco._shards is None:
+            raise ValueError(
+                "ShardedState: expected a DiLoCo that was made with a mesh, got one without: each rank "
+                "saves its state_dict() by torch.save"
+            )
+        self._diloco = diloco
+        self._own: Mapping[str, torch.Tensor] = diloco._common.own
+        self._shards = diloco._shards
+        self._shard = diloco._shards.number
+        self._saved_at = saved_at
+
+    def state_dict(self) -> Tree:
+        """This rank's parts of everything; to load, empty parts of what the checkpoint has.
+
+        Raises:
+            ValueError: the outer optimizer's state does not have a number for each element, or one for all;
+                the compressor has an owner step; or the checkpoint is that of another model.
+        """
+        return self._to_save() if self._saved_at is None else self._to_load(self._saved_at)
+
+    def load_state_dict(self, tree: Tree) -> None:
+        """Continues from what was loaded.
+
+        Raises:
+            ValueError: the same as from :meth:`DiLoCo.load_state_dict` and :meth:`DiLoCo.load_resized`.
+        """
+        shared = _value(tree[_SHARED])
+        worker, workers = self._place()
+        if shared["workers"] == workers:
+            self._diloco.load_state_dict(self._state(tree, shared, worker))
+        else:
+            states = (self._state(tree, shared, one) for one in range(shared["workers"]))
+            self._diloco.load_resized(states)
+
+    def _place(self) -> tuple[int, int]:
+        """The number of this rank's worker, and the number of workers."""
+        group = self._diloco.compressor.process_group
+        return dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def _exact(self) -> str:
+        """The name of what is this rank's alone, for a job with the same mesh."""
+        number, shards = self._shard
+        return f"worker {self._place()[0]}, shard {number} of {shards}"
+
+    def _to_save(self) -> Tree:
+        state = self._diloco.state_dict()
+        worker, workers = self._place()
+        common, compressor = state["common"], state["compressor"]
+        fields, rest = self._outer(state["outer_optimizer"]["state"], common)
+        exact = {name: _described(one) for name, one in compressor["tensors"].items()}
+        every: list[dict[str, Any]] = self._shards.tell(exact)
+        shared = {
+            "steps": state["steps"],
+            "history": state["history"],
+            "configuration": {n: v for n, v in state["configuration"].items() if n != "shard"},
+            "outer_optimizer": {**state["outer_optimizer"], "state": rest},
+            "due": {number: due for number, (due, _) in state["due"].items()},
+            "workers": workers,
+            "version": compressor["version"],
+            "seed": compressor["seed"],
+            "dtypes": {name: kind["dtype"] for name, kind in compressor["keys"].items()},
+            "positions": {
+                name: {field: max(one[name][field] for one in every) for field in _POSITION}
+                for name in exact
+            },
+            "weights": {name: max(_weight(one[name]) for one in every) for name in exact},
+        }
+        residuals, owed = {}, {}
+        for name, one in compressor["tensors"].items():
+            # Zeros where others have something: a job with other shards reads across these.
+            zeros = torch.zeros(common[name].shape, dtype=torch.float32, device=common[name].device)
+            if any(its[name]["has_residual"] for its in every):
+                has = one["residual"] is not None
+                residuals[name] = one["residual"].view(zeros.shape) if has else zeros
+            if any(its[name]["owes"] for its in every):
+                owed[name] = (
+                    owed_everywhere(one["owned"], zeros.shape) if exact[name]["owes"] else zeros
+                )
+        due = {
+            str(number): dict(zip(self._diloco._fragments[number].names, averages, strict=True))
+            for number, (_, averages) in state["due"].items()
+        }
+        return {
+            _SHARED: _bytes(shared),
+            "common": self._placed(common),
+            "outer": {field: self._placed(values) for field, values in fields.items()},
+            "due": {number: self._placed(averages) for number, averages in due.items()},
+            f"residuals of worker {worker}": self._placed(residuals),
+            f"owed by worker {worker}": self._placed(owed),
+            self._exact: _bytes(exact),
+        }
+
+    def _outer(
+        self, state: Mapping[int, Mapping[str, Any]], common: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[int, dict[str, Any]]]:
+        """The outer optimizer's numbers for each element, by field and name; and its other values."""
+        fields: dict[str, dict[str, torch.Tensor]] = {}
+        rest: dict[int, dict[str, Any]] = {}
+        for name, number in self._diloco._common.numbers().items():
+            for field, value in state.get(number, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == common[name].shape:
+                    fields.setdefault(field, {})[name] = value
+                elif isinstance(value, torch.Tensor) and value.numel() > 1:
+                    raise ValueError(
+                        f"ShardedState: expected an outer optimizer whose state has a number for each "
+                        f"element, or one for all, got {field} of shape {tuple(value.shape)} for {name}"
+                    )
+                else:
+                    rest.setdefault(number, {})[field] = value
+        return fields, rest
+
+    def _to_load(self, saved_at: Any) -> Tree:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.storage import StorageReader
+
+        reader = saved_at if isinstance(saved_at, StorageReader) else FileSystemReader(saved_at)
+        saved = reader.read_metadata().state_dict_metadata
+        prefix = next((key.removesuffix(_SHARED) for key in saved if key.endswith(_SHARED)), None)
+        if prefix is None:
+            raise ValueError(
+                f"ShardedState: expected a checkpoint with one, got none in {saved_at}"
+            )
+        tree: Tree = {_SHARED: b""}
+        if prefix + self._exact in saved:
+            tree[self._exact] = b""
+        levels = r"(common|residuals of worker \d+|owed by worker \d+|due\.\d+|outer\.[^.]+)\.(.*)"
+        for key, what in saved.items():
+            found = re.fullmatch(re.escape(prefix) + levels, key)
+            if found is not None:
+                above = tree
+                for level in found[1].split("."):
+                    above = above.setdefault(level, {})
+                above[found[2]] = self._empty(found[2], what)
+        return tree
+
+    def _empty(self, name: str, saved: Any) -> torch.Tensor:
+        if name not in self._own or saved.size != self._own[name].shape:
+            found = tuple(self._own[name].shape) if name in self._own else "none"
+            raise ValueError(
+                f"ShardedState: expected this model's parameters, got {name} of shape "
+                f"{tuple(saved.size)}, and the model has {found}"
+            )
+        part = torch.empty_like(local(self._own[name].detach()), dtype=saved.properties.dtype)
+        return as_placed(part, self._own[name])
+
+    def _state(self, tree: Tree, shared: dict[str, Any], worker: int) -> dict[str, Any]:
+        """The :meth:`DiLoCo.state_dict` of an earlier worker's rank with the shards of this rank."""
+        numbers = self._diloco._common.numbers()
+        outer = {n: dict(values) for n, values in shared["outer_optimizer"]["state"].items()}
+        for field, values in tree.get("outer", {}).items():
+            for name, one in values.items():
+                outer.setdefault(numbers[name], {})[field] = local(one)
+        common = {name: local(one) for name, one in tree["common"].items()}
+        return {
+            "steps": shared["steps"],
+            "history": shared["history"],
+            "configuration": {**shared["configuration"], "shard": self._shard},
+            "common": common,
+            "outer_optimizer": {**shared["outer_optimizer"], "state": outer},
+            "due": {
+                number: (due, [local(one) for one in tree["due"][str(number)].values()])
+                for number, due in shared["due"].items()
+            },
+            "compressor": {
+                "version": shared["version"],
+                "seed": shared["seed"],
+                "rank": worker,
+                "size": shared["workers"],
+                "member": "",
+                "keys": {
+                    name: {"dtype": dtype, "shape": list(common[name].shape)}
+                    for name, dtype in shared["dtypes"].items()
+                },
+                "tensors": self._residuals(tree, shared, worker),
+            },
+        }
+
+    def _residuals(self, tree: Tree, shared: dict[str, Any], worker: int) -> dict[str, Any]:
+        residuals = tree.get(f"residuals of worker {worker}", {})
+        owed = tree.get(f"owed by worker {worker}", {})
+        same = self._exact in tree and shared["workers"] == self._place()[1]
+        exact = _value(tree[self._exact]) if same else {}
+        tensors = {}
+        for name, position in shared["positions"].items():
+            residual = local(residuals[name]).reshape(-1) if name in residuals else None
+            rest = local(owed[name]) if name in owed else None
+            owned = None
+            if name in exact:
+                position = {field: exact[name][field] for field in _POSITION}
+                residual = residual if exact[name]["has_residual"] else None
+                if exact[name]["owned"] is not None:
+                    owned = owned_of(rest if exact[name]["owes"] else None, exact[name]["owned"])
+            elif rest is not None:
+                rest = rest.reshape(-1) * (shared["weights"][name] * position["residual_scale"])
+                residual = rest if residual is None else residual + rest
+            tensors[name] = {**position, "residual": residual, "owned": owned}
+        return tensors
+
+    def _placed(self, parts: Mapping[str, torch.Tensor]) -> Tree:
+        return {name: as_placed(part, self._own[name]) for name, part in parts.items()}
+
+
+def _described(saved: dict[str, Any]) -> dict[str, Any]:
+    """The state of one tensor without its residuals."""
+    owned = saved["owned"]
+    if owned is not None and owned["state"]:
+        raise ValueError("ShardedState: expected a compressor without owner_step, got one with it")
+    return {
+        **{field: saved[field] for field in _POSITION},
+        "has_residual": saved["residual"] is not None,
+        "owes": owned is not None and owned["residual"] is not None,
+        "owned": None if owned is None else {field: owned[field] for field in _CUT},
+    }
+
+
+def _weight(described: dict[str, Any]) -> float:
+    """What a unit of an owned part's residual adds to the sum of all ranks' tensors."""
+    owned = described["owned"]
+    return 0.0 if owned is None else owned["weight"] / owned["residual_scale"]
+
+
+def _bytes(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _value(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -1,0 +1,185 @@
+"""The ranks that share out the parameters of one worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from hvd_compress.codecs.checks import check_choice
+from hvd_compress.distributed.compressor import Compressor
+from hvd_compress.distributed.meshes import FLAT, replicas
+from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import problem_told, tell
+from hvd_compress.ranks import agreement
+from hvd_compress.ranks.errors import ExchangeError
+
+_NOT_FINITE, _FINITE, _FAILED, _LOST = range(4)
+
+_WRITE = "fully_shard(model, mesh=mesh['shard']) on the whole model last, and DiLoCo(model, ..., mesh=mesh)"
+
+
+class Shards:
+    """The ranks of a worker, each with its own shards of the parameters.
+
+    Each rank exchanges its shards with the same ranks of the other workers. What they decide there, such as
+    to drop a round, they have to decide alike on all shards of the worker.
+
+    Args:
+        model: the model.
+        mesh: a mesh of two dimensions, workers first and shards second.
+
+    Attributes:
+        workers: the ranks with the same shards, one of each worker.
+        group: the ranks of this worker.
+        number: the number of this rank's shards, and the number of ranks that share the parameters out.
+
+    Raises:
+        TypeError, ValueError: the mesh does not fit the parameters, or cannot be carried.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Any) -> None:
+        self._mesh = _shard_mesh(model)
+        self.workers = replicas("DiLoCo", mesh, None, self._mesh)
+        self.group = self._mesh.get_group()
+        self.number = [self._mesh.get_local_rank(), self._mesh.size()]
+        self._ranks: Collectives | None = None
+        self._met = False
+
+    def check(self, compressor: Compressor, group: dist.ProcessGroup | None) -> None:
+        """Raises an error if a compressor was made for other ranks, or for an exchange that needs hosts."""
+        ranks = dist.get_process_group_ranks(self.workers)
+        if group is not None and dist.get_process_group_ranks(group) != ranks:
+            raise ValueError(
+                f"DiLoCo.mesh: expected a compressor without process_group=, or with that of the mesh's "
+                f"first dimension, ranks {ranks}, got ranks {dist.get_process_group_ranks(group)}"
+            )
+        check_choice("DiLoCo", "exchange", compressor.exchange, FLAT)
+
+    def group_of(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        """The group that :meth:`DiLoCo.rebind` was given.
+
+        Raises:
+            TypeError, ValueError: it does not consist of ranks with the same shards.
+        """
+        if group is None:
+            raise TypeError(
+                "DiLoCo.rebind: expected the process group of the ranks with the same shards, got none"
+            )
+        return replicas("DiLoCo.rebind", None, group, self._mesh)
+
+    def tell(self, value: Any) -> list[Any]:
+        """Returns the value of each rank of the worker, JSON-serializable.
+
+        Raises:
+            ExchangeError: one of the ranks has told of an error.
+        """
+        return tell(collectives_of(self.group, meeting_place(self.group)), value)
+
+    def agree(self, content: dict[str, Any]) -> None:
+        """Raises ``ExchangeError`` unless all ranks of the worker have the same content."""
+        agreement.compare(self.tell(content))
+
+    def begin(self, progress: dict[str, Any]) -> None:
+        """Begins to combine averages, after the ranks of each shard have met.
+
+        Args:
+            progress: what has to be the same on all ranks of the worker by now.
+
+        Raises:
+            ExchangeError: it differs, or one of the ranks has told of an error.
+        """
+        self.agree(progress)
+        ranks = collectives_of(self.group, meeting_place(self.group))
+        # FSDP2's collectives have an order of their own.
+        self._ranks = ranks.among(range(ranks.size))
+
+    def judge(self, finite: bool, changed: Sequence[bool]) -> tuple[bool, list[bool]]:
+        """Combines what the worker's ranks have found in their shards of averages; all of them call it.
+
+        Args:
+            finite: whether this rank's are finite.
+            changed: for each parameter, whether this rank's average is not zero everywhere.
+
+        Returns:
+            Whether all shards are finite; for each parameter, whether some shard's average is not zero.
+
+        Raises:
+            ExchangeError: the exchange of another shard has failed.
+            RuntimeError: it has failed since a rank is lost.
+        """
+        self._met = True
+        rows = self._gather(_FINITE if finite else _NOT_FINITE)
+        if any(row[0] == _LOST for row in rows):
+            raise RuntimeError("a rank is lost that exchanges another shard of this worker")
+        if any(row[0] == _FAILED for row in rows):
+            raise ExchangeError(
+                "expected averages of all shards, but the exchange of another one failed; the own error of "
+                "its ranks says why"
+            )
+        masks = self._gather(*map(int, changed))
+        return all(row[0] == _FINITE for row in rows), [
+            any(flags) for flags in zip(*masks, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def failure_told(self) -> Iterator[None]:
+        """Makes the other ranks' :meth:`judge` raise an error if this block raises one before its own."""
+        self._met = False
+        try:
+            yield
+        except Exception as error:
+            if not self._met:
+                known = isinstance(error, (ExchangeError, TypeError, ValueError))
+                with contextlib.suppress(Exception):
+                    self._gather(_FAILED if known else _LOST)
+            raise
+
+    def problem_told(self) -> contextlib.AbstractContextManager[None]:
+        """Makes the other ranks' :meth:`agree` raise an error if this block raises one."""
+        return problem_told(self.group)
+
+    def _gather(self, *words: int) -> list[list[int]]:
+        assert self._ranks is not None
+        own = torch.tensor(words, dtype=torch.int32, device=self._ranks.device)
+        rows, work = self._ranks.all_gather(own)
+        work.wait()
+        told: list[list[int]] = rows.tolist()
+        return told
+
+
+def _shard_mesh(model: nn.Module) -> DeviceMesh:
+    """The mesh over which all of a model's parameters are sharded."""
+    found: DeviceMesh | None = None
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise ValueError(
+                f"DiLoCo.model: expected parameters that a mesh shares out, got a plain one for {name}: "
+                f"call {_WRITE}"
+            )
+        mesh, placements = parameter.device_mesh, parameter.placements
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"DiLoCo.model: expected parameters on one dimension of the mesh, got {name} on {mesh}: "
+                f"call {_WRITE}"
+            )
+        if placements[0].is_partial():
+            raise ValueError(
+                f"DiLoCo.model: expected no partial parameters, got {placements} for {name}"
+            )
+        if found is not None and found.mesh.tolist() != mesh.mesh.tolist():
+            raise ValueError(
+                f"DiLoCo.model: expected all parameters on one mesh, got {name} on {mesh}, and others on "
+                f"{found}: call {_WRITE}"
+            )
+        found = mesh
+    if found is None:
+        raise ValueError("DiLoCo.model: expected trainable parameters, got none")
+    return found

@@ -1,0 +1,223 @@
+"""Workers whose parameters FSDP2 shards, beside workers that have them whole."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import hvd_compress.distributed as hvdc
+from hvd_compress import ErrorFeedback, Int8, NoCompression, OneBit, Route
+from hvd_compress.diloco import DiLoCo
+from tests.fsdp import probes
+from tests.fsdp.probes import Net, mesh_of, shard
+from tests.ranks import on_ranks
+from tests.torch_models import assert_same_bits, targets
+
+SHAPES = {**probes.SHAPES, "second.one": (1,)}
+"""One rank has nothing of the last parameter."""
+CODED: tuple[tuple[Any, str], ...] = (
+    (Route(OneBit(), ErrorFeedback(1.0)), "allgather"),
+    (Route(Int8(), ErrorFeedback(1.0)), "two_shot"),
+)
+FRAGMENTS: dict[str, Any] = {"sync_every": 2, "fragments": 2, "delay": 1}
+
+
+def learn(net: Any, worker: int, step: int) -> None:
+    """One step of an inner optimizer."""
+    net.zero_grad()
+    net(targets(SHAPES, worker, step)).backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+def train(diloco: DiLoCo, net: Any, worker: int, steps: range) -> None:
+    for step in steps:
+        learn(net, worker, step)
+        diloco.step()
+
+
+def parts(tensors: Any) -> dict[str, torch.Tensor]:
+    """This rank's shards of tensors by name, or of a model's parameters."""
+    named = tensors.named_parameters() if isinstance(tensors, torch.nn.Module) else tensors
+    return {n: one.detach().to_local() for n, one in dict(named).items()}
+
+
+def _cut(whole: Any, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    """This rank's shards of whole tensors."""
+    named = whole.named_parameters() if isinstance(whole, torch.nn.Module) else whole
+    number, shards = mesh.get_local_rank("shard"), mesh.size(1)
+    rows = {name: one.detach().chunk(shards) for name, one in dict(named).items()}
+    return {n: one[number] if number < len(one) else one[0][:0] for n, one in rows.items()}
+
+
+@on_ranks(4, launcher="torchrun")
+def test_two_sharded_workers_do_what_two_whole_ones_do() -> None:
+    mesh = mesh_of(2)
+    worker, group = mesh.get_local_rank("replicate"), mesh.get_group("replicate")
+    for options in ({"sync_every": 3}, FRAGMENTS):
+        nets = [shard(Net(SHAPES), mesh), Net(SHAPES)]
+        for net in nets:  # All begin with what the first worker has.
+            for one in net.parameters():
+                one.data.add_(1 + worker)
+        sharded = DiLoCo(nets[0], NoCompression(), mesh=mesh, **options)
+        compressor = hvdc.Compressor(NoCompression(), process_group=group)
+        whole = DiLoCo(nets[1], compressor, **options)
+        for diloco, net in zip((sharded, whole), nets, strict=True):
+            train(diloco, net, worker, range(8))
+        assert sharded.rounds == whole.rounds > 1
+        common = sharded.common_parameters
+        assert all(isinstance(one, DTensor) for one in common.values())
+        assert_same_bits(parts(common), _cut(whole.common_parameters, mesh))
+        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+        for diloco in (sharded, whole):
+            diloco.synchronize()
+        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+
+
+@on_ranks(4, launcher="torchrun")
+def test_codecs_see_shards_and_states_go_on_bit_for_bit() -> None:
+    mesh = mesh_of(2)
+    worker, group = mesh.get_local_rank("replicate"), mesh.get_group("replicate")
+    for codec, exchange in CODED:
+        options: Any = {"exchange": exchange, "threshold": 0}
+
+        def begin(codec: Any = codec, options: Any = options) -> tuple[Any, DiLoCo]:
+            net = shard(Net(SHAPES), mesh)
+            return net, DiLoCo(net, hvdc.Compressor(codec, **options), mesh=mesh, **FRAGMENTS)
+
+        net, diloco = begin()
+        # A model whose whole parameters are the same shards, and change alike.
+        plain = Net({name: tuple(one.shape) for name, one in parts(net).items()})
+        fragments = diloco.state_dict()["configuration"]["fragments"]
+        compressor = hvdc.Compressor(codec, process_group=group, **options)
+        beside = DiLoCo(plain, compressor, **{**FRAGMENTS, "fragments": fragments})
+        state: list[Any] = []
+        for step in range(7):
+            learn(net, worker, step)
+            with torch.no_grad():
+                for name, one in plain.named_parameters():
+                    one.copy_(parts(net)[name])
+            diloco.step()
+            beside.step()
+            assert_same_bits(parts(net), dict(plain.named_parameters()))
+            if step == 3:
+                state = copy.deepcopy([net.state_dict(), diloco.state_dict()])
+                assert state[1]["due"]
+        assert diloco.compressor.residual_norm() == compressor.residual_norm() > 0
+        again, other = begin()
+        again.load_state_dict(state[0])
+        other.load_state_dict(state[1])
+        train(other, again, worker, range(4, 7))
+        assert_same_bits(parts(again), parts(net))
+        assert other.compressor.residual_norm() == compressor.residual_norm()
+        _, third = begin()
+        state[1]["configuration"]["shard"][0] ^= 1
+        with pytest.raises(ValueError, match=r"expected shard \[\d, 2\], got"):
+            third.load_state_dict(state[1])
+
+
+@on_ranks(4, launcher="torchrun")
+def test_an_infinity_in_one_shard_drops_the_round_of_all() -> None:
+    mesh = mesh_of(2)
+    worker, number = mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")
+    net = shard(Net(SHAPES), mesh)
+    diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), sync_every=2, mesh=mesh)
+    train(diloco, net, worker, range(3))
+    learn(net, worker, 3)
+    before = {n: one.clone() for n, one in parts(diloco.common_parameters).items()}
+    norm = diloco.compressor.residual_norm()
+    if (worker, number) == (1, 0):
+        next(iter(parts(net).values()))[3] = torch.nan
+    diloco.step()
+    assert (diloco.rounds, diloco.dropped_rounds) == (1, 1)
+    assert_same_bits(parts(net), before)
+    assert diloco.compressor.residual_norm() == norm > 0
+
+
+@on_ranks(4, launcher="torchrun")
+def test_a_shard_that_nothing_changed_moves_on_with_the_rest_of_its_parameter() -> None:
+    """As a whole parameter would, by the outer optimizer's momentum."""
+    mesh = mesh_of(2)
+    group = mesh.get_group("replicate")
+    nets = [shard(Net(SHAPES), mesh), Net(SHAPES)]
+    sharded = DiLoCo(nets[0], NoCompression(), sync_every=1, mesh=mesh)
+    compressor = hvdc.Compressor(NoCompression(), process_group=group)
+    whole = DiLoCo(nets[1], compressor, sync_every=1)
+    for step in range(3):
+        for net, diloco in zip(nets, (sharded, whole), strict=True):
+            change = targets(SHAPES, 0, step)
+            if step:
+                change["first.a"][20:] = 0
+            net.zero_grad()
+            net(change).backward()
+            torch.optim.SGD(net.parameters(), lr=0.1).step()
+            diloco.step()
+        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_a_worker_is_lost_and_the_other_one_goes_on() -> None:
+    mesh = mesh_of(2)
+    worker = mesh.get_local_rank("replicate")
+    net = shard(Net(SHAPES), mesh)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
+    diloco = DiLoCo(net, compressor, sync_every=2, fragments=2, delay=1, mesh=mesh)
+    train(diloco, net, worker, range(4))
+    if worker == 1:
+        compressor.close()  # As the end of its process does.
+        return
+    with pytest.raises(RuntimeError):
+        train(diloco, net, worker, range(4, 8))
+    before = compressor.state_dict()["tensors"]
+    kept = {name: one["residual"] for name, one in before.items()}
+    own = {n: one.clone() for n, one in kept.items() if one is not None and one.any()}
+    with pytest.raises(TypeError, match="ranks with the same shards, got none"):
+        diloco.rebind()
+    diloco.rebind(dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    after = compressor.state_dict()["tensors"]
+    assert own and all(torch.equal(after[n]["residual"], one / 2) for n, one in own.items())
+    rounds = diloco.rounds
+    train(diloco, net, worker, range(diloco.steps, diloco.steps + 6))
+    assert diloco.rounds > rounds
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_what_cannot_be_carried_is_said_before_the_first_exchange() -> None:
+    mesh, whole = mesh_of(2), Net(SHAPES)
+    net = shard(Net(SHAPES), mesh)
+    both = fully_shard(Net(SHAPES), mesh=mesh)
+    half = Net(SHAPES)
+    fully_shard(half.first, mesh=mesh["shard"])
+    other = hvdc.Compressor(Int8(), process_group=mesh.get_group("shard"))
+    cases: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (net, Int8(), {}, r"write DiLoCo\(model, ..., mesh=mesh\)"),
+        (whole, Int8(), {"mesh": mesh}, "got a plain one for first.a: call fully_shard"),
+        (half, Int8(), {"mesh": mesh}, "got a plain one for second.c: call fully_shard"),
+        (both, Int8(), {"mesh": mesh}, "on one dimension of the mesh, got first.a on"),
+        (net, Int8(), {"mesh": mesh["shard"]}, "expected two dimensions, replicas first"),
+        (net, Int8(), {"mesh": mesh_of(1)}, r"the ranks \[., .\] that the model is sharded over"),
+        (net, Int8(), {"mesh": 3}, "expected a DeviceMesh, got int"),
+        (net, other, {"mesh": mesh}, "with that of the mesh's first dimension, ranks"),
+        (net, hvdc.Compressor(Int8(), exchange="hierarchical"), {"mesh": mesh}, "exchange"),
+        (net, Int8(), {"mesh": mesh, "manager": 3}, "expected none with a manager"),
+    ]
+    for model, codec, given, match in cases:
+        with pytest.raises((TypeError, ValueError), match=match):
+            DiLoCo(model, codec, sync_every=2, **given)
+    # What is wrong on one rank alone is an error on all four.
+    wrong = dist.get_rank() == 3
+    with pytest.raises(ValueError if wrong else hvdc.ExchangeError, match="sync_every"):
+        DiLoCo(net, Int8(), sync_every=0 if wrong else 2, mesh=mesh)
+    with pytest.raises(hvdc.ExchangeError, match="delay"):  # Workers agree, their shards do not.
+        DiLoCo(net, Int8(), sync_every=4, delay=mesh.get_local_rank("shard"), mesh=mesh)
+    diloco = DiLoCo(net, NoCompression(), sync_every=1, mesh=mesh)
+    if dist.get_rank() == 1:
+        net.first.more = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError if dist.get_rank() == 1 else hvdc.ExchangeError):
+        diloco.step()
