@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from hvd_compress.ranks.errors import ExchangeError
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """``all_gather_single``, or the function under its name before PyTorch 2.13."""
 
-_UNSORTED: dict[str, bool] = (
+_UNSORTED: dict[str, Any] = (
     {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
 )
 """Keeps the order of a new group's ranks; nothing in PyTorch 2.11, which always sorts them."""
