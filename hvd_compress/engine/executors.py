@@ -147,7 +147,7 @@ class Executors:
         if kernels is not None and all(quick):
             return CudaBatch(kernels, entries, arrays)
         parts: list[tuple[Batch, Sequence[int]]] = []
-        for one in (True, False):
+        for one in set(quick):
             numbers = [number for number, value in enumerate(quick) if value == one]
             some = [entries[number] for number in numbers]
             there = Arrays(arrays.sizes, [arrays.places[number] for number in numbers])
