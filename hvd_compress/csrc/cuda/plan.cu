@@ -18,13 +18,19 @@ namespace hvdc {
 namespace HVDC_ARCH {
 namespace {
 
+// An array of a call, by number, and whether a residual belongs to it.
+struct Use {
+  int32_t array;
+  bool feedback;
+};
+
 // Items with the same kernel, in one launch.
 template <class Batch>
 struct Group {
   int stage;  // groups of later stages use what those of earlier ones have found
   void (*kernel)(Batch);
   size_t shared;
-  std::vector<int32_t> arrays;  // numbers in the call, in the order of the parameter
+  std::vector<Use> arrays;  // in the order of the parameter
   std::vector<Share> shares;
 };
 
@@ -34,22 +40,15 @@ struct Part {
   int stage;
   Work<Batch> work;
   uint32_t item;
-  int32_t array;
+  Use use;
 
   auto Key() const { return std::make_tuple(stage, reinterpret_cast<uintptr_t>(work.kernel)); }
-};
-
-// What has to be right of an array in every call.
-struct Use {
-  int32_t array;
-  bool feedback;
 };
 
 // Items and groups, and where they are in the device's memory.
 template <class Item, class Batch>
 struct Plan {
   std::vector<Item> items;
-  std::vector<Use> uses;
   std::vector<Group<Batch>> groups;
 
   int64_t bytes = 0, copied = 0;  // of all, and of shares and items
@@ -63,21 +62,21 @@ struct Plan {
 using EncodePlan = Plan<EncodeItem, EncodeBatch>;
 using DecodePlan = Plan<DecodeItem, DecodeBatch>;
 
-void AddParts(const EncodeItem& item, uint32_t number, int32_t array,
+void AddParts(const EncodeItem& item, uint32_t number, Use use,
               std::vector<Part<EncodeBatch>>* parts) {
   const Statistics<EncodeBatch> statistics = StatisticsWork<EncodeBatch>(item.job);
   int stage = 0;
   for (const Work<EncodeBatch>& work :
        {statistics.sum, statistics.fold_chunks, statistics.fold_groups,
         EncodeWork<EncodeBatch>(item.job)}) {
-    if (work.kernel) parts->push_back({stage, work, number, array});
+    if (work.kernel) parts->push_back({stage, work, number, use});
     ++stage;
   }
 }
 
-void AddParts(const DecodeItem& item, uint32_t number, int32_t array,
+void AddParts(const DecodeItem& item, uint32_t number, Use use,
               std::vector<Part<DecodeBatch>>* parts) {
-  parts->push_back({0, DecodeWork<DecodeBatch>(item.job), number, array});
+  parts->push_back({0, DecodeWork<DecodeBatch>(item.job), number, use});
 }
 
 // Gives every part of a group its blocks of threads: as many as there is work for, but together no
@@ -95,9 +94,10 @@ int ShareBlocks(const Part<Batch>* first, const Part<Batch>* last, Group<Batch>*
     int64_t blocks = part->work.blocks;
     if (wanted > most) blocks = blocks * most / wanted;
     blocks = std::max(blocks, int64_t{1});
-    if (group->arrays.empty() || group->arrays.back() != part->array) {
-      group->arrays.push_back(part->array);
+    if (group->arrays.empty() || group->arrays.back().array != part->use.array) {
+      group->arrays.push_back(part->use);
     }
+    group->arrays.back().feedback |= part->use.feedback;
     const uint32_t array = static_cast<uint32_t>(group->arrays.size() - 1);
     for (int64_t block = 0; block < blocks; ++block) {
       group->shares.push_back(
@@ -110,14 +110,14 @@ int ShareBlocks(const Part<Batch>* first, const Part<Batch>* last, Group<Batch>*
 template <class Item, class Batch>
 int MakeGroups(std::vector<Part<Batch>> parts, Plan<Item, Batch>* plan) {
   std::stable_sort(parts.begin(), parts.end(), [](const Part<Batch>& a, const Part<Batch>& b) {
-    return std::make_tuple(a.Key(), a.array) < std::make_tuple(b.Key(), b.array);
+    return std::make_tuple(a.Key(), a.use.array) < std::make_tuple(b.Key(), b.use.array);
   });
   const Part<Batch>* const end = parts.data() + parts.size();
   for (const Part<Batch>* first = parts.data(); first < end;) {
     int arrays = 1;
     const Part<Batch>* last = first + 1;
     for (; last < end && last->Key() == first->Key(); ++last) {
-      arrays += last->array != last[-1].array;
+      arrays += last->use.array != last[-1].use.array;
       if (arrays > Batch::kArrays) break;
     }
     plan->groups.push_back({first->stage, first->work.kernel, 0, {}, {}});
@@ -200,9 +200,8 @@ int MakePlan(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads, in
     item.offset = entry.offset;
     const int status = DescribeItem(entry, payloads, &item);
     if (status != HVDC_OK) return status;
-    AddParts(item, static_cast<uint32_t>(i), entry.array, &parts);
+    AddParts(item, static_cast<uint32_t>(i), Use{entry.array, entry.feedback != 0}, &parts);
     plan->items.push_back(item);
-    plan->uses.push_back({entry.array, entry.feedback != 0});
   }
   const int status = MakeGroups(std::move(parts), plan);
   if (status == HVDC_OK) plan->bytes = Place(nullptr, plan);
@@ -267,14 +266,16 @@ void Set(size_t place, const hvdc_cuda_array& array, DecodeBatch* batch) {
 template <class Item, class Batch>
 int RunBatch(const Plan<Item, Batch>& plan, const hvdc_cuda_array* arrays, int64_t count,
              Batch batch, const hvdc_cuda_queue& queue) {
-  const int status = CheckArrays(plan.uses, arrays, count);
-  if (status != HVDC_OK) return status;
+  for (const Group<Batch>& group : plan.groups) {
+    const int status = CheckArrays(group.arrays, arrays, count);
+    if (status != HVDC_OK) return status;
+  }
   const DeviceGuard guard(queue.device);
   if (guard.status() != HVDC_OK) return guard.status();
   batch.items = plan.device_items;
   batch.shares = plan.device_shares;
   for (const Group<Batch>& group : plan.groups) {
-    for (size_t i = 0; i < group.arrays.size(); ++i) Set(i, arrays[group.arrays[i]], &batch);
+    for (size_t i = 0; i < group.arrays.size(); ++i) Set(i, arrays[group.arrays[i].array], &batch);
     const int64_t blocks = static_cast<int64_t>(group.shares.size());
     const int launched = LaunchBlocks(group.kernel, blocks, group.shared, StreamOf(queue), batch);
     if (launched != HVDC_OK) {
