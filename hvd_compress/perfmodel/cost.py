@@ -19,20 +19,8 @@ from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import Computation, Gradient
 from hvd_compress.perfmodel.collectives import Collective, Stage, collective
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.ranks.counters import Kind
-
-__all__ = [
-    "Cluster",
-    "CodecSpeed",
-    "Cost",
-    "Link",
-    "collective_seconds",
-    "refusal",
-    "seconds",
-    "stages_of",
-    "wire_bytes",
-]
 
 
 class Cost(NamedTuple):

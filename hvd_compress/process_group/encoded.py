@@ -128,7 +128,7 @@ class EncodedCollectives:
         Raises:
             TypeError: the tensor has another dtype.
             ExchangeError: shapes or dtypes differ, or the ranks make different exchanges (raised on every
-                rank).
+                rank); or another rank could not encode its tensor.
             PayloadError: a payload was altered (raised on every rank).
         """
         if self.size == 1:

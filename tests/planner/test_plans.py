@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hvd_compress.codecs import Int8
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.perfmodel import cost
-from hvd_compress.perfmodel.machines import CodecSpeed
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 from hvd_compress.planner.plans import (
     PlannedTensor,
@@ -74,7 +74,7 @@ def test_every_tensor_takes_its_cheapest_way(tensors, job):
 @settings(deadline=None)
 @given(tensors)
 def test_before_measurements_the_fewest_bytes_are_sent(tensors):
-    ranks = cost.Cluster(4, 1, cost.Link(1.0))
+    ranks = Cluster(4, 1, Link(1.0))
 
     def sent(plan):
         return sum(cost.wire_bytes(t.shape, r, ranks) for t, r in zip(tensors, plan, strict=True))
