@@ -29,19 +29,19 @@ from tests.torch_models import Probe, assert_same_bits, targets
 
 
 class Members:
-    """Processes of :mod:`tests.diloco.member`, and the store by which they meet."""
+    """Processes of a module such as :mod:`tests.diloco.member`, and the store by which they meet."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, module: str = "tests.diloco.member") -> None:
+        self._folder, self._module = folder, module
         self.store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=90)
         )
         self._server = jobs.fork_server(("torch.distributed.run",), ())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, share: str, *turns: str) -> None:
+    def start(self, name: str, *arguments: str) -> None:
         command = self._server.command(
-            "tests.diloco.member", str(self.store.port), str(self._folder), name, share, *turns
+            self._module, str(self.store.port), str(self._folder), name, *arguments
         )
         with Path(self._folder, f"{name}.printed").open("wb") as printed:
             self._processes[name] = subprocess.Popen(
