@@ -27,10 +27,8 @@ _BEFORE = """
     lab-double-buffering-50mbit lab-exchange-2-1gbit lab-exchange-2-200mbit lab-fsdp-100mbit
     lab-fsdp-500mbit lab-gradients-8 lab-gradients-8-onebit lab-grid-2-200mbit lab-grid-4-200mbit
     lab-text-100mbit lab-text-1gbit long onebit-system overhead-ddp overhead-ddp-zen3 overhead-resnet20
-    overhead-resnet20-zen3 overhead-torch overhead-torch-zen3 overhead-transformer papers-ecq-codes
-    papers-ecq-linear papers-ecq-real papers-int8-parallel papers-onebit-batch-size
-    papers-terngrad-clipping papers-terngrad-sharing steps-resnet20 steps-resnet20-zen3
-    train-resnet20-entropy train-text-entropy
+    overhead-resnet20-zen3 overhead-torch overhead-torch-zen3 overhead-transformer papers-ecq-linear
+    papers-ecq-real steps-resnet20 steps-resnet20-zen3 train-resnet20-entropy train-text-entropy
 """
 BEFORE_COMMITS = set(_BEFORE.split())
 """Made before records had a commit. They are kept, as ``git log -- FILE`` names the commit that each came
