@@ -26,6 +26,9 @@ _FAMILIES = {
 }
 """Label, colour and marker by the beginning of a method's name; grey ones are not of the package."""
 
+_SHOWN = 18
+"""Points of accuracy below the best that the picture shows; what is worse is named at its edge."""
+
 
 def draw(rows: list[Row], path: Path) -> None:
     """Mean test accuracies with 95% intervals over the bits of an element; the frontier is a line."""
@@ -60,6 +63,14 @@ def draw(rows: list[Row], path: Path) -> None:
                     capsize=2,
                     label=None if label in known else label,
                 )
+        lowest = max(map(_mean, found)) - _SHOWN
+        for one in found:
+            if _mean(one) < lowest:
+                text = f"↓ {_mean(one):.0f}% {one.method}"
+                plot.annotate(
+                    text, (one.bits, lowest), (-4, 4), textcoords="offset points", ha="right"
+                )
+        plot.set_ylim(bottom=lowest)
         plot.set_xscale("log", base=2)
         plot.xaxis.set_major_formatter("{x:g}")
         plot.set(xlabel="bits an encoded element", ylabel="test accuracy, %")

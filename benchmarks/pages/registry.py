@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import plots, results
+from benchmarks.frontier.drawing import draw as draw_frontier
+from benchmarks.frontier.experiment import EXPERIMENT as FRONTIER
 from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, step_times
 from benchmarks.pages.reading import RECORDS
+from benchmarks.papers import record
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
 
+T = TypeVar("T")
+
 _ONCE = ("none", "int8", "ecq", "qsgd")
+
+
+def _frontier(make: Callable[..., T], *arguments: Path) -> T:
+    return make(record.read(RECORDS / "frontier.json").rows, *arguments)
+
 
 TABLES: dict[str, Callable[[], Table]] = {
     "papers": papers.summary,
@@ -44,6 +55,7 @@ TABLES: dict[str, Callable[[], Table]] = {
             ("ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2", "qsgd:bucket=512"),
         ),
     ),
+    "frontier": partial(_frontier, FRONTIER.table),
     "bandwidth": bandwidth.table,
     "alexnet": step_times.table,
     "auto": lab.auto,
@@ -84,4 +96,5 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "bandwidth.svg": bandwidth.draw,
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
+    "frontier.svg": partial(_frontier, draw_frontier),
 }

@@ -1,0 +1,124 @@
+"""The frontier: one command, its points, and the committed record."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import benchmarks
+from benchmarks.frontier import __main__
+from benchmarks.frontier.experiment import EXPERIMENT, METHODS, Case, Sent, run
+from benchmarks.frontier.points import points
+from benchmarks.papers import record
+from benchmarks.papers.native import Native
+from benchmarks.papers.training import Compression
+from benchmarks.tables import Table
+from hvd_compress.codecs import Int8, NoiseKey
+from tests.codecs.cases import normal
+
+CASES = EXPERIMENT.cases
+KINDS = (
+    *("none", "int8", "ecq:levels=1,norm=l2,coding=entropy", "topk", "ef21-sgdm+topk", "signum"),
+    "powersgd:rank=1,warmup_steps=2",
+)
+
+
+def row(method: str, seed: int, bits: float, accuracy: float | None) -> dict[str, Any]:
+    return {"method": method, "seed": seed, "result": {"bits": bits, "test_accuracy": accuracy}}
+
+
+def test_each_kind_of_method_trains_resumes_and_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cases(full: bool) -> list[Case]:
+        kept = [one for one in CASES(full) if one.seed < 2 and one.method in KINDS]
+        return [dataclasses.replace(one, steps=2) for one in kept]
+
+    small = dataclasses.replace(EXPERIMENT, cases=cases)
+    monkeypatch.setattr(__main__, "EXPERIMENT", small)
+    assert __main__.main(["--out", str(tmp_path)]) == 0
+    made = record.read(tmp_path / "frontier.json")
+    assert {one["method"] for one in made.rows} == set(KINDS)
+    assert "text" in (tmp_path / "frontier.svg").read_text()
+    assert all(f"`{method}`" in (tmp_path / "frontier.md").read_text() for method in KINDS)
+    capsys.readouterr()
+
+    def never(case: Case, advance: Any) -> dict[str, Any]:
+        raise AssertionError("every case was there")
+
+    monkeypatch.setattr(__main__, "EXPERIMENT", dataclasses.replace(small, run=never))
+    assert __main__.main(["--out", str(tmp_path)]) == 0
+    assert record.read(tmp_path / "frontier.json").rows == made.rows
+    assert __main__.main(["--out", str(tmp_path), "--data", "digits"]) == 1
+    assert "expected cases with data digits, got mnist5k" in capsys.readouterr().err
+
+
+def test_powersgd_that_has_not_begun_is_plain_training() -> None:
+    """DDP's average of five ranks, and the average of five simulated workers."""
+    plain, ranks = (
+        run(Case(method, 3, steps=4), lambda: None)
+        for method in ("none", "powersgd:rank=1,warmup_steps=1000")
+    )
+    assert ranks["bits"] == plain["bits"] == 32
+    assert ranks["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-4)
+
+
+def test_workers_momentum_is_the_optimizers_where_nothing_is_lost() -> None:
+    """EF21 with 16-bit numbers, beside SGD with momentum."""
+    plain, ef21 = (
+        run(Case(method, 3, steps=4), lambda: None) for method in ("none", "ef21-sgdm+bf16")
+    )
+    assert 16 < ef21["bits"] < 17
+    assert ef21["train_loss"] == pytest.approx(plain["train_loss"], rel=2e-2)
+
+
+def test_bits_are_those_of_payloads() -> None:
+    sent, codec, shape = Sent(), Int8(), (3000,)
+    assert sent.bits == 32
+    Native(sent).through(codec, shape, normal(shape), NoiseKey())
+    assert sent.bits == 8 * codec.payload_bytes(shape) / 3000
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_are_written_as_everywhere(method: str) -> None:
+    """The trainings above are of a few: the settings of all of them are read."""
+    name = method.removeprefix("ef21-sgdm+")
+    if not method.startswith(("signum", "powersgd")):
+        assert Compression.parse(name).exchange == "allgather"
+    assert method in {case.method for case in CASES(False)}
+
+
+def test_the_frontier_has_no_method_that_another_beats() -> None:
+    rows = [
+        row(method, seed, bits, None if accuracy is None else accuracy + seed / 100)
+        for seed in range(2)
+        for method, bits, accuracy in (
+            ("none", 32.0, 0.90),
+            ("worse", 8.0, 0.80),
+            ("good", 4.0, 0.85),
+            ("better", 4.0, 0.89),
+            ("diverges", 0.1, None),
+            ("few", 0.3, 0.50),
+        )
+    ]
+    found = {one.method: one for one in points(rows)}
+    assert list(found) == ["none", "worse", "good", "better", "few", "diverges"]
+    assert {name for name, one in found.items() if one.best} == {"none", "better", "few"}
+    assert found["diverges"].accuracy is None and found["diverges"].difference is None
+    worse = found["worse"].difference
+    assert worse is not None and worse.mean == pytest.approx(-10) and worse.half_width < 1e-6
+    assert found["good"].accuracy is not None
+    assert np.isclose(found["good"].accuracy.mean, 85.5)
+    text = EXPERIMENT.table(rows).text()
+    assert "−10.00" in text and "diverges" in text
+
+
+def test_the_committed_record_is_of_these_cases() -> None:
+    made = record.read(Path(benchmarks.__file__).parent / "records" / "frontier.json")
+    cases = EXPERIMENT.cases(False)
+    assert len(made.rows) == len(cases) and all(made.has(case) for case in cases)
+    assert isinstance(EXPERIMENT.table(made.rows), Table)
