@@ -64,7 +64,7 @@ NEEDED = (
 _MARK = "HVDC_GPU_CHECK_PART"
 """A variable by which the processes of a part are found, in whatever session they are."""
 _LEFT_OUT = "left out: "
-_SIDE_BY_SIDE = 4
+_SIDE_BY_SIDE = 6
 """Parts that run at the same time."""
 
 
@@ -104,7 +104,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     parallel = (*pytest, "-n", "4") if importlib.util.find_spec("xdist") else pytest
     # Under the sanitizer, allocations of their own show writes next to a tensor.
     checked = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    few = "on_gpu and (golden or many_blocks or taken_back or square_sum)"
+    few = "on_gpu and (golden or many_blocks or one_batch or more_arrays or restored or square_sum)"
     architecture = compute_capability()
     chosen = f" -DHVDC_CUDA_ARCHITECTURES={architecture}" if architecture else ""
     # A compiler's new warning is recorded, and what it says does not keep the rest from running.
@@ -148,6 +148,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     under_horovod = ("tests/contract/test_torch.py", "-k")
     others = [f"tests/{name}" for name in ("fsdp", "diloco", "optim", "model_parallel")]
 
+    launches = out / "launches.json"
     installed, builds = installations(wheels, architecture or "90") if wheels else ([], [])
     return [
         *installed,
@@ -167,6 +168,12 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
         Part("parity", (*parallel, "tests/cuda", "-k", "on_gpu"), needs=("module:pytest",)),
         benchmark("benchmark, quick", "--quick"),
         *(() if quick else (benchmark("benchmark"),)),
+        Part(
+            "launches",
+            (python, "-m", "benchmarks.launches", "--device", "cuda", "--json", str(launches)),
+            result=launches,
+            needs=("gpu:torch",),
+        ),
         *builds,
         *(sanitizer(tool) for tool in ("memcheck", "synccheck", "racecheck")),
         frontends(
