@@ -101,7 +101,10 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     python = sys.executable
     out = ROOT / "build" / "gpu"
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    parallel = (*pytest, "-n", "4") if importlib.util.find_spec("xdist") else pytest
+
+    def spread(processes: int) -> tuple[str, ...]:
+        return ("-n", str(processes)) if importlib.util.find_spec("xdist") else ()
+
     # Under the sanitizer, allocations of their own show writes next to a tensor.
     checked = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     few = "on_gpu and (golden or many_blocks or one_batch or more_arrays or restored or square_sum)"
@@ -136,7 +139,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
         needs = ("module:horovod",) if horovod else ()
         return Part(
             name,
-            (*parallel, *tests),
+            (*pytest, *spread(4), *tests),
             {"HVDC_TEST_DEVICE": "cuda"},
             site=site,
             needs=("gpu:torch", "module:pytest", *needs),
@@ -165,7 +168,11 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
                 "program:cmake",
             ),
         ),
-        Part("parity", (*parallel, "tests/cuda", "-k", "on_gpu"), needs=("module:pytest",)),
+        Part(
+            "parity",
+            (*pytest, *spread(8), "tests/cuda", "-k", "on_gpu"),
+            needs=("module:pytest",),
+        ),
         benchmark("benchmark, quick", "--quick"),
         *(() if quick else (benchmark("benchmark"),)),
         Part(
