@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.distributed.compressor import Compressor
+from hvd_compress.distributed.keys import parts
 from hvd_compress.engine.slots import expect_memory
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import problem_told, tell
@@ -32,15 +33,18 @@ def begin_alike(
         settings: other values that have to be the same on every rank, JSON-serializable.
 
     Raises:
-        ValueError: a parameter is on the meta device.
+        TypeError, ValueError: a parameter is on the meta device; or it is a ``DTensor`` of which ranks of
+            the group have other parts.
         ExchangeError: settings or parameters differ (raised on every rank, with the difference); another
             rank has told of an error; or there is no process group.
     """
     group = compressor.process_group
     with problem_told(group):
-        expect_memory_of(parameters)
-    shapes = {name: [str(p.dtype), list(p.shape)] for name, p in parameters.items()}
+        own, numbers = parts({name: one.data for name, one in parameters.items()}, group)
+        expect_memory_of(own)
+    shapes = {name: [str(p.dtype), list(p.shape)] for name, p in own.items()}
     ranks = collectives_of(group, meeting_place(group))
-    agreement.compare(tell(ranks, {**settings, "parameters": shapes}))
-    for parameter in parameters.values():
-        dist.broadcast(parameter.data, group=group, group_src=0)
+    agreement.compare(tell(ranks, {**settings, "parameters": shapes, "part of": numbers}))
+    for values in own.values():
+        if values.numel():
+            dist.broadcast(values, group=group, group_src=0)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
-from hvd_compress.distributed.keys import Keys, like, pairs
+from hvd_compress.distributed.keys import Keys, like, pairs, parts
 from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
@@ -160,11 +160,13 @@ class Compressor(RebindingCompressor):
         try:
             with self._keys.restored_on_error():
                 given, keys = pairs(tensor, key)
-                tensors, parts = self._parts(keys, given)
+                named = dict(zip(keys, given, strict=True))
+                own, numbers = parts(named, self._process_group)
+                tensors = list(own.values())
                 scale = self._scale(op)
                 slots = self._slots_for(tensors, keys)
                 settings = self._configuration(slots)
-                settings |= {"order of tensors": keys, "op": str(op), "part of": parts}
+                settings |= {"order of tensors": keys, "op": str(op), "part of": numbers}
                 bucket = Bucket(tensors, self._device, scale)
                 self._begin_encoding()
                 self._collectives.begin_step()
@@ -359,22 +361,6 @@ class Compressor(RebindingCompressor):
                 "compressor for each group"
             )
         self._process_group = group
-
-    def _parts(
-        self, keys: Sequence[str], tensors: list[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], dict[str, list[int]]]:
-        """This rank's parts of tensors that a mesh shares out, and the numbers of these parts by key."""
-        if not any(hasattr(tensor, "to_local") for tensor in tensors):
-            return tensors, {}
-        from hvd_compress.distributed import (
-            meshes,
-        )  # Few scripts need PyTorch's DTensor, a long import.
-
-        parts = [
-            meshes.part_of(*one, self._process_group) for one in zip(keys, tensors, strict=True)
-        ]
-        numbers = map(meshes.part_number, tensors)
-        return parts, dict(zip(keys, numbers, strict=True))
 
     def _scale(self, op: Any) -> float:
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):

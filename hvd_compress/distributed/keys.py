@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
@@ -156,6 +157,28 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that a mesh shares out, in the same memory; or the tensor itself."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def parts(
+    tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
+) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+    """This rank's parts of tensors that a mesh shares out, and the numbers of these parts, by key.
+
+    Args:
+        tensors: the tensors by key; plain ones are returned as they are.
+        group: the ranks that reduce them; None is the default group.
+
+    Raises:
+        TypeError, ValueError: see :func:`hvd_compress.distributed.meshes.part_of`.
+    """
+    if not any(hasattr(tensor, "to_local") for tensor in tensors.values()):
+        return dict(tensors), {}
+    from hvd_compress.distributed import (
+        meshes,
+    )  # Few scripts need PyTorch's DTensor, a long import.
+
+    own = {key: meshes.part_of(key, tensor, group) for key, tensor in tensors.items()}
+    return own, {key: meshes.part_number(tensor) for key, tensor in tensors.items()}
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:

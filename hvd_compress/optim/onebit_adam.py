@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ class OneBitAdam(torch.optim.Optimizer):
 
     Args:
         params: ``model.named_parameters()``, or groups of them. Without names, tensors are numbered, and a
-            compressor's ``layers`` and ``exclude`` match nothing.
+            compressor's ``layers`` and ``exclude`` match nothing. FSDP2 may have sharded them; the
+            compressor's ``process_group`` then has the ranks with the same shards.
         codec: the compression of momenta: a codec such as ``OneBit()``, a :class:`~hvd_compress.Route`, or,
             for other options, a compressor of :mod:`hvd_compress.distributed` with its own
             ``warmup_steps``, which is used for nothing else.
@@ -187,7 +188,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
         def accept() -> bool:
             # The same bits on every rank, so that all decide alike.
-            finite[0] = bool(torch.stack([one.isfinite().all() for one in averages]).all())
+            finite[0] = not _some([~one.isfinite() for one in averages])
             return finite[0]
 
         self._compressor.reduce(averages, names, dist.ReduceOp.AVG, accept=accept).wait()
@@ -208,7 +209,7 @@ class OneBitAdam(torch.optim.Optimizer):
         """Freezes variances that are known by now; restarts the warm-up of parameters without gradients."""
         late, unknown = [], []
         for name, state, average in zip(part.named, part.states, averages, strict=True):
-            if state["step"] <= 1 and not bool(average.any() or state["exp_avg_sq"].any()):
+            if state["step"] <= 1 and not _some([average != 0, state["exp_avg_sq"] != 0]):
                 state.update(calls=0, step=0, variance_step=0)
                 late.append(name)
             elif not self._warm(part.named[name]) and _make_known(state["exp_avg_sq"]):
@@ -329,4 +330,10 @@ def _make_known(variance: torch.Tensor) -> bool:
     typical = values.sum() / (values > 0).sum().clamp(min=1)
     unknown = values < _UNKNOWN_ROOT**2 * typical
     variance.copy_(torch.where(unknown, typical, values))
-    return bool(unknown.any())
+    return _some([unknown])
+
+
+def _some(masks: Iterable[torch.Tensor]) -> bool:
+    """Whether some element of the masks is true, on any shard if they are DTensors."""
+    count: torch.Tensor = torch.stack([mask.sum() for mask in masks]).sum()
+    return bool(count.full_tensor() if hasattr(count, "full_tensor") else count)

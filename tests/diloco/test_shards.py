@@ -48,7 +48,7 @@ def parts(tensors: Any) -> dict[str, torch.Tensor]:
     return {n: one.detach().to_local() for n, one in dict(named).items()}
 
 
-def _cut(whole: Any, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+def cut(whole: Any, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """This rank's shards of whole tensors."""
     named = whole.named_parameters() if isinstance(whole, torch.nn.Module) else whole
     number, shards = mesh.get_local_rank("shard"), mesh.size(1)
@@ -73,11 +73,11 @@ def test_two_sharded_workers_do_what_two_whole_ones_do() -> None:
         assert sharded.rounds == whole.rounds > 1
         common = sharded.common_parameters
         assert all(isinstance(one, DTensor) for one in common.values())
-        assert_same_bits(parts(common), _cut(whole.common_parameters, mesh))
-        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+        assert_same_bits(parts(common), cut(whole.common_parameters, mesh))
+        assert_same_bits(parts(nets[0]), cut(nets[1], mesh))
         for diloco in (sharded, whole):
             diloco.synchronize()
-        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+        assert_same_bits(parts(nets[0]), cut(nets[1], mesh))
 
 
 @on_ranks(4, launcher="torchrun")
@@ -158,7 +158,7 @@ def test_a_shard_that_nothing_changed_moves_on_with_the_rest_of_its_parameter() 
             net(change).backward()
             torch.optim.SGD(net.parameters(), lr=0.1).step()
             diloco.step()
-        assert_same_bits(parts(nets[0]), _cut(nets[1], mesh))
+        assert_same_bits(parts(nets[0]), cut(nets[1], mesh))
 
 
 @on_ranks(4, launcher="torchrun", alone=True)
