@@ -162,8 +162,12 @@ class Fragment:
 
     def _judge(self) -> None:
         """Notes whether averages are finite, and which ones are not zero; alike on all ranks."""
-        self._finite = all(bool(average.isfinite().all()) for average in self.averages)
-        self._changed = [bool(average.any()) for average in self.averages]
+        device = self.averages[0].device
+        pairs = [torch.stack((one.isfinite().all(), one.any())) for one in self.averages]
+        # Together, so that the host waits for a device once.
+        rows = torch.stack([pair.to(device) for pair in pairs]).tolist()
+        self._finite = all(finite for finite, _ in rows)
+        self._changed = [changed for _, changed in rows]
         if self._shards is not None:
             self._finite, self._changed = self._shards.judge(self._finite, self._changed)
 
