@@ -26,12 +26,27 @@ def codecs() -> Table:
 
 
 def checks() -> Table:
-    """Each part of ``make gpu-check``, and how it ended."""
+    """Each part of ``make gpu-check`` that ran, at which commit, and how it ended."""
     lines = []
-    for name, part in record("gpu-check-h200")["parts"].items():
-        told = re.sub(r" in [\d.]+s.*", "", part.get("last_line", ""))
-        said = told if re.match(r"\d+ (passed|failed)|=+ \w+ SUMMARY", told) else ""
-        missing = part.get("missing")
-        outcome = f"{part['status']}: no {missing}" if missing else part["status"]
-        lines.append((name, outcome, said.strip("= ")))
-    return Table(("part", "outcome", "what it said last"), lines)
+    for name in ("gpu-check-h200", "gpu-frontends-h200"):
+        found = record(name)
+        commit = found["machine"]["commit"]
+        for part, entry in found["parts"].items():
+            told = re.sub(r" in [\d.]+s.*", "", entry["last_line"]).strip("= ")
+            said = told if re.search(r"\d+ passed|SUMMARY", told) else ""
+            at = entry.get("commit", commit)
+            lines.append((part, f"`{at}`", entry["status"], said))
+    return Table(("part", "commit", "outcome", "what it said last"), lines, left=4)
+
+
+def launches() -> Table:
+    """Launches of a bucket of 40 tensors in each stage, and the host's time."""
+    lines = []
+    for row in record("gpu-check-h200")["parts"]["launches"]["result"]["rows"]:
+        stages = [str(row["launches"].get(one, "")) for one in _STAGES]
+        times = [f"{row[one]:.1f}" for one in ("us_per_tensor", "kernel_calls_us_per_tensor")]
+        lines.append((f"`{row['exchange']}`", str(row["ranks"]), *stages, *times))
+    return Table(("exchange", "ranks", *_STAGES, "us a tensor", "in kernel calls"), lines)
+
+
+_STAGES = ("encode", "between", "decode", "settle")

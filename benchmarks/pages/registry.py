@@ -72,6 +72,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "codecs": codec.two_cores,
     "codecs-gpu": gpu.codecs,
     "gpu-checks": gpu.checks,
+    "gpu-launches": gpu.launches,
     "codecs-entropy": codec.entropy,
     "int8-errors": codec.int8_errors,
     "ecq-normal": codec.normal,

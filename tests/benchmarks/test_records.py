@@ -36,6 +36,8 @@ with; a record that is made again has to leave this list."""
 
 MEANS = {
     "hvd_compress/accuracy/1": "means over the seeds, and intervals: the trainings were not kept",
+    "hvd_compress/codec-cuda/2": "medians over the turns; the numbers that are encoded have a fixed seed",
+    "hvd_compress/gpu-check/2": "each part ran once; times are the least of the repetitions",
     "hvd_compress/codec/1": "medians over the turns; the numbers that are encoded have a fixed seed",
     "hvd_compress/frontends/1": "medians over the turns, and deciles",
     "hvd_compress/exchange/1": "medians over the repetitions, and deciles",
