@@ -36,7 +36,7 @@ def test_any_bytes_come_through_a_sum() -> None:
     assert torch.equal(collectives.wait(handle), messages)
 
 
-@on_ranks(2)
+@on_ranks(2, alone=True)  # Else what other tests leave may be freed meanwhile.
 def test_a_step_frees_its_tensors_at_once() -> None:
     """Cycles would keep them until Python looks for cycles: memory would grow from step to step."""
     for chosen in ("allgather", "two_shot"):
