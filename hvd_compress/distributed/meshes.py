@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +15,88 @@ from hvd_compress.distributed.keys import local
 from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import is_unregistered
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.ranks.errors import ExchangeError
 
 FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
 """The exchanges that do not depend on hosts: on a mesh, the ranks of a host hold different shards."""
+
+
+_FINITE, _NOT_FINITE, _FAILED = range(3)
+
+
+class Verdicts:
+    """What the ranks that share parameters out have found in their shards of averages.
+
+    Args:
+        mesh: the mesh of one dimension over which the parameters are sharded; None means that each rank has
+            all of them.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self._mesh = mesh
+        self._met = False
+
+    def all_finite(self, finite: bool) -> bool:
+        """Whether the averages of all shards are finite; the ranks of all shards call it.
+
+        Args:
+            finite: whether this rank's are.
+
+        Raises:
+            ExchangeError: the exchange of another shard has failed.
+        """
+        self._met = True
+        found = self._gather(_FINITE if finite else _NOT_FINITE)
+        if _FAILED in found:
+            raise ExchangeError(
+                "expected averages of all shards, but the exchange of another one failed; the own error of "
+                "its ranks says why"
+            )
+        return found == [_FINITE] * len(found)
+
+    @contextlib.contextmanager
+    def failure_told(self) -> Iterator[None]:
+        """Makes the other ranks' :meth:`all_finite` raise if this block raises an error before its own."""
+        self._met = False
+        try:
+            yield
+        except Exception:
+            if not self._met:
+                with contextlib.suppress(Exception):
+                    self._gather(_FAILED)
+            raise
+
+    def _gather(self, word: int) -> list[int]:
+        if self._mesh is None:
+            return [word]
+        group = self._mesh.get_group()
+        ranks = collectives_of(group, meeting_place(group))
+        rows, work = ranks.all_gather(torch.tensor([word], device=ranks.device))
+        work.wait()
+        words: list[int] = rows.view(-1).tolist()
+        return words
+
+
+def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None:
+    """The mesh that shares out all of some parameters; None if each rank has all of them.
+
+    Args:
+        owner: the name of the argument, for errors.
+        named: the parameters by name.
+
+    Raises:
+        ValueError: a mesh shares out some of the parameters and not others, or there are several meshes.
+    """
+    meshes = {
+        name: one.device_mesh if isinstance(one, DTensor) else None for name, one in named.items()
+    }
+    found = list(dict.fromkeys(meshes.values()))
+    if len(found) > 1:
+        first = {mesh: name for name, mesh in reversed(meshes.items())}
+        got = ", ".join(f"{mesh or 'none'} for {first[mesh]}" for mesh in found)
+        raise ValueError(f"{owner}: expected all parameters on one mesh, or on none, got {got}")
+    return found[0] if found else None
 
 
 def replicas(

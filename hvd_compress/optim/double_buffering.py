@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
@@ -229,7 +230,13 @@ class DoubleBuffering:
         return _MODES[len(self._seconds["whole"]) > self._trial_steps]
 
     def _check_parameters(self) -> None:
-        """Raises ``ValueError`` if no parameter is trained, or if the optimizer trains other parameters."""
+        """Raises ``ValueError`` for parameters that are shards, none to train, or not the optimizer's."""
+        for name, parameter in self._named.items():
+            if isinstance(parameter, DTensor):
+                raise ValueError(
+                    f"DoubleBuffering.params: expected whole parameters, got a shard of {name}: with "
+                    f"FSDP2, use hvd_compress.fsdp.Compressor"
+                )
         if not any(parameter.requires_grad for parameter in self._named.values()):
             raise ValueError("DoubleBuffering.params: expected parameters to train, got none")
         known = {id(parameter) for parameter in self._named.values()}

@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.distributed.compressor import compressor_of, group_of
+from hvd_compress.distributed.keys import local
+from hvd_compress.distributed.meshes import Verdicts, one_mesh
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.values import problem_told
 
@@ -115,6 +118,7 @@ class OneBitAdam(torch.optim.Optimizer):
             super().__init__(
                 params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
             )
+            self._mesh()
         self._begin_alike()
         self._begun = True
 
@@ -138,6 +142,7 @@ class OneBitAdam(torch.optim.Optimizer):
             return
         with problem_told(self._compressor.process_group):
             super().add_param_group(param_group)
+            self._mesh()
         self._begin_alike(len(self.param_groups) - 1)
 
     def _begin_alike(self, first: int = 0) -> None:
@@ -184,14 +189,16 @@ class OneBitAdam(torch.optim.Optimizer):
         sent = [part.messages() for part in parts]
         names = [name for part in parts for name in part.named]
         averages = [tensor for tensors in sent for tensor in tensors]
-        finite = [False]
+        finite, verdicts = [False], Verdicts(self._mesh())
 
         def accept() -> bool:
-            # The same bits on every rank, so that all decide alike.
-            finite[0] = not _some([~one.isfinite() for one in averages])
+            # Ranks with the same shard have the same bits, so that all decide alike.
+            own = torch.stack([local(one).isfinite().all() for one in averages]).all()
+            finite[0] = verdicts.all_finite(bool(own))
             return finite[0]
 
-        self._compressor.reduce(averages, names, dist.ReduceOp.AVG, accept=accept).wait()
+        with verdicts.failure_told():
+            self._compressor.reduce(averages, names, dist.ReduceOp.AVG, accept=accept).wait()
         for part in parts:
             part.count()
         if finite[0]:
@@ -230,6 +237,15 @@ class OneBitAdam(torch.optim.Optimizer):
                 "their momentum is divided by the others' root mean square from now on",
                 ", ".join(unknown),
             )
+
+    def _mesh(self) -> DeviceMesh | None:
+        """The mesh that shares out the parameters, if any."""
+        every = {
+            name: parameter
+            for group, own in zip(self.param_groups, self._names(), strict=True)
+            for name, parameter in zip(own, group["params"], strict=True)
+        }
+        return one_mesh("OneBitAdam.params", every)
 
     def _names(self) -> list[list[str]]:
         """The names of the parameters in each group."""

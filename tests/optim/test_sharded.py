@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import NoCompression, OneBit
-from hvd_compress.optim import OneBitAdam
+from hvd_compress import Int8, NoCompression, OneBit
+from hvd_compress.optim import DoubleBuffering, OneBitAdam
 from tests.diloco.test_shards import SHAPES, cut, parts
 from tests.fsdp.probes import Net, mesh_of, shard
 from tests.ranks import on_ranks
@@ -65,3 +65,40 @@ def test_a_group_of_ranks_with_other_shards_is_refused() -> None:
     for group in (None, mesh.get_group("shard")):
         with pytest.raises(ValueError, match="make the compressor with process_group"):
             _adam(net, OneBit(), group)
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_an_exchange_that_fails_for_one_shard_is_an_error_for_all() -> None:
+    """None of them waits for the ranks of that shard."""
+    mesh = mesh_of(2)
+    net = shard(Net(SHAPES), mesh)
+    adam = _adam(net, OneBit(), mesh.get_group("replicate"))
+    for step in range(WARM + 2):
+        net.zero_grad()
+        net(targets(SHAPES, mesh.get_local_rank("replicate"), step)).backward()
+        if step < WARM + 1:
+            adam.step()
+    if dist.get_rank() == 3:
+        adam.compressor.set_codec(Int8())
+    own = mesh.get_local_rank("shard") == 1
+    message = "on rank 1" if own else "the exchange of another one failed"
+    before = adam.compressor.residual_norm()
+    with pytest.raises(hvdc.ExchangeError, match=message):
+        adam.step()
+    assert own or adam.compressor.residual_norm() == before
+    dist.barrier()
+
+
+@on_ranks(4, launcher="torchrun")
+def test_parameters_of_which_a_mesh_shares_out_some_only_are_refused() -> None:
+    mesh = mesh_of(2)
+    net, plain = shard(Net(SHAPES), mesh), torch.nn.Linear(9, 9)
+    named = [*net.named_parameters(), *plain.named_parameters()]
+    with pytest.raises(
+        ValueError, match=r"all parameters on one mesh, or on none, got .* none for weight"
+    ):
+        OneBitAdam(named, OneBit(), warmup_steps=WARM)
+    sgd = torch.optim.SGD([one for _, one in named], lr=0.1)
+    with pytest.raises(ValueError, match=r"expected whole parameters, got a shard of first\.a"):
+        DoubleBuffering(named, sgd, OneBit())
+    dist.barrier()
