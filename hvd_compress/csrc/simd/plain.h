@@ -160,9 +160,13 @@ struct Plain {
   HVDC_HD static I And(I a, I b) { HVDC_CHANGE(a, &= b.v[l]); }
   HVDC_HD static I Or(I a, I b) { HVDC_CHANGE(a, |= b.v[l]); }
   template <int bits>
-  HVDC_HD static I ShiftRight(I a) { HVDC_CHANGE(a, >>= bits); }
+  HVDC_HD static I ShiftRight(I a) {
+    HVDC_CHANGE(a, >>= bits);
+  }
   template <int bits>
-  HVDC_HD static I ShiftLeft(I a) { HVDC_CHANGE(a, <<= bits); }
+  HVDC_HD static I ShiftLeft(I a) {
+    HVDC_CHANGE(a, <<= bits);
+  }
   HVDC_HD static I ShiftRightBy(I a, int bits) { HVDC_CHANGE(a, >>= bits); }
   HVDC_HD static I ShiftLeftBy(I a, int bits) { HVDC_CHANGE(a, <<= bits); }
   // The lower half of a product.

@@ -78,9 +78,8 @@ absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const T
     tensor.residual = before->flat<float>().data();
     tensor.next_residual = next.flat<float>().data();
   }
-  TF_RETURN_IF_ERROR(
-      CheckLevels(hvdc_level_encode_batch(&tensor, 1, norms, words, threads_, nullptr),
-                  "encoding levels"));
+  TF_RETURN_IF_ERROR(CheckLevels(
+      hvdc_level_encode_batch(&tensor, 1, norms, words, threads_, nullptr), "encoding levels"));
   if (feedback()) *residual->tensor() = next;
   return absl::OkStatus();
 }
