@@ -201,7 +201,7 @@ class ShardedState:
 
     def _state(self, tree: Tree, shared: dict[str, Any], worker: int) -> dict[str, Any]:
         """The :meth:`DiLoCo.state_dict` of an earlier worker's rank with the shards of this rank."""
-        numbers = self._diloco._common.numbers()
+        numbers, fragments = self._diloco._common.numbers(), self._diloco._fragments
         outer = {n: dict(values) for n, values in shared["outer_optimizer"]["state"].items()}
         for field, values in tree.get("outer", {}).items():
             for name, one in values.items():
@@ -214,7 +214,8 @@ class ShardedState:
             "common": common,
             "outer_optimizer": {**shared["outer_optimizer"], "state": outer},
             "due": {
-                number: (due, [local(one) for one in tree["due"][str(number)].values()])
+                # By name: a checkpoint has an order of its own.
+                number: (due, [local(tree["due"][str(number)][n]) for n in fragments[number].names])
                 for number, due in shared["due"].items()
             },
             "compressor": {

@@ -82,6 +82,28 @@ def test_the_same_mesh_goes_on_bit_for_bit() -> None:
         shutil.rmtree(folder)
 
 
+@on_ranks(4, launcher="torchrun")
+def test_averages_that_are_due_return_to_their_parameters() -> None:
+    """All of one shape; several ranks write them, in an order of their own."""
+    mesh, folder, shapes = mesh_of(2), _folder(), {f"first.w{n}": (16, 16) for n in range(8)}
+    options: dict[str, Any] = {"sync_every": 3, "delay": 2, "mesh": mesh}
+    net = shard(Net(shapes), mesh)
+    diloco = DiLoCo(net, NoCompression(), **options)
+    for step in range(3):
+        learn(net, mesh.get_local_rank("replicate"), step, shapes)
+        diloco.step()
+    _save(net, diloco, mesh, folder)
+    again = shard(Net(shapes), mesh)
+    other = DiLoCo(again, NoCompression(), **options)
+    _load(again, other, mesh, folder)
+    got, expected = (one.state_dict()["due"][0] for one in (other, diloco))
+    assert got[0] == expected[0] == 5
+    assert all(map(torch.equal, got[1], expected[1]))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
 @on_ranks(4, launcher="torchrun", alone=True)
 def test_other_numbers_of_shards_and_workers_read_their_parts() -> None:
     """Two workers of two shards; then one worker of four, two of one, or one of two."""

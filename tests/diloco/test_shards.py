@@ -29,10 +29,10 @@ CODED: tuple[tuple[Any, str], ...] = (
 FRAGMENTS: dict[str, Any] = {"sync_every": 2, "fragments": 2, "delay": 1}
 
 
-def learn(net: Any, worker: int, step: int) -> None:
+def learn(net: Any, worker: int, step: int, shapes: Any = SHAPES) -> None:
     """One step of an inner optimizer."""
     net.zero_grad()
-    net(targets(SHAPES, worker, step)).backward()
+    net(targets(shapes, worker, step)).backward()
     torch.optim.SGD(net.parameters(), lr=0.1).step()
 
 
