@@ -110,7 +110,7 @@ class ShardedState:
             "history": state["history"],
             "configuration": {n: v for n, v in state["configuration"].items() if n != "shard"},
             "outer_optimizer": {**state["outer_optimizer"], "state": rest},
-            "due": {number: due for number, (due, _) in state["due"].items()},
+            "due": {n: (due, *verdict) for n, (due, _, *verdict) in state["due"].items()},
             "workers": workers,
             "version": compressor["version"],
             "seed": compressor["seed"],
@@ -134,7 +134,7 @@ class ShardedState:
                 )
         due = {
             str(number): dict(zip(self._diloco._fragments[number].names, averages, strict=True))
-            for number, (_, averages) in state["due"].items()
+            for number, (_, averages, *_) in state["due"].items()
         }
         return {
             _SHARED: _bytes(shared),
@@ -215,8 +215,8 @@ class ShardedState:
             "outer_optimizer": {**shared["outer_optimizer"], "state": outer},
             "due": {
                 # By name: a checkpoint has an order of its own.
-                number: (due, [local(tree["due"][str(number)][n]) for n in fragments[number].names])
-                for number, due in shared["due"].items()
+                n: (due, [local(tree["due"][str(n)][k]) for k in fragments[n].names], *verdict)
+                for n, (due, *verdict) in shared["due"].items()
             },
             "compressor": {
                 "version": shared["version"],

@@ -324,7 +324,7 @@ class DiLoCo:
             **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
             "due": {
-                number: (one.due, one.averages)
+                number: one.state()
                 for number, one in enumerate(self._fragments)
                 if one.due is not None
             },

@@ -150,15 +150,32 @@ class Fragment:
         if failed is not None:
             _work(failed).settle(dropped=not used)
 
-    def load(self, due: int, averages: Sequence[torch.Tensor]) -> None:
-        """Sets the averages of an exchange that has ended, from a state on any device."""
+    def state(self) -> tuple[int | None, list[torch.Tensor], bool, list[bool]]:
+        """The arguments of :meth:`load`, after :meth:`wait`."""
+        return self.due, self.averages, self._finite, self._changed
+
+    def load(
+        self,
+        due: int,
+        averages: Sequence[torch.Tensor],
+        finite: bool,
+        changed: Sequence[bool],
+    ) -> None:
+        """Sets the averages of an exchange that has ended, from a state on any device.
+
+        Args:
+            due: the step in which the averages are used.
+            averages: the averages, one for each parameter.
+            finite: whether the averages are finite, on all shards.
+            changed: for each parameter, whether its average is not zero everywhere, on all shards.
+        """
         self.due = due
+        self._finite, self._changed = finite, list(changed)
         self.averages = [
             average.to(copy.device, copy=True)
             for (_, copy), average in zip(self._copies(), averages, strict=True)
         ]
         self._begun = None
-        self._judge()
 
     def _judge(self) -> None:
         """Notes whether averages are finite, and which ones are not zero; alike on all ranks."""

@@ -65,11 +65,12 @@ class StateChecks:
             known = type(fragment) is int and 0 <= fragment < len(self._fragments)
             names = self._fragments[fragment].names if known else []
             shapes = [values[name].shape for name in names]
-            fits = known and isinstance(one, (tuple, list)) and len(one) == 2
+            fits = known and isinstance(one, (tuple, list)) and len(one) == 4
             if (
                 not fits
                 or type(one[0]) is not int
                 or [getattr(t, "shape", None) for t in one[1]] != shapes
+                or [type(flag) for flag in (one[2], *one[3])] != [bool] * (1 + len(names))
             ):
                 raise ValueError(
                     f"DiLoCo.{who}: due: expected averages of fragments by number, got others for fragment "
