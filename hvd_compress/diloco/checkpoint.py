@@ -15,6 +15,8 @@ from hvd_compress.diloco.common import as_placed
 from hvd_compress.diloco.diloco import DiLoCo
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import problem_told, tell
 
 _SHARED = "hvd_compress.diloco"
 """The name of what is the same on every rank: counts, settings and positions in the noise."""
@@ -70,6 +72,7 @@ class ShardedState:
         Raises:
             ValueError: the outer optimizer's state does not have a number for each element, or one for all;
                 the compressor has an owner step; or the checkpoint is that of another model.
+            ExchangeError: something is wrong on another rank that saves.
         """
         return self._to_save() if self._saved_at is None else self._to_load(self._saved_at)
 
@@ -99,12 +102,17 @@ class ShardedState:
         return f"worker {self._place()[0]}, shard {number} of {shards}"
 
     def _to_save(self) -> Tree:
-        state = self._diloco.state_dict()
         worker, workers = self._place()
-        common, compressor = state["common"], state["compressor"]
-        fields, rest = self._outer(state["outer_optimizer"]["state"], common)
-        exact = {name: _described(one) for name, one in compressor["tensors"].items()}
-        every: list[dict[str, Any]] = self._shards.tell(exact)
+        group = self._diloco.compressor.process_group
+        with problem_told(group):
+            with self._shards.problem_told():
+                state = self._diloco.state_dict()
+                common, compressor = state["common"], state["compressor"]
+                fields, rest = self._outer(state["outer_optimizer"]["state"], common)
+                exact = {name: _described(one) for name, one in compressor["tensors"].items()}
+            every: list[dict[str, Any]] = self._shards.tell(exact)
+        # Every worker has to stop where one does: the others would wait for it as they write.
+        tell(collectives_of(group, meeting_place(group)), None)
         shared = {
             "steps": state["steps"],
             "history": state["history"],

@@ -178,6 +178,13 @@ def test_what_cannot_be_saved_or_loaded() -> None:
         dcp.load(state, checkpoint_id=folder)
     learn(net, 0, 0)
     assert more.steps == 0
+    # What is wrong on one rank alone, as it may have the only shard that shows it, is an error on all.
+    wrong = dist.get_rank() == 3
+    if wrong:
+        copy = next(iter(diloco._common.copies.values()))
+        diloco._common.outer.state[copy]["rows"] = torch.zeros(3)
+    with pytest.raises(ValueError if wrong else hvdc.ExchangeError, match="rows of shape"):
+        ShardedState(diloco).state_dict()
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
