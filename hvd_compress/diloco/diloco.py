@@ -620,3 +620,5 @@ class DiLoCo:
         self._fresh = False
         self._load_history(state["history"])
         self.steps = state["steps"]
+        for fragment in self._fragments:
+            fragment.forget_failed()

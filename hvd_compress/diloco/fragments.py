@@ -150,6 +150,10 @@ class Fragment:
         if failed is not None:
             _work(failed).settle(dropped=not used)
 
+    def forget_failed(self) -> None:
+        """Leaves the residuals of a failed exchange alone, after others were loaded in their place."""
+        self._failed = None
+
     def state(self) -> tuple[int | None, list[torch.Tensor], bool, list[bool]]:
         """The arguments of :meth:`load`, after :meth:`wait`."""
         return self.due, self.averages, self._finite, self._changed

@@ -23,6 +23,7 @@ from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
 from hvd_compress.diloco.progress import Progress, behind, merged, sources
 from tests import jobs
+from tests.ddp.test_states_that_do_not_fit import _alike
 from tests.diloco import member
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, assert_same_bits, targets
@@ -217,6 +218,28 @@ def test_an_exchange_that_ended_well_on_one_rank_alone_counts_on_all() -> None:
             member.unsent_of(compressor.state_dict()),
             member.unsent_of(beside._compressor.state_dict()),
         )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_state_loaded_after_a_failed_exchange_is_what_it_was() -> None:
+    for exchange in ("allgather", "two_shot"):
+        model = Probe(member.SHAPES)
+        compressor = hvdc.Compressor(OneBit(), threshold=0, exchange=exchange)
+        diloco = DiLoCo(model, compressor, sync_every=2)
+        _train(diloco, model, range(2))
+        saved = copy.deepcopy([model.state_dict(), diloco.state_dict()])
+        ends = []
+        for fails in (False, True):
+            if fails:
+                compressor.reduce = _interrupted(compressor.reduce)  # type: ignore[method-assign]
+                with pytest.raises(hvdc.ExchangeError, match="interrupted"):
+                    _train(diloco, model, range(2, 4))
+                del compressor.reduce
+                model.load_state_dict(saved[0])
+                diloco.load_state_dict(saved[1])
+            _train(diloco, model, range(2, 6))
+            ends.append(copy.deepcopy(diloco.state_dict()))
+        assert _alike(*ends)
 
 
 @on_ranks(2, launcher="torchrun")
