@@ -124,8 +124,8 @@ class DiLoCo:
             self._model = model
             self._common = CommonParameters(model, outer_optimizer)
             self._fragments = [
-                Fragment(names, self._common, compressor, self._shards)
-                for names in split(self._common.own, fragments)
+                Fragment(number, names, self._common, compressor, self._shards)
+                for number, names in enumerate(split(self._common.own, fragments))
             ]
         self._sync_every = sync_every
         self._delay = delay
@@ -316,7 +316,7 @@ class DiLoCo:
             ExchangeError, PayloadError: see :meth:`step`.
         """
         for fragment in self._in_progress():
-            with self._rolled_back_on_error(fragment), self._lost_ranks_noticed():
+            with self._rolled_back_on_error(fragment), self._lost_ranks_noticed(fragment):
                 fragment.wait()
         return {
             "steps": self.steps,
@@ -438,7 +438,7 @@ class DiLoCo:
     def _send(
         self, fragment: Fragment, delay: int, commit: Callable[[], None] | None = None
     ) -> None:
-        with self._lost_ranks_noticed():
+        with self._lost_ranks_noticed(fragment):
             try:
                 check_model(self._model, self._common.own)
             except ValueError as error:
@@ -447,9 +447,9 @@ class DiLoCo:
             fragment.begin(self.steps + delay, commit, self._thread)
 
     def _receive(self, fragment: Fragment) -> None:
-        with self._lost_ranks_noticed():
+        with self._lost_ranks_noticed(fragment):
             fragment.wait()
-        exchanged, number = fragment.exchanged, self._fragments.index(fragment)
+        exchanged = fragment.exchanged
         assert self._group is not None
         used = fragment.use(self._mixing, self._group)
         if not used:
@@ -457,25 +457,27 @@ class DiLoCo:
                 "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
                 "common parameters (fragment %d of %d)",
                 self.steps,
-                number + 1,
+                fragment.number + 1,
                 len(self._fragments),
             )
         if exchanged and self._quorums is None:
             self._compressor.share_norms()
 
     @contextlib.contextmanager
-    def _lost_ranks_noticed(self) -> Iterator[None]:
+    def _lost_ranks_noticed(self, fragment: Fragment | None = None) -> Iterator[None]:
         """Ends all exchanges in progress if an exchange fails because a rank is lost."""
         try:
-            with contextlib.nullcontext() if self._shards is None else self._shards.failure_told():
+            number = -1 if fragment is None else fragment.number
+            shards = self._shards
+            with contextlib.nullcontext() if shards is None else shards.failure_told(number):
                 yield
         except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
             raise
         except Exception:
             self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
-            for fragment in self._in_progress():
+            for other in self._in_progress():
                 with contextlib.suppress(Exception):
-                    self._receive(fragment)
+                    self._receive(other)
             raise
 
     def _begin_round(self, quorums: Quorums, delay: int) -> None:
@@ -517,7 +519,7 @@ class DiLoCo:
                 "step %d: fragment %d of %d is not exchanged, and will be later, with what is learnt until "
                 "then: %s",
                 self.steps,
-                self._fragments.index(fragment) + 1,
+                fragment.number + 1,
                 len(self._fragments),
                 error,
             )

@@ -25,12 +25,14 @@ class Fragment:
     """Parameters that are exchanged together, and their exchange.
 
     Args:
+        number: the number of the fragment.
         names: the names of the parameters, which are their keys in the compressor.
         common: the common parameters of the model.
         compressor: the compressor, which has the residuals.
         shards: the ranks that share out the parameters of this worker, if they are sharded.
 
     Attributes:
+        number: the number of the fragment.
         names: the names of the parameters.
         due: the step in which the average of the exchange in progress is used; None without an exchange.
         history: the number of exchanges whose average was used, and of those that were dropped, by the name
@@ -41,11 +43,13 @@ class Fragment:
 
     def __init__(
         self,
+        number: int,
         names: Sequence[str],
         common: CommonParameters,
         compressor: Compressor,
         shards: Shards | None = None,
     ) -> None:
+        self.number = number
         self.names = list(names)
         self.history: dict[str, Counts] = {}
         self.due: int | None = None
@@ -190,7 +194,9 @@ class Fragment:
         self._finite = all(finite for finite, _ in rows)
         self._changed = [changed for _, changed in rows]
         if self._shards is not None:
-            self._finite, self._changed = self._shards.judge(self._finite, self._changed)
+            self._finite, self._changed = self._shards.judge(
+                self.number, self._finite, self._changed
+            )
 
     def _copies(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, self._common.copies[name].detach()) for name in self.names]

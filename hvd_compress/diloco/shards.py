@@ -101,10 +101,13 @@ class Shards:
         # FSDP2's collectives have an order of their own.
         self._ranks = ranks.among(range(ranks.size))
 
-    def judge(self, finite: bool, changed: Sequence[bool]) -> tuple[bool, list[bool]]:
+    def judge(
+        self, fragment: int, finite: bool, changed: Sequence[bool]
+    ) -> tuple[bool, list[bool]]:
         """Combines what the worker's ranks have found in their shards of averages; all of them call it.
 
         Args:
+            fragment: the number of the fragment whose averages these are.
             finite: whether this rank's are finite.
             changed: for each parameter, whether this rank's average is not zero everywhere.
 
@@ -113,10 +116,10 @@ class Shards:
 
         Raises:
             ExchangeError: the exchange of another shard has failed.
-            RuntimeError: it has failed since a rank is lost.
+            RuntimeError: it has failed since a rank is lost; or another fragment's exchange has failed.
         """
         self._met = True
-        rows = self._gather(_FINITE if finite else _NOT_FINITE)
+        rows = self._verdicts(_FINITE if finite else _NOT_FINITE, fragment)
         if any(row[0] == _LOST for row in rows):
             raise RuntimeError("a rank is lost that exchanges another shard of this worker")
         if any(row[0] == _FAILED for row in rows):
@@ -130,8 +133,12 @@ class Shards:
         ]
 
     @contextlib.contextmanager
-    def failure_told(self) -> Iterator[None]:
-        """Makes the other ranks' :meth:`judge` raise an error if this block raises one before its own."""
+    def failure_told(self, fragment: int) -> Iterator[None]:
+        """Makes the other ranks' :meth:`judge` raise an error if this block raises one before its own.
+
+        Args:
+            fragment: the number of the fragment whose exchange fails; -1 if it is none.
+        """
         self._met = False
         try:
             yield
@@ -139,12 +146,25 @@ class Shards:
             if not self._met:
                 known = isinstance(error, (ExchangeError, TypeError, ValueError))
                 with contextlib.suppress(Exception):
-                    self._gather(_FAILED if known else _LOST)
+                    self._verdicts(_FAILED if known else _LOST, fragment)
             raise
 
     def problem_told(self) -> contextlib.AbstractContextManager[None]:
         """Makes the other ranks' :meth:`agree` raise an error if this block raises one."""
         return problem_told(self.group)
+
+    def _verdicts(self, own: int, fragment: int) -> list[list[int]]:
+        if self._ranks is not None:
+            rows = self._gather(own, fragment)
+            if all(row[1] == fragment for row in rows):
+                return rows
+        self._ranks = (
+            None  # On all of these ranks: their next calls would not belong together either.
+        )
+        raise RuntimeError(
+            "expected averages of all shards, but another shard's exchange of another fragment failed, or "
+            "its rank is lost: call rebind() on all ranks"
+        )
 
     def _gather(self, *words: int) -> list[list[int]]:
         assert self._ranks is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -163,6 +164,35 @@ def test_a_shard_that_nothing_changed_moves_on_with_the_rest_of_its_parameter() 
             torch.optim.SGD(net.parameters(), lr=0.1).step()
             diloco.step()
         assert_same_bits(parts(nets[0]), cut(nets[1], mesh))
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_a_failure_during_another_exchange_mixes_no_fragments() -> None:
+    """One rank cannot send the second fragment, while the first one is on its way."""
+    mesh = mesh_of(2)
+    net = shard(Net(SHAPES), mesh)
+    fragments = [["first.a"], ["first.b", "second.*"]]
+    options: dict[str, Any] = {"sync_every": 4, "fragments": fragments, "delay": 3, "mesh": mesh}
+    diloco = DiLoCo(net, NoCompression(), **options)
+    train(diloco, net, mesh.get_local_rank("replicate"), range(5))
+    if dist.get_rank() == 1:
+        net.first.more = torch.nn.Parameter(torch.zeros(3))
+        with pytest.raises(ValueError, match="more"):
+            diloco.step()
+        del net.first.more
+    with pytest.raises(RuntimeError, match=r"call rebind\(\)" if dist.get_rank() < 2 else ""):
+        for _ in range(6):  # The fragments are due in steps 7, 9, and so on.
+            with contextlib.suppress(hvdc.ExchangeError):  # Of the exchange that one rank refused.
+                diloco.step()
+    group = [mesh.get_local_rank("shard"), mesh.get_local_rank("shard") + 2]
+    diloco.rebind(dist.new_group(group, use_local_synchronization=True))
+    rounds = diloco.rounds
+    train(diloco, net, mesh.get_local_rank("replicate"), range(diloco.steps, 20))
+    diloco.synchronize()
+    assert diloco.rounds > rounds + 2
+    told: list[Any] = [None] * 4
+    dist.all_gather_object(told, (diloco.steps, diloco.rounds))
+    assert told == told[:1] * 4
 
 
 @on_ranks(4, launcher="torchrun", alone=True)
