@@ -68,7 +68,8 @@ class DiLoCo:
             paper.
         outer_optimizer: a function that is called once with the common parameters and returns a
             ``torch.optim.Optimizer``. The default is SGD with Nesterov momentum 0.9 and a learning rate of
-            0.7.
+            0.7. With a mesh, the parameters are this rank's shards, so that an optimizer that needs whole
+            parameters, such as for their norms, gives other results.
         fragments: the number of parts in which the model is exchanged; or, for each part, a list of
             patterns (``fnmatch``) of its parameters' names.
         delay: the number of steps after which the average is needed and used, below ``sync_every``; with a
@@ -88,7 +89,7 @@ class DiLoCo:
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y". Without a manager, the other ranks
-            raise an :class:`ExchangeError`.
+            raise an :class:`ExchangeError`, unless it is ``mesh``, or a model that does not fit it.
         ExchangeError: there is no process group, or this rank is not in it.
     """
 
