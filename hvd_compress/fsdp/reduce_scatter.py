@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.codecs import Codec, NoiseKey, PayloadError
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.registry import codec_of
 from hvd_compress.engine.state_checks import expect_state
@@ -208,6 +208,12 @@ class _Collectives(EncodedCollectives):
 
     def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
         return self.keeping()
+
+    def _raise_earlier(self) -> None:
+        try:
+            super()._raise_earlier()
+        except PayloadError as error:
+            self.failure = self.failure or error
 
     @contextmanager
     def keeping(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.engine.batch import explained
 from hvd_compress.engine.comm import Collective, phase
-from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.executors import Executors, keep_from_reuse
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.interface import Batch
@@ -24,6 +24,8 @@ from hvd_compress.ranks.counters import Counters
 
 _OFF = ErrorFeedback(alpha=0.0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_MOST_BATCHES = 4096
+"""The most batches to keep: with other shapes in each exchange, their number would be unlimited."""
 
 
 class EncodedCollectives:
@@ -67,6 +69,7 @@ class EncodedCollectives:
         self._transport = transport
         self.rank, self.size = transport.rank, transport.size
         self._noise_rank = self.rank if noise_rank is None else noise_rank
+        self._batches: dict[tuple[object, ...], Batch] = {}
 
     def agree(
         self,
@@ -266,7 +269,7 @@ class EncodedCollectives:
                 raise TypeError(f"{content}: expected one of {expected}, got {tensor.dtype}")
             size = codec.payload_bytes(tuple(parts[0].shape))
             check_gather(content, size, self.size)
-            self._kernels.begin_step()  # What a device has met in an earlier exchange.
+            self._raise_earlier()
             message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
         self.exchanges += 1
         self.counters.steps += 1
@@ -274,8 +277,13 @@ class EncodedCollectives:
         self.counters.encoded_elements += tensor.numel()
         return message
 
+    def _raise_earlier(self) -> None:
+        """Raises what a device has met in an earlier exchange."""
+        self._kernels.begin_step()
+
     def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], message: torch.Tensor) -> None:
         started = time.perf_counter()
+        self._kernels.order(message)
         kernels = self._batch(codec, parts)
         nothing = [None] * len(parts)
 
@@ -290,15 +298,27 @@ class EncodedCollectives:
                 write([torch.full_like(part, math.nan) for part in parts])
         self.counters.encode_seconds += time.perf_counter() - started
 
-    def _batch(self, codec: Codec, parts: Sequence[torch.Tensor]) -> Batch:
-        """The kernels for parts of the same shape, whose payloads follow each other in a message."""
+    def _batch(
+        self, codec: Codec, parts: Sequence[torch.Tensor], content: str = "", first: int = 0
+    ) -> Batch:
+        """The kernels for parts of the same shape, whose payloads follow each other in a message.
+
+        They are kept: errors of a device, which a later exchange raises, are explained by the batch that
+        has met them, which has to know what it decodes, and from which rank on.
+        """
         shape = tuple(parts[0].shape)
-        size = codec.payload_bytes(shape)
-        entries = [
-            Entry(codec, shape, _OFF, NoiseKey(self._seed, self._noise_rank, number), number * size)
-            for number in range(len(parts))
-        ]
-        return self._kernels.batch(entries, Arrays.whole(part.shape for part in parts), parts[0])
+        key = codec, shape, len(parts), parts[0].device, content, first
+        if key not in self._batches:
+            size, numbers = codec.payload_bytes(shape), range(len(parts))
+            noise = [NoiseKey(self._seed, self._noise_rank, number) for number in numbers]
+            entries = [Entry(codec, shape, _OFF, noise[n], n * size) for n in numbers]
+            arrays = Arrays.whole(part.shape for part in parts)
+            batch = self._kernels.batch(entries, arrays, parts[0])
+            batch.name_senders(lambda _, row: (content, first + row))
+            if len(self._batches) >= _MOST_BATCHES:
+                del self._batches[next(iter(self._batches))]
+            self._batches[key] = batch
+        return self._batches[key]
 
     def _added(
         self,
@@ -338,9 +358,12 @@ class EncodedCollectives:
     ) -> None:
         """Adds up the payloads of consecutive ranks, from rank ``first`` on."""
         started = time.perf_counter()
+        self._kernels.order(rows)
+        keep_from_reuse(rows, out)
         try:
             with phase("decode"):
-                self._batch(codec, [out]).decode_sum([out.view(-1)], [self.exchanges], rows, scale)
+                kernels = self._batch(codec, [out], content, first)
+                kernels.decode_sum([out.view(-1)], [self.exchanges], rows, scale)
         except BatchPayloadError as error:
             raise explained(error, rows[error.rank], content, first + error.rank) from None
         finally:

@@ -25,9 +25,16 @@ from hvd_compress.model_parallel import (
     reduce_scatter_batch,
 )
 from hvd_compress.process_group.collectives import Collectives
+from tests.cuda.executors import deferred_kernels, emulated_library
 from tests.ranks import on_ranks
 
 CODECS = (Int8("linear", 64), FP16())
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """Before the ranks start, which would build it at the same time."""
+    emulated_library()
 
 
 @on_ranks(2, launcher="torchrun")
@@ -148,6 +155,20 @@ def test_altered_payloads() -> None:
     with _altering(group.rank == 1, 40), pytest.raises(PayloadError, match="error signals: rank 1"):
         copy_to_parallel(y, group).sum().backward()
     assert gather_from_parallel(x, group).eq(1).all()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_altered_payloads_on_a_device() -> None:
+    """The next exchange says which rank sent them, and in what."""
+    group = ParallelGroup(Int8())
+    x = torch.ones(4, 6)
+    with deferred_kernels():
+        for exchange in (gather_from_parallel, reduce_from_parallel):
+            with _altering(group.rank == 1, 40):
+                exchange(x, group)
+            with pytest.raises(PayloadError, match="activations: rank 1's payload: expected the"):
+                exchange(x, group)
+            dist.barrier()
 
 
 def test_wrong_arguments() -> None:
