@@ -257,10 +257,10 @@ def on_host(array: Any) -> bool:
 def _named(
     error: PayloadError, entry: Entry, number: int, step: int, payloads: Any
 ) -> PayloadError:
-    """The same error with the entry and the rank, if the CPU can read the payloads."""
-    if on_host(payloads):
-        for rank, payload in enumerate(payloads):
-            found = altered_payload(entry, number, step, rank, payload)
-            if found is not None:
-                return found
+    """The same error with the entry and the rank."""
+    # An executor that raises for payloads on a device has waited for them, and decoded a copy.
+    for rank, payload in enumerate(payloads if on_host(payloads) else payloads.cpu()):
+        found = altered_payload(entry, number, step, rank, payload)
+        if found is not None:
+            return found
     return error

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PayloadError, Ternary, TopK
 from hvd_compress.engine.executors import Executors
+from hvd_compress.kernels import batch as kernels_batch
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cuda_batch import CudaBatch
@@ -319,6 +321,24 @@ def test_codecs_without_kernels_are_encoded_beside_the_others() -> None:
         with pytest.raises(BatchPayloadError) as e:
             batch.decode_sum(outs, steps, message[None])
         assert e.value.entry == 4
+
+
+def test_an_altered_payload_of_a_codec_without_kernels_is_named_on_a_device_too() -> None:
+    """The copy that was decoded is what tells."""
+    some = [replace(case, codec=TopK()) for case in every_row((70,))[:2]]
+    entries, (want, _) = entries_of(some), expected(some)
+    rows = want.repeat(3, 1)
+    rows[2, entries[1].offset] ^= 1
+    outs = [torch.zeros_like(case.gradient) for case in some]
+    with (
+        deferred_kernels(),
+        mock.patch.object(kernels_batch, "on_host", lambda _: False),
+        pytest.warns(UserWarning, match="TopK.* has no CUDA kernel"),
+    ):
+        batch = Executors(1).batch(entries, Arrays.whole(case.shape for case in some), want)
+        with pytest.raises(BatchPayloadError, match="rank 2's payload: expected") as e:
+            batch.decode_sum(outs, steps_of(some), rows)
+    assert (e.value.entry, e.value.rank) == (1, 2)
 
 
 # Arguments
