@@ -127,8 +127,8 @@ class Batch(Protocol):
             rows: one message per row, shape=(ranks, bytes), uint8; there may be gaps between rows.
             scale: the factor of the sums, rounded to float32.
             word: a word on the device, shape=(1,), int32, in and out. An executor that does not wait for
-                its own work sets the lowest bit if any payload was encoded from an Inf or a NaN; others
-                leave the word as it is. None means that the caller does not need to know.
+                its own work sets the lowest bit if any payload was encoded from an Inf or a NaN, or was
+                altered; others leave the word as it is. None means that the caller does not need to know.
 
         Returns:
             Whether any payload was encoded from an Inf or a NaN. An executor that does not wait for its own

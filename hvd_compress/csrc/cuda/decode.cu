@@ -82,8 +82,9 @@ __device__ inline void AddRest(const DecodeJob& job, const Place& place, const P
   }
 }
 
-// Run by the last block: what is wrong with the payloads, if anything, is recorded, and so is what
-// their headers say of numbers that are not finite. Returns whether all are right.
+// Run by the last block: what is wrong with the payloads, if anything, is recorded, and so is
+// whether the result is not finite: by what their headers say, or because of a payload that is
+// wrong. Returns whether all are right.
 __device__ inline bool Verify(const DecodeJob& job) {
   __shared__ uint32_t worst;  // eight times a payload's index, plus its status
   if (threadIdx.x == 0) worst = ~0u;
@@ -95,7 +96,8 @@ __device__ inline bool Verify(const DecodeJob& job) {
     uint32_t status = HVDC_OK;
     if (sum != header.checksum) status = HVDC_BAD_CHECKSUM;
     if (!HeaderFits(job.spec, job.layout, job.step, header)) status = HVDC_BAD_HEADER;
-    if (job.flags && header.flags & kFlagNonfinite) atomicOr(job.flags, kFlagNonfinite);
+    const bool finite = status == HVDC_OK && !(header.flags & kFlagNonfinite);
+    if (job.flags && !finite) atomicOr(job.flags, kFlagNonfinite);
     if (status != HVDC_OK) atomicMin(&worst, 8 * static_cast<uint32_t>(k) + status);
   }
   __syncthreads();

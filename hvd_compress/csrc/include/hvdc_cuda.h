@@ -136,7 +136,8 @@ HVDC_API int hvdc_cuda_encode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_
                                     const hvdc_cuda_queue* queue);
 
 // Like hvdc_cuda_decode_sum, of all entries; an error's payload is the number of the row. Ors into
-// *flags, unless it is null, what the headers say of numbers that are not finite: 1 or 0.
+// *flags, unless it is null, what the headers say of numbers that are not finite: 1 or 0; and 1 if
+// there is an error.
 HVDC_API int hvdc_cuda_decode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
                                     int64_t array_count, const void* rows, int64_t stride,
                                     float scale, uint32_t* flags, hvdc_cuda_error* error,
