@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -219,6 +220,8 @@ class BatchCache:
         self._encoder = encoder
         self._group = group
         self._plans: dict[tuple[object, ...], BucketPlan] = {}
+        # A device may have met errors with them, which their kernels explain in a later step.
+        self._forgotten: deque[BucketPlan] = deque(maxlen=_MOST_PLANS)
         self._lengths: dict[tuple[object, ...], dict[str, Length]] = {}
 
     def begin_step(self) -> None:
@@ -228,13 +231,14 @@ class BatchCache:
         """
         if len(self._lengths) > _MOST_BUCKETS:
             self._lengths.clear()
-            self._plans.clear()  # They hold lengths, too.
+            self.forget_plans()  # They hold lengths, too.
 
     def forget_plans(self) -> None:
         """Forgets all plans; called when the routes of gradients change.
 
         Lengths are kept: they belong to a bucket and its codecs, and a rank may call this method alone.
         """
+        self._forgotten.extend(self._plans.values())
         self._plans.clear()
 
     def lengths(self) -> str:
@@ -263,7 +267,7 @@ class BatchCache:
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
+                self.forget_plans()
             lengths = self.lengths_of((slot, slot.route) for slot in slots)
             plan = self._plans[key] = BucketPlan(
                 self._encoder, slots, self._group, gradients[0], lengths
