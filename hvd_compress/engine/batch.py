@@ -358,9 +358,11 @@ class Batch:
         """Accepts the next residuals, except those of parameters that no rank used; or undoes all changes.
 
         Args:
-            dropped: whether the step is dropped; or a word on the device that is not 0 if it is.
+            dropped: whether the step is dropped; or a word on a device that is not 0 if it is.
         """
         self._order(self.gradients[0])
+        if isinstance(dropped, torch.Tensor) and dropped.device != self.gradients[0].device:
+            dropped = bool(dropped.item())  # Parts of the model are elsewhere.
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1

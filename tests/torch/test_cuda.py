@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -17,6 +18,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit, codec_class
 from hvd_compress.engine.executors import Executors
+from hvd_compress.torch import step as torch_step
 from tests.contract import memory, residuals, results
 from tests.contract.horovod_torch import HorovodTorch
 from tests.cuda.executors import deferred_kernels, emulated_library
@@ -133,6 +135,31 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
             after = compressor.state_dict()["tensors"]
             for one, old in before.items():
                 assert torch.equal(after[one]["residual"], old["residual"])
+
+
+class _Elsewhere(torch.Tensor):
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+@on_ranks(2)
+def test_only_a_device_that_has_another_part_of_the_model_knows_that_a_step_is_dropped() -> None:
+    for dropped in (0, 1):
+        model = Probe(SHAPES)
+        route = Route(OneBit(), ErrorFeedback())
+        compressor = hvdc.Compressor(
+            model.named_parameters(), route, threshold=0, name=f"dropped {dropped}"
+        )
+        optimizer = distributed(model, compressor)
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+        before = copy.deepcopy(compressor.state_dict()["tensors"])
+        word = torch.tensor([dropped], dtype=torch.int32).as_subclass(_Elsewhere)
+        with mock.patch.object(torch_step, "judge", lambda _, word=word: word):
+            exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
+        after = compressor.state_dict()["tensors"]
+        for one, old in before.items():
+            assert torch.equal(after[one]["residual"], old["residual"]) == bool(dropped)
 
 
 @on_ranks(2)
