@@ -185,6 +185,7 @@ class CudaKernels(Kernels):
             arrays.pointer("out", out, math.prod(shape)),
             dtype_of("out", out),
             accumulate,
+            None,
             self._error.data_ptr(),
             self._remember(codec, shape),
         )

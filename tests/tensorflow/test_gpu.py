@@ -109,14 +109,18 @@ def test_where_residuals_are() -> None:
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
-    """On all ranks, also where only one of them got it; and the ranks go on."""
+    """On all ranks, also where only one of them got it, whose residuals stay; and the ranks go on."""
     for where in ("before", "after"):
         compressor = test_errors._Altered(where, threshold=THRESHOLD)
         exchange = exchange_with(compressor, graph=True)
         exchange(targets(hvd.rank(), 0))
         compressor.flip.assign(16 if hvd.rank() == 1 else 0)
+        before = [slot.residual.numpy() for slot in compressor.slots]
         got = exchange(targets(hvd.rank(), 1))
-        assert np.isnan(got[0]).all() == (where == "before" or hvd.rank() == 1)
+        wrong = where == "before" or hvd.rank() == 1
+        assert np.isnan(got[0]).all() == wrong
+        kept = [slot.residual.numpy() for slot in compressor.slots]
+        assert any(map(len, before)) and all(map(np.array_equal, before, kept)) == wrong
         assert all(np.isfinite(gradient).all() for gradient in got[1:])
         compressor.flip.assign(0)
         expected = r"on rank 1: gradient.0: expected rank \d's payload as it was sent, .* NaN"

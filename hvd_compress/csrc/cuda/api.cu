@@ -161,7 +161,7 @@ int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int
 extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                                     int64_t payload_bytes, int64_t stride, int32_t count,
                                     float scale, void* out, int dtype, int accumulate,
-                                    hvdc_cuda_error* error, uint64_t tag,
+                                    uint32_t* flags, hvdc_cuda_error* error, uint64_t tag,
                                     const hvdc_cuda_queue* queue) {
   DecodeJob job = {};
   int status = OpenPayloads(spec, step, payloads, payload_bytes, stride, count, dtype, error, tag,
@@ -172,6 +172,7 @@ extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const 
   job.out = out;
   job.aligned = Aligned(out, 4 * ElementBytes(dtype));
   job.accumulate = accumulate != 0;
+  job.flags = flags;
   const DeviceGuard guard(queue->device);
   status = guard.status();
   if (status == HVDC_OK) status = Run(DecodeWork<Single<DecodeJob>>(job), job, StreamOf(*queue));

@@ -34,8 +34,7 @@ std::string Open(const char* path) {
                         Find(library, "hvdc_cuda_prepare", &found.prepare) &&
                         Find(library, "hvdc_cuda_encode", &found.encode) &&
                         Find(library, "hvdc_cuda_decode_sum", &found.decode_sum) &&
-                        Find(library, "hvdc_cuda_restore", &found.restore) &&
-                        Find(library, "hvdc_cuda_collect_flags", &found.collect_flags);
+                        Find(library, "hvdc_cuda_restore", &found.restore);
   if (!complete) return dlerror();
   opened = new CudaLibrary(found);
   return "";

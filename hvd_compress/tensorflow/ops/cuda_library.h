@@ -17,7 +17,6 @@ struct CudaLibrary {
   decltype(&hvdc_cuda_encode) encode;
   decltype(&hvdc_cuda_decode_sum) decode_sum;
   decltype(&hvdc_cuda_restore) restore;
-  decltype(&hvdc_cuda_collect_flags) collect_flags;
 };
 
 // The library that hvdc_tensorflow_open_cuda has opened; an error where it has not.

@@ -105,12 +105,7 @@ absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
 absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                    void* out, int dtype, bool*) {
   mutex_lock lock(mutex_);
-  TF_RETURN_IF_ERROR(Sum(payloads, senders, scale, out, dtype));
-  hvdc_cuda_queue queue;
-  TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
-  return Check(
-      library_->collect_flags(payloads.first, payloads.stride, payloads.count, flags(), &queue),
-      "collecting flags");
+  return Sum(payloads, senders, scale, out, dtype, true);
 }
 
 absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int64_t count) {
@@ -136,7 +131,7 @@ absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, flo
   mutex_lock lock(mutex_);
   const auto* const first = static_cast<const uint8_t*>(payload.data());
   return Sum({spec, 0, first, bytes, bytes, 1}, {"an uncompressed sum", 0, 1, false, 0}, scale, out,
-             to);
+             to, false);
 }
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {
@@ -172,12 +167,12 @@ absl::Status GpuKernels::Allocate(int64_t bytes, Tensor* memory) const {
 }
 
 absl::Status GpuKernels::Sum(const Payloads& payloads, const Senders& senders, float scale,
-                             void* out, int dtype) {
+                             void* out, int dtype, bool flagged) {
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
   return Check(library_->decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
-                                    payloads.stride, payloads.count, scale, out, dtype, 0, error_,
-                                    Remember(senders), &queue),
+                                    payloads.stride, payloads.count, scale, out, dtype, 0,
+                                    flagged ? flags() : nullptr, error_, Remember(senders), &queue),
                "decoding");
 }
 

@@ -56,7 +56,7 @@ class GpuKernels : public Kernels {
   hvdc_cuda_queue Queue() const;  // without a workspace
   absl::Status Allocate(int64_t bytes, tensorflow::Tensor* memory) const;
   absl::Status Sum(const Payloads& payloads, const Senders& senders, float scale, void* out,
-                   int dtype);
+                   int dtype, bool flagged);
   absl::Status Check(int status, const char* call) const;
   uint64_t Remember(const Senders& senders);
   uint32_t* flags() { return static_cast<uint32_t*>(flags_.data()); }
