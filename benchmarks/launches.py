@@ -178,6 +178,8 @@ class Steps:
             raise pending.error
         with stage("decode"):
             batch.write(1.0)
+        if batch.word is not None:
+            batch.word.zero_()  # Zeros are no payloads, and would have the step dropped.
         with stage("settle"):
             batch.settle(judge([batch]))
         counters = Counters()

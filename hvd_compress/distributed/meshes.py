@@ -72,7 +72,7 @@ class Verdicts:
             return [word]
         group = self._mesh.get_group()
         ranks = collectives_of(group, meeting_place(group))
-        rows, work = ranks.all_gather(torch.tensor([word], device=ranks.device))
+        rows, work = ranks.all_gather(torch.tensor([word], dtype=torch.int64, device=ranks.device))
         work.wait()
         words: list[int] = rows.view(-1).tolist()
         return words
