@@ -1,4 +1,4 @@
-"""What a bucket costs the host of a GPU, besides what its kernels take: launches, and time for each tensor.
+"""Counts a bucket's launches on a GPU, and measures the host's time for each tensor.
 
 ``python -m benchmarks.launches --json OUT`` needs no GPU: a library whose calls do nothing stands in place
 of the CUDA library, and the memory of the host in place of the device's. So times contain no launch.

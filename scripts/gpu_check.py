@@ -421,7 +421,7 @@ print(json.dumps([machine.description(), machine.versions()]))
 
 
 def about() -> dict[str, object]:
-    """What the record is about: the machine, its GPU, and versions."""
+    """Describes the machine, its GPU, and the versions, for the record."""
     query = "--query-gpu=name,driver_version,memory.total,compute_cap"
     variables = environment(Part("", ()))
     probe = subprocess.run(

@@ -82,7 +82,7 @@ class Sent:
 
     @property
     def bits(self) -> float:
-        """Of an element, headers, scales and padding included; 32 where nothing was encoded."""
+        """The bits of an element, with headers, scales and padding; 32 where nothing was encoded."""
         return 8 * self._bytes / self._elements if self._elements else 32.0
 
 

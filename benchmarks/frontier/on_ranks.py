@@ -15,7 +15,7 @@ from benchmarks.rivals.powersgd import ONE_BUCKET, PowerSGD
 
 
 def train(settings: tuple[Recipe, dict[str, Any]], advance: Advance) -> dict[str, Any]:
-    """What a rank does: trains with its part of each mini-batch; a tick for each step.
+    """Trains on one rank with its part of each mini-batch; a tick for each step.
 
     Args:
         settings: the recipe, and the options of :class:`benchmarks.rivals.powersgd.PowerSGD`.

@@ -1,4 +1,4 @@
-"""Where each method stands: its bits and its accuracy, with intervals, and whether another is better."""
+"""The bits and the accuracy of each method, with intervals, and whether another method is better."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def build(name: str, image: tuple[int, ...], classes: int = 10) -> nn.Module:
 
 
 def data(name: str, choice: str) -> Data:
-    """What a model trains on: LeNet and fully connected networks take images of any size.
+    """Returns the data that a model trains on: LeNet and fully connected networks take images of any size.
 
     Args:
         name: the model's.

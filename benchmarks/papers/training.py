@@ -27,7 +27,7 @@ Gradients = dict[str, torch.Tensor]
 
 NONE = "none"
 DATA = mnist5k.NAME
-"""What experiments on images train on by default."""
+"""The data that experiments on images train on by default."""
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ def _described(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weight(described: dict[str, Any]) -> float:
-    """What a unit of an owned part's residual adds to the sum of all ranks' tensors."""
+    """Returns what a unit of an owned part's residual adds to the sum of all ranks' tensors."""
     owned = described["owned"]
     return 0.0 if owned is None else owned["weight"] / owned["residual_scale"]
 

@@ -19,7 +19,7 @@ from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 _NOT_FINITE, _FINITE, _FAILED, _LOST = range(4)
 
@@ -123,10 +123,7 @@ class Shards:
         if any(row[0] == _LOST for row in rows):
             raise RuntimeError("a rank is lost that exchanges another shard of this worker")
         if any(row[0] == _FAILED for row in rows):
-            raise ExchangeError(
-                "expected averages of all shards, but the exchange of another one failed; the own error of "
-                "its ranks says why"
-            )
+            raise another_shard_failed()
         masks = self._gather(*map(int, changed))
         return all(row[0] == _FINITE for row in rows), [
             any(flags) for flags in zip(*masks, strict=True)
@@ -158,9 +155,8 @@ class Shards:
             rows = self._gather(own, fragment)
             if all(row[1] == fragment for row in rows):
                 return rows
-        self._ranks = (
-            None  # On all of these ranks: their next calls would not belong together either.
-        )
+        # On all of these ranks: their next calls would not belong together either.
+        self._ranks = None
         raise RuntimeError(
             "expected averages of all shards, but another shard's exchange of another fragment failed, or "
             "its rank is lost: call rebind() on all ranks"

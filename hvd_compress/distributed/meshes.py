@@ -16,7 +16,7 @@ from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
 """The exchanges that do not depend on hosts: on a mesh, the ranks of a host hold different shards."""
@@ -26,7 +26,7 @@ _FINITE, _NOT_FINITE, _FAILED = range(3)
 
 
 class Verdicts:
-    """What the ranks that share parameters out have found in their shards of averages.
+    """Combines the findings of the ranks that share parameters out, each about its shards of averages.
 
     Args:
         mesh: the mesh of one dimension over which the parameters are sharded; None means that each rank has
@@ -49,10 +49,7 @@ class Verdicts:
         self._met = True
         found = self._gather(_FINITE if finite else _NOT_FINITE)
         if _FAILED in found:
-            raise ExchangeError(
-                "expected averages of all shards, but the exchange of another one failed; the own error of "
-                "its ranks says why"
-            )
+            raise another_shard_failed()
         return found == [_FINITE] * len(found)
 
     @contextlib.contextmanager
@@ -86,7 +83,8 @@ def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None
         named: the parameters by name.
 
     Raises:
-        ValueError: a mesh shares out some of the parameters and not others, or there are several meshes.
+        ValueError: a mesh shares out some of the parameters and not others; there are several meshes, or
+            one of several dimensions.
     """
     meshes = {
         name: one.device_mesh if isinstance(one, DTensor) else None for name, one in named.items()
@@ -96,7 +94,13 @@ def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None
         first = {mesh: name for name, mesh in reversed(meshes.items())}
         got = ", ".join(f"{mesh or 'none'} for {first[mesh]}" for mesh in found)
         raise ValueError(f"{owner}: expected all parameters on one mesh, or on none, got {got}")
-    return found[0] if found else None
+    mesh = found[0] if found else None
+    if mesh is not None and mesh.ndim != 1:
+        raise ValueError(
+            f"{owner}: expected parameters on a mesh of one dimension, got {mesh}: call "
+            f"fully_shard(module, mesh=mesh['shard'])"
+        )
+    return mesh
 
 
 def replicas(

@@ -30,7 +30,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.step import Bucket, Part
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 
 @guard
@@ -328,10 +328,7 @@ class Compressor(ProcessGroupCompressor):
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
         dropped, failed, uneven = self._among_shards(dropped=dropped, failed=False)
         if failed:
-            raise ExchangeError(
-                "expected averages of all shards, but the exchange of another one failed; the own error of "
-                "its ranks says why"
-            )
+            raise another_shard_failed()
         if uneven:
             raise ExchangeError(
                 "expected all replicas to use the same parameters in a backward pass, got others on some: "

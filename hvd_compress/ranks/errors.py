@@ -21,3 +21,11 @@ def explained(note: str) -> Iterator[None]:
     except RuntimeError as error:
         error.add_note(note)
         raise
+
+
+def another_shard_failed() -> ExchangeError:
+    """The error of ranks whose own shard was exchanged, while the exchange of another shard failed."""
+    return ExchangeError(
+        "expected averages of all shards, but the exchange of another one failed; the own error of its "
+        "ranks says why"
+    )

@@ -178,7 +178,7 @@ def test_more_chunks_than_are_added_up_in_one_go(kernels: Checked) -> None:
 
 
 def test_more_arrays_than_a_launch_takes(kernels: Checked) -> None:
-    """Of two kernels in turn, and with parts of each array that stand apart in the message."""
+    """Two kernels take turns, and parts of each array stand apart in the message."""
     count, size = 300, 70
     shapes = [(30,), (40,)]
     places = [(array, begin) for begin in (0, 30) for array in range(count)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import Int8, NoCompression, OneBit
@@ -98,6 +99,11 @@ def test_parameters_of_which_a_mesh_shares_out_some_only_are_refused() -> None:
         ValueError, match=r"all parameters on one mesh, or on none, got .* none for weight"
     ):
         OneBitAdam(named, OneBit(), warmup_steps=WARM)
+    hybrid = Net(SHAPES)
+    for module in (*hybrid.children(), hybrid):
+        fully_shard(module, mesh=mesh)
+    with pytest.raises(ValueError, match="expected parameters on a mesh of one dimension, got "):
+        OneBitAdam(hybrid.named_parameters(), OneBit(), warmup_steps=WARM)
     sgd = torch.optim.SGD([one for _, one in named], lr=0.1)
     with pytest.raises(ValueError, match=r"expected whole parameters, got a shard of first\.a"):
         DoubleBuffering(named, sgd, OneBit())
