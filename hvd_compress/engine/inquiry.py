@@ -68,6 +68,11 @@ class Inquiry(Batch):
         """Runs ``work`` without a guard: an inquiry computes nothing that can fail on one rank only."""
         return work()
 
+    def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
+        """The same as :meth:`Batch.parts_to_owners`, of NaN: an owner would add zeros as gradients."""
+        parts, sizes = super().parts_to_owners()
+        return parts.fill_(255), sizes
+
     def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """Computes no averages: an inquiry sends zeros."""
         return []

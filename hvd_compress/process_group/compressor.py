@@ -374,8 +374,9 @@ class ProcessGroupCompressor(CompressorBase):
             asked = Inquiry(self._encoder, self._group, before, alike, lengths)
             bucket.inquiries.append(_encoded_part(asked, self._batches.exchange(asked)))
         for dtype, rows in uncompressed.items():
-            zeros = [torch.zeros_like(row) for row in rows]
-            bucket.inquiries.append(self._as_it_is(zeros, dtype, None, 1))
+            # No zeros, which ranks without the change would add as gradients.
+            invalid = [torch.full_like(row, torch.nan) for row in rows]
+            bucket.inquiries.append(self._as_it_is(invalid, dtype, None, 1))
 
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; otherwise it sends zeros for the other ranks."""

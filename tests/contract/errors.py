@@ -79,20 +79,22 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
 def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
     """An error on every rank, whose messages would have had different lengths; it says what happened."""
     last = frontend.size - 1
-    # One bucket, so that no collective of another one is left behind. Some of it is not encoded.
-    for threshold in (0, 8):
+    # One bucket, so that no collective of another one is left behind. Some of it is not encoded; or it is
+    # so small that the last rank owns nothing.
+    for threshold, shapes in ((0, SHAPES), (8, SHAPES), (0, {"tiny": (3,)})):
         options = {"threshold": threshold, **frontend.one_bucket}
-        job = frontend.make(exchange, *USUAL[exchange], SHAPES, **options)
-        job.step(gradients(frontend.rank, 0, SHAPES))
+        job = frontend.make(exchange, *USUAL[exchange], shapes, **options)
+        job.step(gradients(frontend.rank, 0, shapes))
         message = rf"on rank {last}|set_codec: .* on some ranks only"
         errors: tuple[type[Exception], ...] = (frontend.errors,)
         if frontend.rank == last:
             job.compressor.set_codec(_CHANGED[exchange])
         elif frontend.late:
-            assert np.isnan(job.step(gradients(frontend.rank, 1, SHAPES))["a"]).all()
+            averages = job.step(gradients(frontend.rank, 1, shapes))
+            assert all(np.isnan(average).all() for average in averages.values())
             message, errors = "", (frontend.errors, PayloadError)
         with pytest.raises(errors, match=message):
-            job.step(gradients(frontend.rank, 1, SHAPES))
+            job.step(gradients(frontend.rank, 1, shapes))
         frontend.barrier()  # All of them are still there.
 
 

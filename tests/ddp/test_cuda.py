@@ -136,6 +136,7 @@ def test_hosts() -> None:
             results.every_codec,
             residuals.nonfinite_gradients,
             memory.no_message_outlives_its_results,
+            errors.a_change_of_codec_on_some_ranks,
         )
     )
 
