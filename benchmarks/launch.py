@@ -26,15 +26,15 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
     _run(launcher, module, arguments, f"{ranks} ranks")
 
 
-def lab(hosts: int, slots: int, module: str, arguments: list[str]) -> None:
-    """The same on ``slots`` ranks of each of so many hosts of a lab, whose links are not limited and whose
-    ranks wait patiently.
+def lab(hosts: int, slots: int, module: str, arguments: list[str], *options: str) -> None:
+    """The same on ``slots`` ranks of each of so many hosts of a lab, whose ranks wait patiently. Without
+    options of the lab's, links are not limited.
 
     Raises:
         RankError: a rank ended with a status other than 0, or there can be no lab here.
     """
     size = ["--hosts", str(hosts), "--slots", str(slots)]
-    launcher = ["benchmarks.lab", *size, "--patient", "--"]
+    launcher = ["benchmarks.lab", *size, *options, "--patient", "--"]
     # For exchanges within and between hosts.
     dynamic = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks", dynamic)

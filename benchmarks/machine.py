@@ -16,8 +16,14 @@ _PACKAGES = ("horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that matter, where they are installed."""
     # What runs from its folder has no metadata.
-    found = {"python": platform.python_version(), "hvd_compress": hvd_compress.__version__}
-    for package in _PACKAGES:
+    own = {"python": platform.python_version(), "hvd_compress": hvd_compress.__version__}
+    return own | versions_of(*_PACKAGES)
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """The versions of packages, where they are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

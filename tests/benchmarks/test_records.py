@@ -63,6 +63,9 @@ def _rounds(record: Record) -> list[int]:
 REPEATED: dict[str, Callable[[Record], list[int]]] = {
     "hvd_compress/train/1": _runs,
     "hvd_compress/papers/1": lambda r: [row["seed"] for row in r["rows"] if row["result"]],
+    "hvd_compress/allreduce/1": lambda r: list(
+        range(min(len(row["rounds"]) for cell in r["cells"] for row in cell["rows"].values()))
+    ),
     "hvd_compress/auto/2": lambda r: list(range(min(map(len, r["seconds"].values())))),
     "hvd_compress/double-buffering/1": _rounds,
     "hvd_compress/grid/1": _rounds,

@@ -1,0 +1,58 @@
+"""The benchmark of all-reduces, in a small lab, and the quantizers of others, where they are installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.allreduce import __main__ as program
+from benchmarks.allreduce import others
+from tests.lab import machine
+
+_SMALL = ["--hosts", "2", "--rate", "1gbit", "--rtt", "none", "--bytes", str(1 << 18)]
+
+
+@pytest.mark.skipif(bool(machine.why_not()), reason=machine.why_not())
+def test_a_lab_is_measured_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "allreduce.json"
+    chosen = ["--methods", "gloo", "bf16 hook", "PowerSGD hook", "Int8, two shots"]
+    command = ["--json", str(out), *_SMALL, "--rounds", "2", *chosen]
+    assert program.main(command) == 0
+
+    record = json.loads(out.read_text())
+    (cell,) = record["cells"]
+    errors = {name: row["error"] for name, row in cell["rows"].items()}
+    assert list(errors) == chosen[1:]
+    assert errors["gloo"] < 1e-6 < errors["bf16 hook"] < 0.01 < errors["Int8, two shots"] < 0.03
+    # Normal numbers are of no rank; what is left is sent later.
+    assert 0.9 < errors["PowerSGD hook"] < 1.01
+    for row in cell["rows"].values():
+        assert [len(one) for one in row["rounds"]] == [3, 3]
+    # All that a host sends, headers included: a quarter of the bytes, and the payloads' scales.
+    sent = {name: row["rounds"][0][2] for name, row in cell["rows"].items()}
+    assert sent["gloo"] > 1 << 18 and sent["Int8, two shots"] < 0.35 * sent["gloo"]
+
+    before = out.read_text()
+    assert program.main(command) == 0
+    assert out.read_text() == before, "what is there is not measured again"
+
+    record["machine"]["commit"] = "another"
+    out.write_text(json.dumps(record))
+    assert program.main(command) == 1
+    assert "write another file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", others.QUANTIZERS)
+def test_another_librarys_codes_stand_for_the_values(name: str) -> None:
+    kind = others.QUANTIZERS[name]
+    if not others.installed(kind.module):
+        pytest.skip(f"{kind.module} is not installed; it is here for comparison only")
+    quantizer = kind()
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    payload = torch.cat([one.view(torch.uint8) for one in quantizer.encode(values)])
+    assert 10_000 < len(payload) < 11_100
+    decoded = quantizer.decode(payload, len(values))
+    assert float((decoded - values).norm() / values.norm()) < 0.03
