@@ -282,6 +282,28 @@ def test_the_entry_and_the_rank_of_an_altered_payload_are_named(kernels: Checked
     assert e.value.entry == 4
 
 
+@pytest.mark.parametrize("order", (0, 1, 2, 3))
+def test_of_several_altered_payloads_the_first_tensors_is_named(order: int) -> None:
+    """In whatever order the device is done with the tensors, in one launch or in several."""
+    configure(2, order)
+    try:
+        some, kernels = every_row((5, 77)), emulated()
+        batch, steps = CudaBatch(kernels, entries_of(some)), steps_of(some)
+        rows = torch.stack([expected(some)[0]] * 2)
+        bytes_of = [entry.offset + 40 for entry in batch.entries]
+        rows[:, bytes_of] ^= 1
+        outs = [torch.zeros_like(c.gradient) for c in some]
+        for number, byte in enumerate(bytes_of):
+            for rank in range(2):
+                batch.decode_sum(outs, steps, rows)
+                with pytest.raises(BatchPayloadError) as e:
+                    kernels.settle()
+                assert (e.value.entry, e.value.rank) == (number, rank)
+                rows[rank, byte] ^= 1
+    finally:
+        configure(1, 0)
+
+
 def test_an_error_of_a_batch_that_is_gone(kernels: Checked) -> None:
     some = every_row((70,))[:2]
     batch, device = CudaBatch(kernels, entries_of(some)), kernels.device

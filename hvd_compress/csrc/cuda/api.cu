@@ -153,6 +153,7 @@ int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int
   job->count = count;
   job->error = error;
   job->tag = tag;
+  job->jobs = 1;
   return HVDC_OK;
 }
 

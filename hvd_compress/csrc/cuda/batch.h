@@ -111,7 +111,8 @@ struct DecodeBatch {
       job.step = steps[share.array];
       job.flags = flags;
       job.error = error;
-      job.tag = tag + share.item;
+      job.tag = tag;
+      job.number = share.item;
     }
     __syncthreads();
     return job;

@@ -104,7 +104,7 @@ __device__ inline bool Verify(const DecodeJob& job) {
   const uint32_t found = worst;
   if (threadIdx.x == 0) {
     atomicExch(&job.workspace.control->tickets, 0u);
-    if (found != ~0u) Report(job, found % 8, static_cast<int32_t>(found / 8));
+    Report(job, found);
   }
   return found == ~0u;
 }

@@ -42,10 +42,18 @@ struct Control {
   uint32_t nonfinite;  // whether a scale, or what a cast decodes to, is not finite
 };
 
-// Parts of the workspace. The first three are in every one; the others are as long as the spec
-// asks. A batch has the first two for each of its jobs, and the tables once.
+// What the decoding jobs of a call tell each other; zeros between calls.
+struct Verdict {
+  unsigned long long
+      worst;      // the complement of a number that is least for the first altered payload
+  uint32_t done;  // jobs whose payloads have been looked at
+};
+
+// Parts of the workspace. The first four are in every one; the others are as long as the spec
+// asks. A batch has control and checksums for each of its jobs, and verdict and tables once.
 struct Workspace {
   DevicePointer<Control> control;
+  DevicePointer<Verdict> verdict;
   DevicePointer<unsigned long long> checksums;  // one a payload; zeros between calls
   DevicePointer<Int8Tables> tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
   DevicePointer<GroupScale> scales;             // of groups that are larger than what is held
@@ -119,7 +127,9 @@ struct DecodeJob {
   bool accumulate;
   uint32_t* flags;  // or null
   hvdc_cuda_error* error;
-  uint64_t tag;
+  uint64_t tag;     // of the call
+  uint32_t number;  // of this job among those of the call
+  uint32_t jobs;    // of the call
 };
 
 namespace HVDC_ARCH {
@@ -232,6 +242,7 @@ HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uin
   Parts parts = {memory, 0};
   Workspace all = {};
   all.control = parts.Take<Control>(1);
+  all.verdict = parts.Take<Verdict>(1);
   all.checksums = parts.Take<unsigned long long>(HVDC_CUDA_MAX_PAYLOADS);
   all.tables = parts.Take<Int8Tables>(kTables);
   TakeScratch(spec, passes, &parts, &all);

@@ -55,7 +55,7 @@ struct Plan {
   const Item* device_items = nullptr;
   const Share* device_shares = nullptr;  // of all groups, one behind the other
   Int8Tables* tables = nullptr;
-  Control* controls = nullptr;  // one an item, and behind them the checksums
+  Control* controls = nullptr;  // one an item, and behind them the checksums and the verdict
   int64_t zeros = 0;            // bytes from there on
 };
 
@@ -128,7 +128,7 @@ int MakeGroups(std::vector<Part<Batch>> parts, Plan<Item, Batch>* plan) {
   return HVDC_OK;
 }
 
-int DescribeItem(const hvdc_cuda_entry& entry, int32_t, EncodeItem* item) {
+int DescribeItem(const hvdc_cuda_entry& entry, int64_t, int32_t, EncodeItem* item) {
   EncodeJob& job = item->job;
   job.noise = MakeNoise(entry.noise);
   if (entry.feedback) {
@@ -139,8 +139,9 @@ int DescribeItem(const hvdc_cuda_entry& entry, int32_t, EncodeItem* item) {
   return Describe(entry.spec, &job, &job.passes);
 }
 
-int DescribeItem(const hvdc_cuda_entry& entry, int32_t payloads, DecodeItem* item) {
+int DescribeItem(const hvdc_cuda_entry& entry, int64_t items, int32_t payloads, DecodeItem* item) {
   item->job.count = payloads;
+  item->job.jobs = static_cast<uint32_t>(items);
   Passes passes;
   return Describe(entry.spec, &item->job, &passes);
 }
@@ -169,6 +170,7 @@ int64_t Place(uint8_t* memory, Plan<Item, Batch>* plan) {
   plan->controls = parts.Take<Control>(items);
   const int64_t begin = parts.used - items * static_cast<int64_t>(sizeof(Control));
   unsigned long long* const checksums = parts.Take<unsigned long long>(items * payloads, 16);
+  Verdict* const verdict = parts.Take<Verdict>(1, 16);
   plan->zeros = parts.used - begin;
   for (int64_t i = 0; i < items; ++i) {
     Item& item = plan->items[static_cast<size_t>(i)];
@@ -176,6 +178,7 @@ int64_t Place(uint8_t* memory, Plan<Item, Batch>* plan) {
     own.tables = plan->tables;
     if (memory) own.control = plan->controls + i;
     if (memory) own.checksums = checksums + i * payloads;
+    own.verdict = verdict;
     TakeScratch(item.job.spec, PassesOf(item), &parts, &own);
     item.job.workspace = own;
   }
@@ -198,7 +201,7 @@ int MakePlan(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads, in
     Item item = {};
     item.first = entry.first;
     item.offset = entry.offset;
-    const int status = DescribeItem(entry, payloads, &item);
+    const int status = DescribeItem(entry, count, payloads, &item);
     if (status != HVDC_OK) return status;
     AddParts(item, static_cast<uint32_t>(i), Use{entry.array, entry.feedback != 0}, &parts);
     plan->items.push_back(item);

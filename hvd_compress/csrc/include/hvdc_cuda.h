@@ -34,8 +34,9 @@ typedef struct {
   int64_t workspace_bytes;
 } hvdc_cuda_queue;
 
-// What a payload that is not what it should be leaves behind. The first one stays until the caller
-// sets status to 0. May be in host memory that the device can write (pinned, mapped).
+// What a payload that is not what it should be leaves behind: the first of a batch's first entry
+// that has one. It stays until the caller sets status to 0. May be in host memory that the device
+// can write (pinned, mapped).
 typedef struct {
   uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER or HVDC_BAD_CHECKSUM
   int32_t payload;  // its index in the call

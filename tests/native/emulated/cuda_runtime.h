@@ -111,6 +111,12 @@ T atomicMin(T* at, T value) {
   return before;
 }
 template <class T>
+T atomicMax(T* at, T value) {
+  const T before = *at;
+  if (before < value) *at = value;
+  return before;
+}
+template <class T>
 T atomicExch(T* at, T value) {
   const T before = *at;
   *at = value;
