@@ -177,7 +177,7 @@ def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str
     makers: dict[str, Callable[[], Any]] = {
         name: partial(CodecCase, CODECS[name], kernels, buffers)
         for name in names
-        if CODECS[name].on_device and not CODECS[name].varies  # Only CPUs have an entropy code.
+        if not CODECS[name].varies  # Only CPUs have an entropy code.
     }
     if others:
         makers[ComposedOneBit.name] = partial(ComposedOneBit, buffers)

@@ -85,9 +85,6 @@ class Codec:
     error: ClassVar[Literal["unbiased", "contractive"]]
     """The kind of quantization error, which decides the error feedback that is stable: unbiased is
     ``E[Q(x)] = x``, apart from the codec's own clipping; contractive is ``|x - Q(x)| < |x|``, always."""
-    on_device: ClassVar[bool] = True
-    """Whether there are CUDA kernels, where :meth:`native` is defined. If not, copies in host memory are
-    encoded and decoded."""
     feedback: ClassVar[ErrorFeedback] = OFF
     """The error feedback coefficients of the codec's paper."""
 

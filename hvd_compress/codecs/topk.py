@@ -40,7 +40,6 @@ class TopK(base.Codec):
     codec_id: ClassVar[int] = 8
     name: ClassVar[str] = "topk"
     error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
-    on_device: ClassVar[bool] = False
     feedback: ClassVar[ErrorFeedback] = ErrorFeedback(1.0, 1.0)
 
     chunk: int = 4096

@@ -262,7 +262,9 @@ class CudaKernels(Kernels):
         error = Error.from_address(self._error.data_ptr())
         if error.status == 0:
             return
-        what = {3: "header", 4: "checksum"}.get(error.status, f"status {error.status}")
+        what = {3: "header", 4: "checksum", 6: "list of indices"}.get(
+            error.status, f"status {error.status}"
+        )
         rank = error.payload
         batch, number = divmod(error.tag, 1 << _BATCH_BITS)
         error.status = 0
@@ -383,7 +385,7 @@ def spec_for(codec: Codec, shape: Shape) -> Spec:
         KernelError: the codec has no CUDA kernels.
     """
     spec = spec_of(codec, shape)
-    if spec is None or codec.varies or not codec.on_device:
+    if spec is None or codec.varies:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
     return spec
 

@@ -68,6 +68,26 @@ def test_zeros_and_tiny_chunks_are_sent_as_zeros() -> None:
     assert np.count_nonzero(through(TopK(64, 5, 32), x, x.shape)) == 5
 
 
+def altered_entries(index: int, added: int = 0) -> tuple[TopK, tuple[int], np.ndarray]:
+    """A payload whose entry 5 has another index, and its entry 6 index 5; added: to the checksum."""
+    codec, shape = TopK(64, 30, 2), (62,)
+    payload = encode(codec, shape, np.arange(62, 0, -1).astype(np.float32))
+    begin = 32 + codec.layout(shape).codes_offset
+    payload[begin + 5] = index  # Entry 5 of 8 bits has index 5.
+    payload[begin + 6] = 5
+    return codec, shape, with_checksum(payload, added)
+
+
+def with_checksum(payload: np.ndarray, added: int = 0) -> np.ndarray:
+    """The payload with the checksum of what is in it, plus a number."""
+    payload[24:32] = 0
+    words = payload.view("<u4").astype(np.uint64)
+    weights = np.arange(words.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    total = (words * weights).sum() + np.uint64(added)
+    payload[24:32] = np.frombuffer(total.tobytes(), np.uint8)
+    return payload
+
+
 @pytest.mark.parametrize("added", (0, 1))
 @pytest.mark.parametrize("kernels", (ReferenceKernels(), CpuKernels()), ids=("reference", "cpu"))
 @pytest.mark.parametrize(
@@ -75,16 +95,7 @@ def test_zeros_and_tiny_chunks_are_sent_as_zeros() -> None:
 )
 def test_indices_that_no_encoder_writes(kernels: Any, index: int, added: int) -> None:
     """Even with a right checksum, or one too many, nothing outside of the chunk may be written."""
-    codec, shape = TopK(64, 30, 2), (62,)
-    payload = encode(codec, shape, np.arange(62, 0, -1).astype(np.float32))
-    begin = 32 + codec.layout(shape).codes_offset
-    payload[begin + 5] = index  # Entry 5 of 8 bits has index 5.
-    payload[begin + 6] = 5
-    payload[24:32] = 0
-    words = payload.view("<u4").astype(np.uint64)
-    weights = np.arange(words.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    total = (words * weights).sum() + np.uint64(added)
-    payload[24:32] = np.frombuffer(total.tobytes(), np.uint8)
+    codec, shape, payload = altered_entries(index, added)
     out: Any = np.full(66, np.float32(7))
     given: Any = payload[None]
     if kernels.name != "reference":

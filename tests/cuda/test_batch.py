@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PayloadError, Ternary, TopK
+from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PayloadError, Ternary
 from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import batch as kernels_batch
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
@@ -23,14 +23,15 @@ from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import normal
 from tests.cuda.executors import Checked, configure, deferred_kernels, emulated
-from tests.cuda.test_parity import PLAIN, SIZES
+from tests.cuda.test_parity import PLAIN, SIZES, SPARSE
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits
 from tests.kernels.parity import LARGE, MODES
 from tests.kernels.test_batch import Case, cases
+from tests.kernels.test_cpu import Truncated
 
 OFF = ErrorFeedback(alpha=0.0)
 FULL = ErrorFeedback(1.0, 1.0)
-ROWS = (*PLAIN, *SIZES)
+ROWS = (*PLAIN, *SIZES, *SPARSE)
 
 
 def every_row(*shapes: tuple[int, ...], bad: float | None = None) -> list[Case]:
@@ -209,7 +210,7 @@ def test_more_arrays_than_a_launch_takes(kernels: Checked) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some=st.lists(cases(), max_size=5), ranks=st.integers(0, 3))
 def test_any_batch(kernels: Checked, some: list[Case], ranks: int) -> None:
-    check(kernels, [c for c in some if c.codec.on_device and not c.codec.varies], ranks=ranks)
+    check(kernels, [c for c in some if not c.codec.varies], ranks=ranks)
 
 
 @pytest.mark.parametrize(("processors", "order"), ((1, 1), (4, 2), (7, 3)))
@@ -323,12 +324,12 @@ def test_an_error_of_a_batch_that_is_gone(kernels: Checked) -> None:
 def test_codecs_without_kernels_are_encoded_beside_the_others() -> None:
     some = every_row((5, 77))[:6]
     for number in (1, 4):
-        some[number] = replace(some[number], codec=TopK())
+        some[number] = replace(some[number], codec=Truncated())
     some[4].gradient[3] = math.inf
     entries, steps = entries_of(some), steps_of(some)
     arrays = Arrays.whole(case.shape for case in some)
     want, rests = expected(some)
-    with deferred_kernels(), pytest.warns(UserWarning, match="TopK.* has no CUDA kernel"):
+    with deferred_kernels(), pytest.warns(UserWarning, match="Truncated.* has no CUDA kernel"):
         batch = Executors(1).batch(entries, arrays, want)
         message, after = message_of(entries), residuals_of(some)
         batch.encode([c.gradient for c in some], after, after, steps, message)
@@ -347,7 +348,7 @@ def test_codecs_without_kernels_are_encoded_beside_the_others() -> None:
 
 def test_an_altered_payload_of_a_codec_without_kernels_is_named_on_a_device_too() -> None:
     """The copy that was decoded is what tells."""
-    some = [replace(case, codec=TopK()) for case in every_row((70,))[:2]]
+    some = [replace(case, codec=Truncated()) for case in every_row((70,))[:2]]
     entries, (want, _) = entries_of(some), expected(some)
     rows = want.repeat(3, 1)
     rows[2, entries[1].offset] ^= 1
@@ -355,7 +356,7 @@ def test_an_altered_payload_of_a_codec_without_kernels_is_named_on_a_device_too(
     with (
         deferred_kernels(),
         mock.patch.object(kernels_batch, "on_host", lambda _: False),
-        pytest.warns(UserWarning, match="TopK.* has no CUDA kernel"),
+        pytest.warns(UserWarning, match="Truncated.* has no CUDA kernel"),
     ):
         batch = Executors(1).batch(entries, Arrays.whole(case.shape for case in some), want)
         with pytest.raises(BatchPayloadError, match="rank 2's payload: expected") as e:
@@ -432,7 +433,7 @@ def test_rows_that_are_not_aligned_or_too_many(kernels: Checked) -> None:
     with pytest.raises(ValueError, match="multiples of 16 from 0 on, got 4"):
         CudaBatch(kernels, [replace(ENTRIES[0], offset=4)])
     with pytest.raises(KernelError, match="has no CUDA kernel"):
-        CudaBatch(kernels, [replace(ENTRIES[0], codec=TopK())])
+        CudaBatch(kernels, [replace(ENTRIES[0], codec=Truncated())])
 
 
 # Restoring

@@ -17,6 +17,7 @@ from hvd_compress.codecs import (
     NoiseKey,
     OneBit,
     Ternary,
+    TopK,
 )
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.kernels.cpu import CpuKernels
@@ -65,7 +66,21 @@ SIZES = tuple(
 )
 """Groups of one warp and of a block, held in two chunks, the largest that is held, and larger ones."""
 
-PLAIN = tuple(row for row in ROWS if row.codec.on_device and not row.codec.varies)
+SPARSE = tuple(
+    Row(f"topk-{chunk}-{keep}-{bits}", TopK(chunk, keep, bits), 0, MODES[2])
+    for chunk, keep, bits in (
+        (64, 1, 1),
+        (1088, 1000, 3),
+        (4096, 4096, 32),
+        (4160, 4100, 5),
+        (8192, 3, 8),
+        (65536, 500, 2),
+        (65536, 65536, 7),
+    )
+)
+"""Chunks of one tile and of several, and more entries than are held at a time."""
+
+PLAIN = tuple(row for row in ROWS if not row.codec.varies)
 """An entropy code is the CPU's."""
 
 every_row = pytest.mark.parametrize("row", PLAIN, ids=str)
@@ -134,7 +149,7 @@ def test_encode_in_many_blocks(kernels: Checked, row: Row) -> None:
         encode_and_check(kernels, row, shape, "float32", MODES[2])
 
 
-@pytest.mark.parametrize("row", SIZES, ids=str)
+@pytest.mark.parametrize("row", (*SIZES, *SPARSE), ids=str)
 def test_groups_of_all_sizes(kernels: Checked, row: Row) -> None:
     for shape in ((4097,), (3, 7001), (70_001,)):
         for feedback in MODES:
@@ -273,7 +288,7 @@ def test_decode_in_many_blocks_and_where_arrays_are_not_aligned(kernels: Checked
 )
 @given(data=st.data())
 def test_anything(kernels: Checked, data: st.DataObject) -> None:
-    row = data.draw(st.sampled_from((*PLAIN, *SIZES)))
+    row = data.draw(st.sampled_from((*PLAIN, *SIZES, *SPARSE)))
     shape = data.draw(shapes())
     feedback = data.draw(st.sampled_from(MODES))
     dtype = data.draw(st.sampled_from(tuple(DTYPES)))

@@ -93,6 +93,14 @@ cases::Case RandomCase(Random* random) {
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((*random)());
   cases::Case test = cases::MakeCase(bytes);
   if ((*random)() % 4 == 0) test.spec.group = 64u * static_cast<uint32_t>(1 + (*random)() % 130);
+  if ((*random)() % 8 == 0) {
+    static const uint32_t kBits[] = {1, 2, 5, 8, 32};
+    test.spec.codec = HVDC_TOPK;
+    test.spec.grouping = HVDC_CONTIGUOUS;
+    test.spec.variant = kBits[(*random)() % 5];
+    const bool dense = (*random)() % 4 == 0;
+    test.spec.levels = static_cast<uint32_t>(1 + (*random)() % (dense ? test.spec.group : 64));
+  }
   if (test.spec.coding) {  // Only the CPU has an entropy code.
     test.spec.coding = HVDC_PLAIN;
     test.spec.rows %= 2500;

@@ -53,10 +53,8 @@ inline int Settle(int status, const hvdc_cuda_queue& queue) {
   return Check(cudaStreamSynchronize(StreamOf(queue)));
 }
 
-// Entropy codes and top-k are the CPU's.
-inline bool HasKernel(const hvdc_spec& spec) {
-  return ValidSpec(spec) && !IsEntropyCoded(spec) && spec.codec != HVDC_TOPK;
-}
+// Entropy codes are the CPU's.
+inline bool HasKernel(const hvdc_spec& spec) { return ValidSpec(spec) && !IsEntropyCoded(spec); }
 
 // Checks a spec, and finds the layout of its payload.
 template <class Job>

@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
 
 template <class Jobs>
 Work<Jobs> EncodeWork(const EncodeJob& job) {
+  if (job.spec.codec == HVDC_TOPK) return TopKEncodeWork<Jobs>(job);
   return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
     using C = typename decltype(coder)::Type;
     if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {

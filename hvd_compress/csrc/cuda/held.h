@@ -31,6 +31,16 @@ struct Team {
         x(reinterpret_cast<float*>(SharedMemory()) + (whole ? 0 : WarpOfBlock()) * HeldFloats(job)),
         kept(x + job.spec.group) {}
 
+  // All warps of a block, which hold what is encoded, and nothing else.
+  __device__ explicit Team(float* memory)
+      : whole(true),
+        warps(kWarps),
+        rank(WarpOfBlock()),
+        index(0),
+        teams(1),
+        x(memory),
+        kept(nullptr) {}
+
   // Called by all threads of the team, which then see what the others wrote to shared memory.
   __device__ void Meet() const {
     if (whole) {
@@ -44,7 +54,7 @@ struct Team {
 
   __device__ void Store(uint32_t position, const Compensated& both, Mode mode) const {
     *reinterpret_cast<Quad*>(x + position) = both.x;
-    if (mode == Mode::kGeneral) *reinterpret_cast<Quad*>(kept + position) = both.kept;
+    if (mode == Mode::kGeneral && kept) *reinterpret_cast<Quad*>(kept + position) = both.kept;
   }
 
   bool whole;             // whether it is the block

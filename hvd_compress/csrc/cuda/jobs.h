@@ -40,6 +40,7 @@ struct Control {
   unsigned long long checksum;
   uint32_t tickets;    // blocks that are done
   uint32_t nonfinite;  // whether a scale, or what a cast decodes to, is not finite
+  uint32_t wrong;      // payloads from the first on whose indices no encoder writes
 };
 
 // What the decoding jobs of a call tell each other; zeros between calls.
@@ -184,6 +185,7 @@ HVDC_HD uint32_t PlaneWord(const Blocks& blocks, uint32_t position, uint32_t pla
 
 HVDC_HD Passes MakePasses(const hvdc_spec& spec, const Layout& layout) {
   Passes passes = {};
+  if (spec.codec == HVDC_TOPK) return passes;  // its kernel does all by itself
   passes.held = IsContiguous(spec) && layout.block <= kHeldGroup;
   passes.columns = !IsCast(spec) && spec.grouping == HVDC_COLUMN;
   if (passes.held || IsCast(spec) || !layout.count) return passes;

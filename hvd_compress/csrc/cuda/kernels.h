@@ -33,6 +33,11 @@ template <class Jobs>
 Work<Jobs> EncodeWork(const EncodeJob& job);
 template <class Jobs>
 Work<Jobs> DecodeWork(const DecodeJob& job);
+// The same for top-k.
+template <class Jobs>
+Work<Jobs> TopKEncodeWork(const EncodeJob& job);
+template <class Jobs>
+Work<Jobs> TopKDecodeWork(const DecodeJob& job);
 
 // Copies where *when is not 0: count residuals, in as few launches as can hold them.
 int Restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,

@@ -38,7 +38,7 @@ typedef struct {
 // that has one. It stays until the caller sets status to 0. May be in host memory that the device
 // can write (pinned, mapped).
 typedef struct {
-  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER or HVDC_BAD_CHECKSUM
+  uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES
   int32_t payload;  // its index in the call
   uint64_t tag;     // of the call; in a batch, plus the number of the entry
 } hvdc_cuda_error;

@@ -87,6 +87,19 @@ inline int __any_sync(unsigned mask, int value) {
   for (int lane = 0; lane < 32; ++lane) any |= (mask >> lane & 1) && all[lane];
   return any;
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance, int) {
+  const uint64_t* all =
+      emulated::MeetWarp(emulated::Meeting::kShuffle, mask, emulated::ToBits(value));
+  const unsigned lane = threadIdx.x % 32;
+  return lane < distance ? value : emulated::FromBits<T>(all[lane - distance]);
+}
+inline unsigned __ballot_sync(unsigned mask, int value) {
+  const uint64_t* all = emulated::MeetWarp(emulated::Meeting::kVote, mask, value != 0);
+  unsigned ballot = 0;
+  for (int lane = 0; lane < 32; ++lane) ballot |= (mask >> lane & 1 && all[lane] ? 1u : 0u) << lane;
+  return ballot;
+}
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 
@@ -131,6 +144,9 @@ inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline double __dmul_rn(double x, double y) { return x * y; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __float2int_rn(float x) { return static_cast<int>(lrintf(x)); }
 inline int __float2int_rz(float x) { return static_cast<int>(x); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }

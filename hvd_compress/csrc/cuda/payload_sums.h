@@ -1,0 +1,163 @@
+// What decoding does with payloads as a whole: checksums are taken on the way, and looked at by the
+// last block.
+#ifndef HVDC_CUDA_PAYLOAD_SUMS_H_
+#define HVDC_CUDA_PAYLOAD_SUMS_H_
+
+#include "codec/header.h"
+#include "cuda/finish.h"
+#include "cuda/quads.h"
+#include "cuda/report.h"
+
+namespace hvdc {
+namespace HVDC_ARCH {
+
+// The sums for each payload, in shared memory: of every thread of the block, or of every warp where
+// there are many payloads.
+struct PayloadSums {
+  HVDC_HD static int32_t Slots(int32_t payloads) { return payloads <= 16 ? kThreads : kWarps; }
+
+  __device__ PayloadSums(const DecodeJob& job, int32_t slots_)
+      : sums(reinterpret_cast<unsigned long long*>(SharedMemory())),
+        payloads(job.count),
+        slots(slots_) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < slots * payloads; i += kThreads) {
+      sums[i] = 0;
+    }
+    __syncthreads();
+  }
+
+  // Called by all threads of a warp.
+  __device__ void Add(int32_t payload, const Totals& totals) const {
+    unsigned long long* const own = sums + payload * slots;
+    if (slots == kThreads) {
+      own[threadIdx.x] += totals.checksum;
+      return;
+    }
+    const unsigned long long sum = WarpSum(totals.checksum);
+    if (LaneOfWarp() == 0) own[WarpOfBlock()] += sum;
+  }
+
+  // Called by all threads of a block.
+  __device__ void Finish(unsigned long long* all) const {
+    __syncthreads();
+    for (int32_t k = static_cast<int32_t>(WarpOfBlock()); k < payloads; k += kWarps) {
+      unsigned long long sum = 0;
+      for (int32_t i = static_cast<int32_t>(LaneOfWarp()); i < slots; i += kWarpSize) {
+        sum += sums[k * slots + i];
+      }
+      sum = WarpSum(sum);
+      if (LaneOfWarp() == 0 && sum) atomicAdd(&all[k], sum);
+    }
+  }
+
+  unsigned long long* sums;
+  int32_t payloads, slots;
+};
+
+// The words that quads do not add: header, scales, padding.
+__device__ inline void AddRest(const DecodeJob& job, const Place& place, const PayloadSums& sums) {
+  const Blocks& blocks = job.blocks;
+  const uint32_t header = kHeaderWords - 2;  // the rest of it is the checksum
+  const uint32_t before = blocks.codes - 2;
+  const uint32_t words = static_cast<uint32_t>(job.layout.payload_bytes / 4);
+  uint32_t end = words;
+  if (blocks.count) {
+    // As far as quads reach: casts' are two words and four.
+    const uint32_t quad = job.spec.codec == HVDC_FP32 ? 4 : IsCast(job.spec) ? 2 : 1;
+    end = CodesOfBlock(blocks, blocks.count - 1) + (blocks.last_words + quad - 1) / quad * quad;
+  }
+  const uint32_t all = before + (words - end);
+  // Whole warps at a time, so that their sums can be taken.
+  for (uint32_t first = place.Warp() * kWarpSize; first < all; first += place.Threads()) {
+    const uint32_t i = first + LaneOfWarp();
+    const uint32_t at = i < header ? i : i < before ? i + 2 : end + (i - before);
+    for (int32_t k = 0; k < job.count; ++k) {
+      Totals totals;
+      if (i < all) {
+        totals.Word(reinterpret_cast<const uint32_t*>(job.payloads + k * job.stride)[at], at);
+      }
+      sums.Add(k, totals);
+    }
+  }
+}
+
+// Run by the last block: what is wrong with the payloads, if anything, is recorded, and so is
+// whether the result is not finite: by what their headers say, or because of a payload that is
+// wrong. Returns whether all are right.
+__device__ inline bool Verify(const DecodeJob& job) {
+  __shared__ uint32_t worst;  // eight times a payload's index, plus its status
+  Control* const control = job.workspace.control;
+  const uint32_t wrong = atomicOr(&control->wrong, 0u);
+  if (threadIdx.x == 0) worst = ~0u;
+  __syncthreads();
+  for (int32_t k = static_cast<int32_t>(threadIdx.x); k < job.count; k += kThreads) {
+    Header header;
+    memcpy(&header, job.payloads + k * job.stride, sizeof(header));
+    const unsigned long long sum = atomicExch(&job.workspace.checksums[k], 0ull);
+    uint32_t status = HVDC_OK;
+    if (wrong == static_cast<uint32_t>(job.count - k)) status = HVDC_BAD_CODES;
+    if (sum != header.checksum) status = HVDC_BAD_CHECKSUM;
+    if (!HeaderFits(job.spec, job.layout, job.step, header)) status = HVDC_BAD_HEADER;
+    const bool finite = status == HVDC_OK && !(header.flags & kFlagNonfinite);
+    if (job.flags && !finite) atomicOr(job.flags, kFlagNonfinite);
+    if (status != HVDC_OK) atomicMin(&worst, 8 * static_cast<uint32_t>(k) + status);
+  }
+  __syncthreads();
+  const uint32_t found = worst;
+  if (threadIdx.x == 0) {
+    atomicExch(&control->tickets, 0u);
+    atomicExch(&control->wrong, 0u);
+    Report(job, found);
+  }
+  return found == ~0u;
+}
+
+__device__ inline void FillWithNan(const DecodeJob& job) {
+  Quad nan;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) nan.v[k] = BitsFloat(kNanBits);
+  const uint32_t count = job.blocks.elements;
+  WithDtype(job.dtype, [&](auto dtype) {
+    for (uint32_t at = 4 * threadIdx.x; at < count; at += 4 * kThreads) {
+      StoreQuadAs<decltype(dtype)::value, false>(job.out, at, ValidOf(at, count), nan);
+    }
+  });
+}
+
+// The thread's quads of neighbouring rows: what has to be read for all of them is asked for before
+// the first of it is used.
+template <int kDtype, bool kWhole, int kQuads>
+__device__ inline void StoreSums(const DecodeJob& job, uint32_t element, uint32_t valid,
+                                 const Quad* sums) {
+  Quad before[kQuads];
+  if (job.accumulate) {
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      before[i] = LoadQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid);
+    }
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kQuads; ++i) {
+    Quad after;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      after.v[k] = Thread::Mul(sums[i].v[k], job.scale);
+      if (job.accumulate) after.v[k] = Thread::Add(before[i].v[k], after.v[k]);
+    }
+    StoreQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid, after);
+  }
+}
+
+// Called by all threads when the sums are stored.
+__device__ inline void FinishDecoding(const DecodeJob& job, const Place& place,
+                                      const PayloadSums& sums) {
+  AddRest(job, place, sums);
+  sums.Finish(job.workspace.checksums);
+  if (!LastBlock(place, job.workspace.control)) return;
+  if (!Verify(job)) FillWithNan(job);
+}
+
+}  // namespace HVDC_ARCH
+}  // namespace hvdc
+
+#endif  // HVDC_CUDA_PAYLOAD_SUMS_H_
