@@ -262,6 +262,30 @@ def test_decode_sum(kernels: Checked, row: Row, dtype: str) -> None:
                 )
 
 
+@pytest.mark.parametrize("row", (*PLAIN, *SIZES, *SPARSE), ids=str)
+def test_decode_payloads_that_are_read_together(kernels: Checked, row: Row) -> None:
+    """Four, two, and one are left over; into memory of any alignment."""
+    shape, none = (3, 2501), np.zeros(0, np.float32)
+    sent = []
+    for seed in range(3):
+        gradient = torch.from_numpy(normal(shape, seed=seed))
+        noise = NoiseKey(rank=seed)
+        sent.append(reference_encode(row, shape, gradient, OFF, none, noise).payload)
+    for offset in (0, 4):
+        check_decode(
+            kernels,
+            row,
+            shape,
+            np.stack([sent[rank % 3] for rank in range(7)]),
+            as_dtype(normal(shape, seed=7), "float32"),
+            step=0,
+            scale=0.5,
+            accumulate=False,
+            offset=offset,
+            device=kernels.device,
+        )
+
+
 @every_row
 def test_decode_in_many_blocks_and_where_arrays_are_not_aligned(kernels: Checked, row: Row) -> None:
     for shape in LARGE[1:]:

@@ -11,73 +11,115 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// kQuads rows of a warp from an element on, of one payload after the other. kWhole: all of their
-// elements exist, and the tensors are aligned to four.
+// What a kernel's blocks of threads use all the time.
+template <class C>
+struct Tools {
+  C coder;
+  const float* numbers;  // SignedNumbers
+  PayloadSums sums;
+};
+
+// kQuads rows of a warp from an element on, of some payloads together, one after the other. kWhole:
+// all of their elements exist. Several rows are in one block.
 template <class C, bool kWhole, int kQuads>
-__device__ inline void DecodeRows(const DecodeJob& job, const C& coder, const PayloadSums& sums,
-                                  uint32_t first) {
+__device__ inline void DecodeRows(const DecodeJob& job, const Tools<C>& tools, uint32_t first) {
   using Decoder = QuadDecoder<C, kWhole>;
+  using F = Format<C>;
   const uint32_t element = first + 4 * LaneOfWarp();
-  const auto place_of = [&](int i) {
-    return QuadPlace<C, kWhole>(job.blocks, element + static_cast<uint32_t>(i) * kRow);
-  };
+  QuadPlace<C, kWhole> places[kQuads];
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    places[i].Set(job, element + static_cast<uint32_t>(i) * kRow);
+    if (F::kStep) places[i].index = places[0].index + static_cast<uint32_t>(i) * F::kStep;
+  }
   Quad total[kQuads] = {};
-  Codes codes[kQuads];
-  const auto read = [&](int32_t payload) {
+  const uint8_t* payloads = job.payloads;
+  const int64_t stride = job.stride;
+  const int32_t count = job.count;
+  const uint32_t uppers = static_cast<uint32_t>(job.layout.scales / 2);
+  int32_t at = 0;
+  const auto add = [&](auto number) {
+    constexpr int kNumber = decltype(number)::value;
+    typename Decoder::Codes codes[kNumber][kQuads];
+    Scales scales[kNumber][kQuads];
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      codes[i] = Decoder::Read(job, payload, place_of(i));
-    }
-  };
-  if (job.count) read(0);
-  for (int32_t payload = 0; payload < job.count; ++payload) {
-    const uint8_t* const bytes = job.payloads + payload * job.stride;
-    Codes now[kQuads];
+    for (int n = 0; n < kNumber; ++n) {
+      const uint8_t* const payload = payloads + n * stride;
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) now[i] = codes[i];
-    // The next payload's are on their way while this one's are decoded.
-    if (payload + 1 < job.count) read(payload + 1);
-    Totals totals;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const QuadPlace<C, kWhole> place = place_of(i);
-      Decoder::Count(place, now[i], &totals);
-      const Quad decoded = Decoder::Decode(job, coder, bytes, place, now[i]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        total[i].v[k] = Thread::Add(total[i].v[k], decoded.v[k]);
+      for (int i = 0; i < kQuads; ++i) {
+        codes[n][i] = Decoder::Read(payload, places[i].index, places[i].reads);
+        scales[n][i] = i ? scales[n][0] : Decoder::ReadScales(payload, places[i].group, uppers);
       }
     }
-    sums.Add(payload, totals);
+    uint64_t checksums[kNumber];
+#pragma unroll
+    for (int n = 0; n < kNumber; ++n) {
+      const uint8_t* const payload = payloads + n * stride;
+      checksums[n] = 0;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        checksums[n] += Decoder::Checksum(codes[n][i], places[i].weight);
+        const Quad decoded = Decoder::Decode(tools.coder, tools.numbers, payload, uppers, places[i],
+                                             codes[n][i], scales[n][i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          total[i].v[k] = Thread::Add(total[i].v[k], decoded.v[k]);
+        }
+      }
+    }
+    tools.sums.template Add<kNumber>(at, checksums);
+    payloads += kNumber * stride;
+    at += kNumber;
+  };
+  if constexpr (kWhole && F::kTogether == 4) {
+    while (count - at >= 4) add(std::integral_constant<int, 4>());
   }
+  if constexpr (kWhole && F::kTogether > 1) {
+    while (count - at >= 2) add(std::integral_constant<int, 2>());
+  }
+  while (at < count) add(std::integral_constant<int, 1>());
   const uint32_t valid = kWhole ? 4 : ValidOf(element, job.blocks.elements);
   if (!valid) return;
   WithDtype(job.dtype, [&](auto dtype) {
     constexpr int kDtype = decltype(dtype)::value;
-    StoreSums<kDtype, kWhole, kQuads>(job, element, valid, total);
+    if (kWhole && job.aligned) {
+      StoreSums<kDtype, true, kQuads>(job, element, 4, total);
+    } else {
+      StoreSums<kDtype, false, kQuads>(job, element, valid, total);
+    }
   });
 }
 
+// Blocks of threads that a multiprocessor has to have room for: this bounds their registers.
+constexpr int kBlocksToDecode = 6;
+
 // A warp takes kQuads rows at a time.
 template <class C, class Jobs>
-__global__ void __launch_bounds__(kThreads) Decode(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kThreads, kBlocksToDecode)
+    Decode(const __grid_constant__ Jobs jobs) {
   Place place;
   const DecodeJob& job = jobs.Open(&place);
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
-  const PayloadSums sums(job, PayloadSums::Slots(job.count));
+  const Tools<C> tools = {coder, SignedNumbers(coder), PayloadSums(job)};
   const uint32_t count = job.blocks.elements;
   for (uint32_t first = place.Warp() * kSpan; first < count; first += place.Warps() * kSpan) {
-    if (job.aligned && count - first >= kSpan) {
-      DecodeRows<C, true, kQuads>(job, coder, sums, first);
-    } else {
-      for (uint32_t row = first; row < count && row < first + kSpan; row += kRow) {
-        DecodeRows<C, false, 1>(job, coder, sums, row);
+    const bool whole = count - first >= kSpan;
+    const Divider& size = job.blocks.by_size;
+    if (whole && Quotient(size, first) == Quotient(size, first + kSpan - 1)) {
+      DecodeRows<C, true, kQuads>(job, tools, first);
+      continue;
+    }
+    for (uint32_t row = first; row < count && row < first + kSpan; row += kRow) {
+      if (whole) {
+        DecodeRows<C, true, 1>(job, tools, row);
+      } else {
+        DecodeRows<C, false, 1>(job, tools, row);
       }
     }
   }
-  FinishDecoding(job, place, sums);
+  FinishDecoding(job, place, tools.sums);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -96,10 +138,9 @@ Work<Jobs> DecodeWork(const DecodeJob& job) {
   if (job.spec.codec == HVDC_TOPK) return TopKDecodeWork<Jobs>(job);
   constexpr int64_t kSpans = 4;  // of a thread's quads
   const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
-  const size_t sums = static_cast<size_t>(job.count) * PayloadSums::Slots(job.count);
   return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
     using C = typename decltype(coder)::Type;
-    return {Decode<C, Jobs>, blocks, sums * sizeof(unsigned long long)};
+    return {Decode<C, Jobs>, blocks, PayloadSums::Bytes(job.count)};
   });
 }
 

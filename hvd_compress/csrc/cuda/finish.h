@@ -21,25 +21,38 @@ HVDC_HD uint32_t TableOf(const hvdc_spec& spec) {
   return tables ? spec.variant - HVDC_DYNAMIC : 0;
 }
 
-// 1-bit by row or column: the values of four elements.
+// 1-bit by row or column: the groups of four neighbouring elements.
+struct MatrixGroups {
+  __device__ void Set(const hvdc_spec& spec, uint32_t element) {
+    const uint32_t columns = static_cast<uint32_t>(spec.columns);
+    const uint32_t rows = static_cast<uint32_t>(spec.rows);
+    const bool by_row = spec.grouping == HVDC_ROW;
+    uint32_t row = element / columns, column = element % columns;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      // Past the tensor's end any group will do.
+      groups[k] = by_row ? (row < rows ? row : 0) : column;
+      if (++column == columns) {
+        column = 0;
+        ++row;
+      }
+    }
+  }
+
+  uint32_t groups[4];
+};
+
+// Their values.
 __device__ inline void LoadMatrixValues(const hvdc_spec& spec, const uint8_t* payload,
                                         uint32_t element, float* lower, float* upper) {
   const float* scales = reinterpret_cast<const float*>(payload + kHeaderBytes);
-  const uint32_t columns = static_cast<uint32_t>(spec.columns);
-  const uint32_t rows = static_cast<uint32_t>(spec.rows);
-  const bool by_row = spec.grouping == HVDC_ROW;
-  const uint32_t groups = by_row ? rows : columns;
-  uint32_t row = element / columns, column = element % columns;
+  const int64_t groups = spec.grouping == HVDC_ROW ? spec.rows : spec.columns;
+  MatrixGroups own;
+  own.Set(spec, element);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    // Past the tensor's end any group will do.
-    const uint32_t group = by_row ? (row < rows ? row : 0) : column;
-    lower[k] = scales[group];
-    upper[k] = scales[groups + group];
-    if (++column == columns) {
-      column = 0;
-      ++row;
-    }
+    lower[k] = scales[own.groups[k]];
+    upper[k] = scales[groups + own.groups[k]];
   }
 }
 

@@ -11,47 +11,60 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// The sums for each payload, in shared memory: of every thread of the block, or of every warp where
-// there are many payloads.
+// The sums of every warp for each payload, in shared memory.
 struct PayloadSums {
-  HVDC_HD static int32_t Slots(int32_t payloads) { return payloads <= 16 ? kThreads : kWarps; }
+  HVDC_HD static size_t Bytes(int32_t payloads) {
+    return static_cast<size_t>(payloads) * kWarps * sizeof(unsigned long long);
+  }
 
-  __device__ PayloadSums(const DecodeJob& job, int32_t slots_)
-      : sums(reinterpret_cast<unsigned long long*>(SharedMemory())),
-        payloads(job.count),
-        slots(slots_) {
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < slots * payloads; i += kThreads) {
+  __device__ PayloadSums(const DecodeJob& job)
+      : sums(reinterpret_cast<unsigned long long*>(SharedMemory())), payloads(job.count) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kWarps * payloads; i += kThreads) {
       sums[i] = 0;
     }
     __syncthreads();
   }
 
-  // Called by all threads of a warp.
-  __device__ void Add(int32_t payload, const Totals& totals) const {
-    unsigned long long* const own = sums + payload * slots;
-    if (slots == kThreads) {
-      own[threadIdx.x] += totals.checksum;
-      return;
+  // Adds up what the threads of a warp bring for kNumber payloads, 1, 2 or 4 in a row. Called by
+  // all of them. At first every exchange halves the payloads that a thread has sums of.
+  template <uint32_t kNumber>
+  __device__ void Add(int32_t payload, const uint64_t* threads) const {
+    unsigned long long x[kNumber];
+#pragma unroll
+    for (uint32_t i = 0; i < kNumber; ++i) x[i] = threads[i];
+    uint32_t width = kWarpSize / 2;
+#pragma unroll
+    for (uint32_t half = kNumber / 2; half; half /= 2, width /= 2) {
+      const bool second = threadIdx.x & width;
+#pragma unroll
+      for (uint32_t i = 0; i < half; ++i) {
+        const unsigned long long given = second ? x[i] : x[i + half];
+        const unsigned long long own = second ? x[i + half] : x[i];
+        x[i] = own + __shfl_xor_sync(kFullWarp, given, static_cast<int>(width), kWarpSize);
+      }
     }
-    const unsigned long long sum = WarpSum(totals.checksum);
-    if (LaneOfWarp() == 0) own[WarpOfBlock()] += sum;
+#pragma unroll
+    for (; width; width /= 2) {
+      x[0] += __shfl_xor_sync(kFullWarp, x[0], static_cast<int>(width), kWarpSize);
+    }
+    constexpr uint32_t kShare = kWarpSize / kNumber;
+    if (LaneOfWarp() % kShare) return;
+    sums[(static_cast<uint32_t>(payload) + LaneOfWarp() / kShare) * kWarps + WarpOfBlock()] += x[0];
   }
 
   // Called by all threads of a block.
   __device__ void Finish(unsigned long long* all) const {
     __syncthreads();
-    for (int32_t k = static_cast<int32_t>(WarpOfBlock()); k < payloads; k += kWarps) {
+    for (int32_t k = static_cast<int32_t>(threadIdx.x); k < payloads; k += kThreads) {
       unsigned long long sum = 0;
-      for (int32_t i = static_cast<int32_t>(LaneOfWarp()); i < slots; i += kWarpSize) {
-        sum += sums[k * slots + i];
-      }
-      sum = WarpSum(sum);
-      if (LaneOfWarp() == 0 && sum) atomicAdd(&all[k], sum);
+#pragma unroll
+      for (int32_t i = 0; i < kWarps; ++i) sum += sums[k * kWarps + i];
+      if (sum) atomicAdd(&all[k], sum);
     }
   }
 
   unsigned long long* sums;
-  int32_t payloads, slots;
+  int32_t payloads;
 };
 
 // The words that quads do not add: header, scales, padding.
@@ -76,7 +89,7 @@ __device__ inline void AddRest(const DecodeJob& job, const Place& place, const P
       if (i < all) {
         totals.Word(reinterpret_cast<const uint32_t*>(job.payloads + k * job.stride)[at], at);
       }
-      sums.Add(k, totals);
+      sums.Add<1>(k, &totals.checksum);
     }
   }
 }

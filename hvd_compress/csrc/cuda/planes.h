@@ -38,20 +38,17 @@ __device__ inline uint32_t NibblesToBytes(uint32_t x) {
   return SwapBits<14, 0x0000CCCCu>(x);
 }
 
-// One step of a transposition: the blocks off the diagonal change places.
-template <int width, uint32_t mask>
-__device__ inline uint32_t ExchangeNibbles(uint32_t x) {
-  const bool second = threadIdx.x & width / 4;
-  const uint32_t given = (second ? x : x >> width) & mask;
-  const uint32_t got = __shfl_xor_sync(kFullWarp, given, width / 4, kHalfTile);
-  return second ? (x & ~mask) | got : (x & mask) | got << width;
-}
-
-// Nibble p of the thread in place b for nibble b of the thread in place p.
+// Nibble p of the thread in place b for nibble b of the thread in place p. In each of three steps,
+// the blocks off the diagonal change places: of two bytes, of one, and of a nibble.
 __device__ inline uint32_t TransposeNibbles(uint32_t x) {
-  x = ExchangeNibbles<16, 0x0000FFFFu>(x);
-  x = ExchangeNibbles<8, 0x00FF00FFu>(x);
-  return ExchangeNibbles<4, 0x0F0F0F0Fu>(x);
+  const uint32_t place = PlaceInHalfTile();
+  uint32_t got = __shfl_xor_sync(kFullWarp, x, 4, kHalfTile);
+  x = __byte_perm(x, got, place & 4 ? 0x3276 : 0x5410);
+  got = __shfl_xor_sync(kFullWarp, x, 2, kHalfTile);
+  x = __byte_perm(x, got, place & 2 ? 0x3715 : 0x6240);
+  got = __shfl_xor_sync(kFullWarp, x, 1, kHalfTile);
+  const uint32_t own = place & 1 ? 0xF0F0F0F0u : 0x0F0F0F0Fu;
+  return (x & own) | (__funnelshift_l(got, got, place & 1 ? 28 : 4) & ~own);
 }
 
 // Four codes of a byte each in every thread: the word of the plane that has the thread's place.

@@ -463,7 +463,7 @@ class ChunkDecoder {
         to[1 + i] = word;
         totals.Word(word, codes + i);
       }
-      if (adds) sums.Add(payload + k, totals);
+      if (adds) sums.Add<1>(payload + k, &totals.checksum);
     }
   }
 
@@ -539,7 +539,7 @@ template <class Jobs>
 __global__ void __launch_bounds__(kThreads) DecodeTopK(const __grid_constant__ Jobs jobs) {
   Place place;
   const DecodeJob& job = jobs.Open(&place);
-  const PayloadSums sums(job, kWarps);
+  const PayloadSums sums(job);
   for (uint32_t block = place.block; block < job.blocks.count; block += place.blocks) {
     ChunkDecoder(job, sums, block).Run();
   }
@@ -557,9 +557,9 @@ Work<Jobs> TopKEncodeWork(const EncodeJob& job) {
 
 template <class Jobs>
 Work<Jobs> TopKDecodeWork(const DecodeJob& job) {
-  const size_t checksums = static_cast<size_t>(job.count) * kWarps * sizeof(unsigned long long);
   const size_t words = SumsOf(job.spec, job.count) + kStageWords;
-  return {DecodeTopK<Jobs>, job.layout.blocks, checksums + words * sizeof(uint32_t)};
+  return {DecodeTopK<Jobs>, job.layout.blocks,
+          PayloadSums::Bytes(job.count) + words * sizeof(uint32_t)};
 }
 
 template Work<Single<EncodeJob>> TopKEncodeWork(const EncodeJob& job);
