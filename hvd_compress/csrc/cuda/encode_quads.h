@@ -39,12 +39,18 @@ __device__ inline Compensated CompensateQuad(const EncodeJob& job, Mode mode, co
 struct FromTensor {
   template <bool kWhole>
   __device__ Compensated Load(const EncodeJob& job, uint32_t position, uint32_t valid) const {
+    if (kWhole && job.aligned) return LoadAs<true>(job, position, 4);
+    return LoadAs<false>(job, position, kWhole ? 4 : valid);
+  }
+
+  template <bool kAligned>
+  __device__ Compensated LoadAs(const EncodeJob& job, uint32_t position, uint32_t valid) const {
     const uint32_t at = start + position;
     // The residual first: its type is known, so that both reads are under way together.
     Quad h = {};
-    if (job.mode != Mode::kNone) h = LoadResidual<kWhole>(job.residual, at, valid);
+    if (job.mode != Mode::kNone) h = LoadResidual<kAligned>(job.residual, at, valid);
     const Quad g = WithDtype(job.dtype, [&](auto dtype) {
-      return LoadQuadAs<decltype(dtype)::value, kWhole>(job.gradient, at, valid);
+      return LoadQuadAs<decltype(dtype)::value, kAligned>(job.gradient, at, valid);
     });
     return CompensateQuad(job, job.mode, g, h);
   }
@@ -167,7 +173,7 @@ struct QuadEncoder {
     const uint32_t valid = ValidOf(position, block.count);
 #pragma unroll
     for (int k = 0; k < 4; ++k) codes[k] = 0;
-    if (valid == 4 && job.aligned) {
+    if (valid == 4) {
       QuantizeAs<true>(job, coder, scale, block, position, valid, uniform, codes, totals);
     } else if (valid) {
       QuantizeAs<false>(job, coder, scale, block, position, valid, uniform, codes, totals);
@@ -189,8 +195,7 @@ struct QuadEncoder {
         }
       }
       if (job.mode != Mode::kNone) {
-        const Quad kept = LoadResidual<kWhole>(job.residual, element, valid);
-        StoreResidual<kWhole>(job.next_residual, element, valid, kept);
+        StoreRest(job, element, valid, LoadResidual<false>(job.residual, element, valid));
       }
       return;
     }
@@ -223,7 +228,16 @@ struct QuadEncoder {
         return;
       }
     }
-    if (job.mode != Mode::kNone) StoreResidual<kWhole>(job.next_residual, element, valid, after);
+    if (job.mode != Mode::kNone) StoreRest(job, element, valid, after);
+  }
+
+  __device__ static void StoreRest(const EncodeJob& job, uint32_t element, uint32_t valid,
+                                   const Quad& rest) {
+    if (valid == 4 && job.aligned) {
+      StoreResidual<true>(job.next_residual, element, 4, rest);
+    } else {
+      StoreResidual<false>(job.next_residual, element, valid, rest);
+    }
   }
 
   // Direct codes of a quad, as whole words; behind the last element stands padding.

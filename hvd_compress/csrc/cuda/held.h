@@ -66,8 +66,9 @@ struct Team {
 
 constexpr uint32_t kRowsAhead = 4;
 
-// Whole rows of a warp's quads: several are asked for before the first of them is used.
-template <int kDtype, Mode kMode>
+// Whole rows of a warp's quads: several are asked for before the first of them is used. Where
+// memory is not aligned to quads, element by element.
+template <int kDtype, Mode kMode, bool kAligned>
 __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t start,
                                 uint32_t rows) {
   for (uint32_t row = team.rank * kRowsAhead; row < rows; row += team.warps * kRowsAhead) {
@@ -75,9 +76,9 @@ __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t
     Quad g[kRowsAhead], h[kRowsAhead] = {};
 #pragma unroll
     for (uint32_t i = 0; i < kRowsAhead; ++i) {
-      g[i] = LoadQuadAs<kDtype, true>(job.gradient, start + base + i * kRow, 4);
+      g[i] = LoadQuadAs<kDtype, kAligned>(job.gradient, start + base + i * kRow, 4);
       if constexpr (kMode != Mode::kNone) {
-        h[i] = LoadResidual<true>(job.residual, start + base + i * kRow, 4);
+        h[i] = LoadResidual<kAligned>(job.residual, start + base + i * kRow, 4);
       }
     }
 #pragma unroll
@@ -87,29 +88,36 @@ __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t
   }
 }
 
+template <int kDtype, bool kAligned>
+__device__ inline void HoldRowsAs(const EncodeJob& job, const Team& team, uint32_t start,
+                                  uint32_t rows) {
+  switch (job.mode) {
+    case Mode::kNone:
+      return HoldRows<kDtype, Mode::kNone, kAligned>(job, team, start, rows);
+    case Mode::kShared:
+      return HoldRows<kDtype, Mode::kShared, kAligned>(job, team, start, rows);
+    default:
+      return HoldRows<kDtype, Mode::kGeneral, kAligned>(job, team, start, rows);
+  }
+}
+
 // The group of count elements from start on, into shared memory.
 __device__ inline void Hold(const EncodeJob& job, const Team& team, uint32_t start,
                             uint32_t count) {
-  const uint32_t rows = job.aligned ? count / (kRowsAhead * kRow) * kRowsAhead : 0;
+  const uint32_t rows = count / (kRowsAhead * kRow) * kRowsAhead;
   WithDtype(job.dtype, [&](auto dtype) {
     constexpr int kDtype = decltype(dtype)::value;
-    switch (job.mode) {
-      case Mode::kNone:
-        return HoldRows<kDtype, Mode::kNone>(job, team, start, rows);
-      case Mode::kShared:
-        return HoldRows<kDtype, Mode::kShared>(job, team, start, rows);
-      default:
-        return HoldRows<kDtype, Mode::kGeneral>(job, team, start, rows);
-    }
+    if (job.aligned) return HoldRowsAs<kDtype, true>(job, team, start, rows);
+    return HoldRowsAs<kDtype, false>(job, team, start, rows);
   });
   const FromTensor source = {start};
   const uint32_t rest = (rows + team.rank) * kRow + 4 * LaneOfWarp();
   for (uint32_t position = rest; position < count; position += team.warps * kRow) {
     const uint32_t valid = ValidOf(position, count);
-    team.Store(position,
-               valid == 4 && job.aligned ? source.Load<true>(job, position, 4)
-                                         : source.Load<false>(job, position, valid),
-               job.mode);
+    team.Store(
+        position,
+        valid == 4 ? source.Load<true>(job, position, 4) : source.Load<false>(job, position, valid),
+        job.mode);
   }
 }
 
