@@ -1,7 +1,8 @@
-"""The four 8-bit data types (Dettmers, 2016, section 3.1)."""
+"""The 8-bit data types of Dettmers, 2016, section 3.1, and the two of OCP FP8."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -11,11 +12,14 @@ import numpy as np
 from hvd_compress.codecs import base, checks
 from hvd_compress.codecs.noise import NoiseKey
 
-Kind = Literal["linear", "dynamic", "static", "mantissa"]
+Kind = Literal["linear", "dynamic", "static", "mantissa", "e4m3", "e5m2"]
 
-_KINDS = {"linear": 0, "dynamic": 1, "static": 2, "mantissa": 3}
-_NORMALISED = ("linear", "dynamic")
+_KINDS = {"linear": 0, "dynamic": 1, "static": 2, "mantissa": 3, "e4m3": 4, "e5m2": 5}
+_FIXED = ("static", "mantissa")
 _LEVELS = np.float32(127)
+_FLOATS = {"e4m3": (3, -17, 0x7E), "e5m2": (2, -31, 0x7B)}
+"""Bits of mantissa, the exponent of the smallest step, and the code of the largest magnitude."""
+_TOPS = {"linear": _LEVELS, **dict.fromkeys(_FLOATS, np.float32(1.75))}
 _HALVES = ((2, 9), (9, 20))
 """The intervals after a tree's first cut, (0.1, 0.45) and (0.45, 1), in twentieths."""
 
@@ -25,9 +29,10 @@ class Int8(base.Codec):
     """Eight bits per element: a sign and one of 128 magnitudes.
 
     Attributes:
-        kind: ``"dynamic"`` tree, ``"linear"``, ``"static"`` tree or ``"mantissa"`` (figure 1).
-        group: the number of contiguous elements that the ``"linear"`` and ``"dynamic"`` types normalise
-            by their absolute maximum, a multiple of 64, or ``"tensor"`` (the paper's choice).
+        kind: ``"dynamic"`` tree, ``"linear"``, ``"static"`` tree or ``"mantissa"`` (figure 1), or a
+            floating-point format of OCP FP8, ``"e4m3"`` or ``"e5m2"``.
+        group: the number of contiguous elements that types other than ``"static"`` and ``"mantissa"``
+            normalise by their absolute maximum, a multiple of 64, or ``"tensor"`` (the paper's choice).
         offset: the exponent offset of the ``"static"`` and ``"mantissa"`` types, which are not
             normalised: magnitudes are multiplied by ``10**offset`` (section 3.4 uses 1 and 2).
     """
@@ -49,7 +54,7 @@ class Int8(base.Codec):
     @property
     def saturates(self) -> bool:
         """Whether there is a largest magnitude, about ``10**offset``, as no group is normalised."""
-        return self.kind not in _NORMALISED
+        return self.kind in _FIXED
 
     def layout(self, shape: base.Shape) -> base.PayloadLayout:
         """The layout: one scale per group, then one byte per element."""
@@ -61,13 +66,13 @@ class Int8(base.Codec):
         """Normalises by the group's scale, then rounds to the nearest magnitude."""
         largest = np.array([np.max(np.abs(g)) for g in base.groups_of(x, self.group)])
         finite = np.isfinite(largest)
-        if self.kind in _NORMALISED:
-            kept = finite & (largest >= base.TINY)
-            largest = np.where(kept, largest, np.float32(1))
-        else:
+        if self.saturates:
             kept = finite
             largest = np.full_like(largest, 10.0**self.offset)
-        top = _LEVELS if self.kind == "linear" else np.float32(1)
+        else:
+            kept = finite & (largest >= base.TINY)
+            largest = np.where(kept, largest, np.float32(1))
+        top = _TOPS.get(self.kind, np.float32(1))
         inverse = np.where(kept, top / largest, np.float32(0))
         with np.errstate(invalid="ignore"):
             y = x * base.spread(inverse, x.size, self.group)
@@ -113,6 +118,8 @@ def magnitudes(kind: Kind) -> np.ndarray:
     ``"static"``: the same exponent above 4 bits of a tree.
     ``"dynamic"``: ``e`` zeros, a one, and the remaining ``6 - e`` bits of a tree. Two codes leave no
     bit for a tree: no bit set is 0, and the lowest bit alone is 1.
+    ``"e4m3"``, ``"e5m2"``: the number of OCP FP8 over 2**8 or 2**15, so that the largest is 1.75;
+    codes above it, which no encoder writes, are Inf and NaN.
 
     A tree cuts (0.1, 1) at 0.45, then halves the chosen interval for each further bit. Its bits name an
     interval, and stand for the middle of that interval. This agrees with the paper's examples (section
@@ -125,6 +132,12 @@ def magnitudes(kind: Kind) -> np.ndarray:
 
 
 def _magnitude(kind: Any, code: int) -> float:
+    if kind in _FLOATS:
+        bits, low, top = _FLOATS[kind]
+        if code > top:
+            return math.inf if code == 0x7C else math.nan
+        exponent, part = divmod(code, 1 << bits)
+        return math.ldexp(part + ((exponent > 0) << bits), low + max(exponent - 1, 0))
     # Quotients of integers, so that there is nothing to round before the division.
     if kind == "dynamic":
         if code < 2:
@@ -147,11 +160,17 @@ def _ladder(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """The codes in ascending order of magnitude, and the thresholds between neighbours.
 
     A threshold is the middle of two magnitudes, rounded to float32; a number at the threshold becomes
-    the upper one. Among codes with the same magnitude, the largest is used, so that neighbouring
+    the upper one, so where ``"e4m3"`` and ``"e5m2"`` round a tie down to an even code, the threshold is
+    the next float. Among codes with the same magnitude, the largest is used, so that neighbouring
     magnitudes of ``"mantissa"`` have neighbouring codes.
     """
-    values, from_last = np.unique(magnitudes(kind)[::-1], return_index=True)
-    codes = 127 - from_last
+    table = magnitudes(kind)
+    finite = table[np.isfinite(table)]
+    values, from_last = np.unique(finite[::-1], return_index=True)
+    codes = finite.size - 1 - from_last
     wide = values.astype(np.float64)
     thresholds = ((wide[:-1] + wide[1:]) / 2).astype(np.float32)
+    if kind in _FLOATS:
+        above = np.nextafter(thresholds, np.float32(np.inf))
+        thresholds = np.where(codes[:-1] % 2 == 0, above, thresholds)
     return codes.astype(np.uint8), thresholds

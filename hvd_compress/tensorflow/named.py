@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 
 import hvd_compress.codecs as codecs
 from hvd_compress.codecs.calls import guard
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.exchanges.options import SharedOptions
 from hvd_compress.tensorflow.compressor import Compressor
 
@@ -44,7 +45,7 @@ class Int8(Compressor):
     def __init__(
         self,
         *,
-        kind: Literal["dynamic", "linear", "static", "mantissa"] = codecs.Int8.kind,
+        kind: Kind = codecs.Int8.kind,
         group: int | Literal["tensor"] = codecs.Int8.group,
         offset: int = codecs.Int8.offset,
         **options: Unpack[Options],

@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 
 import hvd_compress.codecs as codecs
 from hvd_compress.codecs.calls import guard
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.engine.options import Options as SharedOptions
 from hvd_compress.engine.slots import NamedParameters
 from hvd_compress.torch.compressor import Compressor
@@ -46,7 +47,7 @@ class Int8(Compressor):
         self,
         named_parameters: NamedParameters,
         *,
-        kind: Literal["dynamic", "linear", "static", "mantissa"] = codecs.Int8.kind,
+        kind: Kind = codecs.Int8.kind,
         group: int | Literal["tensor"] = codecs.Int8.group,
         offset: int = codecs.Int8.offset,
         **options: Unpack[Options],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from hvd_compress.codecs import (
     codec_from_config,
     read_header,
 )
+from hvd_compress.codecs.int8 import Kind
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
 from hvd_compress.kernels.reference import quantize
 from hvd_compress.testing import check_codec
@@ -325,7 +327,7 @@ LARGEST = np.finfo(np.float32).max
 @pytest.mark.parametrize(
     "codec",
     (
-        *(Int8(kind) for kind in ("linear", "dynamic", "static", "mantissa")),
+        *(Int8(kind) for kind in get_args(Kind)),
         Ternary(clip=None),
         *(ECQ(levels, norm) for norm in ("l2", "linf") for levels in range(1, 128)),
         *(TopK(64, 3, bits) for bits in (1, 2, 8, 32)),

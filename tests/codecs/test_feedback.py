@@ -16,7 +16,7 @@ from tests.codecs.cases import normal
 D = 4096
 QSGD = ECQ(4, "l2", "tensor")
 UNBIASED = (QSGD, ECQ(), ECQ(127, "l2", 64), ECQ(1, "linf", 64), Ternary(), Ternary("tensor", None))
-CONTRACTIVE = (OneBit(), OneBit("tensor"), Int8(), Int8("linear"), BF16())
+CONTRACTIVE = (OneBit(), OneBit("tensor"), Int8(), Int8("linear"), Int8("e5m2"), BF16())
 
 Gradients = Callable[[int], np.ndarray]
 

@@ -1,4 +1,4 @@
-"""The four 8-bit types, beyond the contract (Dettmers, 2016, section 3)."""
+"""The 8-bit types, beyond the contract (Dettmers, 2016, section 3, and OCP FP8)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvd_compress.codecs import Int8, NoiseKey
-from hvd_compress.codecs.int8 import magnitudes
+from hvd_compress.codecs.int8 import Kind, magnitudes
 from hvd_compress.kernels.reference import quantize
-from tests.codecs.cases import normal, through
+from tests.codecs.cases import normal, tensors, through
 
 KINDS = ("dynamic", "linear", "mantissa", "static")
 
@@ -145,7 +148,7 @@ def test_a_tie_goes_to_the_upper_magnitude_and_linear_to_the_even_one() -> None:
 
 def test_signs_of_zeros() -> None:
     x = np.array([0.0, -0.0, 1.0], np.float32)
-    for kind in KINDS:
+    for kind in (*KINDS, *FP8):
         _, codes = quantize(Int8(kind), x.shape, x, NoiseKey())  # type: ignore[arg-type]
         if kind == "linear":
             assert codes[:2].tolist() == [0, 0]
@@ -168,3 +171,48 @@ def test_offsets_shift_by_decades() -> None:
         shifted = through(Int8(kind, offset=3), x * np.float32(1000))
         agree = np.isclose(shifted, here * 1000, rtol=1e-5)
         assert agree.mean() > 0.99, "all but ties, which rounding may push to either side"
+
+
+FP8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
+"""PyTorch's types and their largest numbers."""
+fp8 = pytest.mark.parametrize("kind", FP8)
+
+
+def check_cast(kind: Kind, x: np.ndarray) -> None:
+    """Compares codes and values with PyTorch's cast; the type's largest number makes the scale exact."""
+    dtype, top = FP8[kind]
+    x = np.append(x, np.float32(top)).astype(np.float32)
+    cast = torch.from_numpy(x).to(dtype)
+    scales, codes = quantize(Int8(kind, "tensor"), x.shape, x, NoiseKey())
+    assert scales == np.float32(top / 1.75)
+    assert np.array_equal(codes, cast.view(torch.uint8).numpy())
+    decoded = through(Int8(kind, "tensor"), x)
+    assert np.array_equal(decoded.view(np.uint32), cast.float().numpy().view(np.uint32))
+
+
+@fp8
+@given(data=st.data())
+def test_fp8_is_pytorchs_cast(kind: Kind, data: st.DataObject) -> None:
+    top = FP8[kind][1]
+    check_cast(kind, data.draw(tensors(20, st.floats(-top, top, width=32))))
+
+
+@fp8
+def test_fp8_rounds_ties_to_even_as_pytorch_does(kind: Kind) -> None:
+    """Every number of the type, every middle of two, and the floats next to these."""
+    dtype, top = FP8[kind]
+    values = torch.arange(128, dtype=torch.uint8).view(dtype).float().numpy()
+    values = values[np.isfinite(values)]
+    middles = (values[1:] + values[:-1]) / 2
+    around = np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(top))
+    x = np.concatenate([values, middles, *around])
+    check_cast(kind, np.concatenate([x, -x]))
+
+
+@fp8
+def test_codes_that_no_encoder_writes_decode_as_in_pytorch(kind: Kind) -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    dtype, top = FP8[kind]
+    expected = torch.from_numpy(codes).view(dtype).float().numpy()
+    decoded = Int8(kind, "tensor").dequantize(np.float32([top / 1.75]), codes, (256,))
+    np.testing.assert_array_equal(decoded, expected)

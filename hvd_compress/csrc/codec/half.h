@@ -45,6 +45,10 @@ HVDC_HD float HalfToFloat(uint32_t half) {
   return BitsFloat(sign | ((magnitude << 13) + (112u << 23)));
 }
 
+// What the exponent of an 8-bit float with so many bits of mantissa is less than the exponent of
+// the float32, where the largest number is 1.75.
+HVDC_HD constexpr uint32_t FloatBias(uint32_t mantissa) { return mantissa == 3 ? 112 : 97; }
+
 // What code 1 decodes to, where code top has to decode to full: their quotient, or the float below
 // it where rounding has made it so large that code top would overflow.
 HVDC_HD float UnitOf(float full, float top) {

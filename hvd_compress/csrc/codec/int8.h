@@ -1,4 +1,5 @@
-// The 8-bit types (Dettmers, 2016): linear, and three that look magnitudes up in a table.
+// The 8-bit types (Dettmers, 2016, and OCP FP8): linear, and five that look magnitudes up in a
+// table.
 #ifndef HVDC_CODEC_INT8_H_
 #define HVDC_CODEC_INT8_H_
 
@@ -7,6 +8,7 @@
 #include "codec/coder.h"
 #include "codec/feedback.h"
 #include "codec/half.h"
+#include "codec/layout.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -15,13 +17,13 @@ HVDC_HD GroupScale Int8Scale(const hvdc_spec& spec, uint32_t largest) {
   GroupScale scale = {};
   scale.finite = largest < kInfinityBits;
   float full = BitsFloat(largest);
-  if (spec.variant == HVDC_LINEAR || spec.variant == HVDC_DYNAMIC) {
-    scale.kept = scale.finite && full >= kTiny;
-  } else {
+  if (IsFixed(spec)) {
     scale.kept = scale.finite;
     full = spec.factor;
+  } else {
+    scale.kept = scale.finite && full >= kTiny;
   }
-  const float top = spec.variant == HVDC_LINEAR ? 127.0f : 1.0f;
+  const float top = spec.variant == HVDC_LINEAR ? 127.0f : spec.variant >= HVDC_E4M3 ? 1.75f : 1.0f;
   scale.inverse = scale.kept ? top / full : 0.0f;
   scale.sent = scale.kept ? UnitOf(full, top) : 0.0f;
   if (!scale.finite) scale.sent = BitsFloat(kNanBits);
@@ -121,12 +123,38 @@ struct Segments {
   I slope, offset, end;
 };
 
+// The codes of an 8-bit floating-point type, by rounding the float itself to nearest, ties to even.
+template <class V, int kMantissa>
+struct Narrowing {
+  using I = typename V::I;
+
+  HVDC_HD explicit Narrowing(const Int8Tables&) {}
+  template <int count>
+  HVDC_HD void Codes(const I* magnitudes, I* found) const {
+    for (int i = 0; i < count; ++i) found[i] = Code(magnitudes[i]);
+  }
+  HVDC_HD I Code(I magnitude) const {
+    constexpr int kShift = 23 - kMantissa;
+    constexpr uint32_t kBias = FloatBias(kMantissa);
+    // Below the normal numbers, codes are multiples of the smallest one: the sum rounds.
+    const I magic = V::SetI((kBias + kShift + 1) << 23);
+    const I small = V::SubI(V::Bits(V::Add(V::FromBits(magnitude), V::FromBits(magic))), magic);
+    const I odd = V::And(V::template ShiftRight<kShift>(magnitude), V::SetI(1));
+    const I half = V::SetI((1u << (kShift - 1)) - 1);
+    const I rounded = V::template ShiftRight<kShift>(V::AddI(V::AddI(magnitude, half), odd));
+    const auto below = V::LessI(magnitude, V::SetI((kBias + 1) << 23));
+    return V::SelectI(below, small, V::SubI(rounded, V::SetI(kBias << kMantissa)));
+  }
+};
+
 template <class V>
+using TableSearch = typename std::conditional<V::kPermutes, Segments<V>, Ladder<V>>::type;
+
+template <class V, class Search = TableSearch<V>>
 struct TableCoder : Coder<CodeType::kByte, Packing::kDirect, false> {
   static constexpr bool kTogether = true;
   using F = typename V::F;
   using I = typename V::I;
-  using Search = typename std::conditional<V::kPermutes, Segments<V>, Ladder<V>>::type;
 
   HVDC_HD explicit TableCoder(const CoderSetup& setup)
       : magnitudes(V::LoadTable(setup.tables->magnitudes)),
@@ -168,6 +196,11 @@ struct TableCoder : Coder<CodeType::kByte, Packing::kDirect, false> {
   uint32_t zero;
   F inverse, scale;
 };
+
+template <class V>
+using E4M3Coder = TableCoder<V, Narrowing<V, 3>>;
+template <class V>
+using E5M2Coder = TableCoder<V, Narrowing<V, 2>>;
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

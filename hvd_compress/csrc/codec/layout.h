@@ -52,6 +52,11 @@ HVDC_HD bool IsCast(const hvdc_spec& spec) {
   return spec.codec >= HVDC_FP16 && spec.codec <= HVDC_FP32;
 }
 
+// Whether 8-bit numbers have a fixed range, which no maximum sets.
+HVDC_HD bool IsFixed(const hvdc_spec& spec) {
+  return spec.variant == HVDC_STATIC || spec.variant == HVDC_MANTISSA;
+}
+
 // Whether its numbers are whole multiples of a unit, so that ranks can add them as integers.
 HVDC_HD bool HasLevels(const hvdc_spec& spec) {
   return spec.codec == HVDC_TERNARY || spec.codec == HVDC_ECQ;
@@ -120,8 +125,7 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
   const bool positive = spec.factor > 0 && spec.factor <= 1e30f;
   switch (spec.codec) {
     case HVDC_INT8:
-      return spec.variant <= HVDC_MANTISSA &&
-             (spec.variant < HVDC_STATIC || (positive && spec.factor >= 1e-30f));
+      return spec.variant <= HVDC_E5M2 && (!IsFixed(spec) || (positive && spec.factor >= 1e-30f));
     case HVDC_TERNARY:
       return positive || spec.factor == 0;
     case HVDC_ECQ:

@@ -10,6 +10,15 @@ namespace HVDC_ARCH {
 
 // As _magnitude() in hvd_compress/codecs/int8.py: quotients of integers, rounded once.
 HVDC_HD double Int8Magnitude(uint32_t variant, uint32_t code) {
+  if (variant >= HVDC_E4M3) {
+    const uint32_t mantissa = variant == HVDC_E4M3 ? 3 : 2;
+    if (code > (variant == HVDC_E4M3 ? 0x7Eu : 0x7Bu)) {
+      return BitsFloat(code == 0x7C ? kInfinityBits : kNanBits);
+    }
+    const uint32_t normal = code >> mantissa ? 1 : 0, steps = (code >> mantissa) - normal;
+    const uint32_t part = (code & ((1u << mantissa) - 1)) + (normal << mantissa);
+    return part * BitsFloat((FloatBias(mantissa) + 1 - mantissa + steps) << 23);
+  }
   const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7};
   uint32_t bits = 4, exponent = code / 16, path = code % 16;
   if (variant == HVDC_MANTISSA) return path / (10 * powers[exponent]);
@@ -69,12 +78,13 @@ HVDC_HD void BuildInt8Segments(const uint32_t* order, const uint32_t* thresholds
   }
 }
 
-// The tables of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, into memory that is all zeros.
+// The tables of a variant from HVDC_DYNAMIC on, into memory that is all zeros.
 HVDC_HD void BuildInt8Tables(uint32_t variant, Int8Tables* tables) {
   constexpr uint32_t kNever = 1u << Int8Tables::kShift;  // above all low bits
   for (uint32_t code = 0; code < 128; ++code) {
     tables->magnitudes[code] = static_cast<float>(Int8Magnitude(variant, code));
   }
+  if (variant >= HVDC_E4M3) return;  // whose codes Narrowing finds
   // Codes by ascending magnitude; of codes with the same one the largest alone.
   const float* values = tables->magnitudes;
   uint32_t order[128];

@@ -21,6 +21,8 @@ void RunBlocks(const hvdc_spec& spec, const Arguments&... arguments) {
       return Blocks<V, OneBitCoder<V>>::Run(arguments...);
     case HVDC_INT8:
       if (spec.variant == HVDC_LINEAR) return Blocks<V, LinearCoder<V>>::Run(arguments...);
+      if (spec.variant == HVDC_E4M3) return Blocks<V, E4M3Coder<V>>::Run(arguments...);
+      if (spec.variant == HVDC_E5M2) return Blocks<V, E5M2Coder<V>>::Run(arguments...);
       return Blocks<V, TableCoder<V>>::Run(arguments...);
     case HVDC_TERNARY:
       return Blocks<V, TernaryCoder<V>>::Run(arguments...);

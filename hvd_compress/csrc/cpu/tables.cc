@@ -16,7 +16,8 @@ Int8Tables Build(uint32_t variant) {
 }  // namespace
 
 const Int8Tables& GetInt8Tables(uint32_t variant) {
-  static const Int8Tables all[] = {Build(HVDC_DYNAMIC), Build(HVDC_STATIC), Build(HVDC_MANTISSA)};
+  static const Int8Tables all[] = {Build(HVDC_DYNAMIC), Build(HVDC_STATIC), Build(HVDC_MANTISSA),
+                                   Build(HVDC_E4M3), Build(HVDC_E5M2)};
   return all[variant - HVDC_DYNAMIC];
 }
 

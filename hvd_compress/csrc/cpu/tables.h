@@ -6,7 +6,7 @@
 
 namespace hvdc {
 
-// Of HVDC_DYNAMIC, HVDC_STATIC or HVDC_MANTISSA, made when first asked for.
+// Of a variant from HVDC_DYNAMIC on, made when first asked for.
 const Int8Tables& GetInt8Tables(uint32_t variant);
 
 }  // namespace hvdc

@@ -41,8 +41,8 @@ hvdc_spec SquareSpec(int64_t count) {
 
 __global__ void FillTables(Int8Tables* tables) {
   // One thread each: this is done once.
-  if (threadIdx.x % kWarpSize == 0 && threadIdx.x / kWarpSize < kTables) {
-    const uint32_t table = threadIdx.x / kWarpSize;
+  if (threadIdx.x % kWarpSize) return;
+  for (uint32_t table = threadIdx.x / kWarpSize; table < kTables; table += kWarps) {
     BuildInt8Tables(HVDC_DYNAMIC + table, tables + table);
   }
 }

@@ -56,7 +56,7 @@ struct Workspace {
   DevicePointer<Control> control;
   DevicePointer<Verdict> verdict;
   DevicePointer<unsigned long long> checksums;  // one a payload; zeros between calls
-  DevicePointer<Int8Tables> tables;             // of HVDC_DYNAMIC, HVDC_STATIC and HVDC_MANTISSA
+  DevicePointer<Int8Tables> tables;             // from HVDC_DYNAMIC on
   DevicePointer<GroupScale> scales;             // of groups that are larger than what is held
   DevicePointer<GroupStats> stats;              // of the groups' chunks, group by group
   DevicePointer<GroupStats> folded;             // of 2,048 chunks each, where a group has more
@@ -236,7 +236,7 @@ HVDC_HD void TakeScratch(const hvdc_spec& spec, const Passes& passes, Parts* par
   }
 }
 
-constexpr int64_t kTables = 3;
+constexpr int64_t kTables = 5;
 
 // The workspace that starts at memory, and how many bytes it takes.
 HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uint8_t* memory,

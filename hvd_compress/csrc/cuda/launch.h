@@ -85,6 +85,8 @@ auto WithCoder(const hvdc_spec& spec, const Call& call) {
       return call(CoderType<OneBitCoder<Thread>>());
     case HVDC_INT8:
       if (spec.variant == HVDC_LINEAR) return call(CoderType<LinearCoder<Thread>>());
+      if (spec.variant == HVDC_E4M3) return call(CoderType<E4M3Coder<Thread>>());
+      if (spec.variant == HVDC_E5M2) return call(CoderType<E5M2Coder<Thread>>());
       return call(CoderType<TableCoder<Thread>>());
     case HVDC_TERNARY:
       return call(CoderType<TernaryCoder<Thread>>());

@@ -33,7 +33,14 @@ enum hvdc_codec {
 };
 enum hvdc_dtype { HVDC_DTYPE_FLOAT32 = 0, HVDC_DTYPE_FLOAT16 = 1, HVDC_DTYPE_BFLOAT16 = 2 };
 enum hvdc_grouping { HVDC_CONTIGUOUS = 0, HVDC_TENSOR = 1, HVDC_ROW = 2, HVDC_COLUMN = 3 };
-enum hvdc_int8_variant { HVDC_LINEAR = 0, HVDC_DYNAMIC = 1, HVDC_STATIC = 2, HVDC_MANTISSA = 3 };
+enum hvdc_int8_variant {
+  HVDC_LINEAR = 0,
+  HVDC_DYNAMIC = 1,
+  HVDC_STATIC = 2,
+  HVDC_MANTISSA = 3,
+  HVDC_E4M3 = 4,
+  HVDC_E5M2 = 5
+};
 enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
 enum hvdc_coding { HVDC_PLAIN = 0, HVDC_ENTROPY = 1 };
 
