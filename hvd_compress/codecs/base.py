@@ -87,6 +87,9 @@ class Codec:
     ``E[Q(x)] = x``, apart from the codec's own clipping; contractive is ``|x - Q(x)| < |x|``, always."""
     feedback: ClassVar[ErrorFeedback] = OFF
     """The error feedback coefficients of the codec's paper."""
+    added: ClassVar[tuple[str, ...]] = ()
+    """The fields that were added to a frozen format. At their default they are left out of
+    :meth:`to_config`, so that the bytes with the default settings stay the same."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Rejects arguments that belong to a compressor, with an error that says so.
@@ -202,7 +205,11 @@ class Codec:
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as JSON types, with the codec's name under ``"codec"``."""
-        return {"codec": self.name, **dataclasses.asdict(self)}
+        config = {"codec": self.name, **dataclasses.asdict(self)}
+        for field in dataclasses.fields(self):
+            if field.name in self.added and config[field.name] == field.default:
+                del config[field.name]
+        return config
 
     def config_hash(self) -> int:
         """The first four bytes of the SHA-256 of the configuration's canonical JSON, little-endian."""

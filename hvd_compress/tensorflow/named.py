@@ -142,11 +142,16 @@ class FP16(Compressor):
 class BF16(Compressor):
     """bfloat16, gathered and summed in float32.
 
-    The same as ``Compressor(hvd_compress.BF16(), ...)``.
+    The same as ``Compressor(hvd_compress.BF16(...), ...)``; codec fields are passed by name.
     """
 
-    def __init__(self, **options: Unpack[Options]) -> None:
-        super().__init__(codecs.BF16(), **options)
+    def __init__(
+        self,
+        *,
+        rounding: Literal["nearest", "stochastic"] = codecs.BF16.rounding,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(codecs.BF16(rounding), **options)
 
 
 @guard

@@ -98,6 +98,7 @@ ROWS = (
     Row("topk-float", TopK(1024, 100, 32), 0x1B03AE96, DECAYING),
     Row("fp16", FP16(), 0x526E7D04, FULL),
     Row("bf16", BF16(), 0x0EE4FD6A, DECAYING),
+    Row("bf16-stochastic", BF16("stochastic"), 0xAF598DCF, FULL),
     Row("none", NoCompression(), 0x98ACEC5C, FULL),
 )
 """A new codec adds its row here and a golden file (``python -m tests.golden.make``)."""

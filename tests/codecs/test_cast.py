@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvd_compress.codecs import BF16, FP16, NoCompression, NoiseKey
 from hvd_compress.kernels.reference import quantize
-from tests.codecs.cases import normal, same_bits, special_values, through
+from tests.codecs.cases import floats, normal, same_bits, special_values, tensors, through
 
 VALUES = np.concatenate(
     [
@@ -31,6 +34,25 @@ def test_bf16_rounds_as_torch_does() -> None:
     assert same_bits(through(BF16(), VALUES), expected)
 
 
+@given(tensors(40, floats()), st.integers(0, 100))
+def test_bf16_at_random_is_one_of_the_neighbours(x: np.ndarray, step: int) -> None:
+    codes = quantize(BF16("stochastic"), x.shape, x, NoiseKey(step=step))[1].view("<u2")
+    below = (x.view(np.uint32) >> 16).astype(np.uint16)
+    exact = x.view(np.uint32) % 2**16 == 0
+    assert np.all((codes == below) | (~exact & (codes == below + 1)))
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+@pytest.mark.parametrize("low", (0x3F80, 0x0001, 0x7F7F))
+def test_bf16_at_random_rounds_up_as_often_as_a_number_is_close(low: int, sign: int) -> None:
+    """Also among subnormal numbers, and before infinity."""
+    bits = np.full(40_000, low << 16 | 0x4000, np.uint32)
+    x = bits.view(np.float32) * np.float32(sign)
+    codes = quantize(BF16("stochastic"), x.shape, x, NoiseKey(seed=3))[1].view("<u2") & 0x7FFF
+    assert set(codes.tolist()) == {low, low + 1}
+    assert np.mean(codes - low) == pytest.approx(1 / 4, abs=5 * (3 / 16 / x.size) ** 0.5)
+
+
 def test_none_keeps_every_bit() -> None:
     assert np.array_equal(through(NoCompression(), VALUES).view(np.uint32), VALUES.view(np.uint32))
 
@@ -41,6 +63,7 @@ def test_the_one_nan_of_each_type() -> None:
     for codec, dtype, want in (
         (FP16(), "<u2", 0x7E00),
         (BF16(), "<u2", 0x7FC0),
+        (BF16("stochastic"), "<u2", 0x7FC0),
         (NoCompression(), "<u4", 0x7FC00000),
     ):
         _, codes = quantize(codec, nan.shape, nan, NoiseKey())

@@ -293,8 +293,10 @@ def check_finite(row: Row, shape: tuple[int, ...], x: np.ndarray) -> None:
     wide, sent = x[finite].astype(np.float64), decoded[finite].astype(np.float64)
     size = np.abs(wide).max(initial=0.0)
     if row.unbiased:
-        # Levels reach from minus to plus a scale, which is at most the l2 norm of the tensor.
-        assert np.abs(sent).max(initial=0.0) <= np.sqrt(np.sum(wide**2)) * (1 + 4 * EPS)
+        # Levels reach from minus to plus a scale, which is at most the l2 norm of the tensor; without
+        # a scale, to the next bfloat16.
+        step, least = (4 * EPS, 0.0) if row.group else (2.0**-7, 2.0**-133)
+        assert np.abs(sent).max(initial=0.0) <= np.sqrt(np.sum(wide**2)) * (1 + step) + least
     else:
         which = groups[finite]
         error = np.sqrt(np.bincount(which, (wide - sent) ** 2))
@@ -385,6 +387,10 @@ def test_any_tensor_with_feedback(data: st.DataObject) -> None:
 
 def levels_around(row: Row, x: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, ...]:
     """What an element is meant to average to, and the two levels that it is rounded to."""
+    if row.group is None:
+        unit = np.spacing(np.abs(x)).astype(np.float64) * 2**16  # bfloat16 drops 16 bits
+        lower = np.floor(x / unit) * unit
+        return x.astype(np.float64), lower, lower + unit
     size = row.group if isinstance(row.group, int) else x.size
     unit = np.repeat(scales.astype(np.float64), size)[: x.size]
     top = unit * getattr(row.codec, "levels", 1)

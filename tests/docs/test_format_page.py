@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hvd_compress.codecs import (
+    BF16,
     CODECS,
     ECQ,
     FP16,
@@ -103,9 +104,14 @@ def test_codec_ids_and_settings(codec: type[Codec]) -> None:
         if line.startswith("| ") and codec.name in line.split("|")[1] and f"| {settings} |" in line
     )
     assert row
+    for key in codec.added:
+        assert re.search(rf"\n\| {codec.name} \| `{key}` \| ", PAGE)
 
 
-@pytest.mark.parametrize("codec", [OneBit(), Int8(), Ternary(), Ternary(clip=None), ECQ(), FP16()])
+@pytest.mark.parametrize(
+    "codec",
+    [OneBit(), Int8(), Ternary(), Ternary(clip=None), ECQ(), FP16(), BF16(), BF16("stochastic")],
+)
 def test_configuration_hash(snippets: dict[str, Any], codec: Codec) -> None:
     assert snippets["configuration_hash"](codec.to_config()) == codec.config_hash()
 

@@ -32,7 +32,8 @@ inline Case MakeCase(const uint8_t* bytes) {
   hvdc_spec& spec = all.spec;
   spec.codec = 1 + bytes[0] % 7;
   spec.config_hash = kConfigHash;
-  spec.variant = bytes[1] % (spec.codec == HVDC_INT8 ? 6 : 2);
+  static const uint32_t kVariants[] = {1, 6, 1, 2, 1, 2, 1};
+  spec.variant = bytes[1] % kVariants[spec.codec - 1];
   spec.grouping = bytes[2] % (spec.codec == HVDC_ONEBIT ? 4 : 2);
   spec.group = 64u * (1 + bytes[3] % 48);
   if (bytes[3] == 255) spec.group = 65536;

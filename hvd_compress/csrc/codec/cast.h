@@ -4,6 +4,7 @@
 
 #include "codec/coder.h"
 #include "codec/feedback.h"
+#include "codec/philox.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -46,6 +47,24 @@ struct BfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
   HVDC_HD explicit BfloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F) const { return ToBfloat<V>(x); }
+  HVDC_HD F Decode(I code, int64_t) const { return FromBfloat<V>(code); }
+};
+
+// The same at random: what the noise carries over to is the upper neighbour as often as x is near
+// it.
+template <class V>
+struct StochasticBfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, true> {
+  using F = typename V::F;
+  using I = typename V::I;
+
+  HVDC_HD explicit StochasticBfloatCoder(const CoderSetup&) {}
+  HVDC_HD void SetGroup(const GroupScale&) {}
+  HVDC_HD I Code(F x, F uniform) const {
+    const I noise = V::template ShiftRight<8>(V::Truncate(uniform));
+    const I rounded = V::template ShiftRight<16>(V::AddI(V::Bits(x), noise));
+    const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));
+    return V::SelectI(nan, V::SetI(0x7FC0), rounded);
+  }
   HVDC_HD F Decode(I code, int64_t) const { return FromBfloat<V>(code); }
 };
 

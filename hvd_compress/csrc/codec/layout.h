@@ -116,7 +116,7 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
   if (spec.rows < 0 || spec.columns < 0) return false;
   if (spec.rows && spec.columns > kMaxCount / spec.rows) return false;
   if (spec.coding > HVDC_ENTROPY || (spec.coding && !HasLevels(spec))) return false;
-  if (IsCast(spec)) return true;
+  if (IsCast(spec)) return spec.variant <= (spec.codec == HVDC_BF16 ? 1u : 0u);
   if (spec.grouping > (spec.codec == HVDC_ONEBIT ? HVDC_COLUMN : HVDC_TENSOR)) return false;
   if (spec.grouping == HVDC_CONTIGUOUS &&
       (spec.group == 0 || spec.group > kMaxGroup || spec.group % kTile)) {

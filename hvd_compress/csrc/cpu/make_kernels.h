@@ -31,6 +31,9 @@ void RunBlocks(const hvdc_spec& spec, const Arguments&... arguments) {
     case HVDC_FP16:
       return Blocks<V, HalfCoder<V>>::Run(arguments...);
     case HVDC_BF16:
+      if (spec.variant == HVDC_STOCHASTIC) {
+        return Blocks<V, StochasticBfloatCoder<V>>::Run(arguments...);
+      }
       return Blocks<V, BfloatCoder<V>>::Run(arguments...);
     default:
       return Blocks<V, FloatCoder<V>>::Run(arguments...);

@@ -95,6 +95,7 @@ auto WithCoder(const hvdc_spec& spec, const Call& call) {
     case HVDC_FP16:
       return call(CoderType<HalfCoder<Thread>>());
     case HVDC_BF16:
+      if (spec.variant == HVDC_STOCHASTIC) return call(CoderType<StochasticBfloatCoder<Thread>>());
       return call(CoderType<BfloatCoder<Thread>>());
     default:
       return call(CoderType<FloatCoder<Thread>>());

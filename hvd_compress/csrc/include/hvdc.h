@@ -41,6 +41,7 @@ enum hvdc_int8_variant {
   HVDC_E4M3 = 4,
   HVDC_E5M2 = 5
 };
+enum hvdc_rounding { HVDC_NEAREST = 0, HVDC_STOCHASTIC = 1 };
 enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
 enum hvdc_coding { HVDC_PLAIN = 0, HVDC_ENTROPY = 1 };
 
@@ -57,14 +58,15 @@ enum hvdc_status {
 
 // A codec's configuration and a tensor's shape. Fields that a codec does not use are 0.
 typedef struct {
-  uint32_t codec;         // hvdc_codec
-  uint32_t config_hash;   // stamped on payloads and demanded of them
-  uint32_t variant;       // Int8: hvdc_int8_variant; ECQ: hvdc_norm; TopK: bits of a value
-  uint32_t grouping;      // hvdc_grouping
-  uint32_t group;         // elements of a group, where contiguous: a multiple of 64 up to 65,536
-  uint32_t levels;        // ECQ: s, 1 to 127; TopK: elements that a group sends
-  float factor;           // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
-  uint32_t coding;        // Ternary, ECQ: hvdc_coding; not of levels
+  uint32_t codec;        // hvdc_codec
+  uint32_t config_hash;  // stamped on payloads and demanded of them
+  uint32_t variant;   // Int8: hvdc_int8_variant; ECQ: hvdc_norm; BF16: hvdc_rounding; TopK: bits of
+                      // a value
+  uint32_t grouping;  // hvdc_grouping
+  uint32_t group;     // elements of a group, where contiguous: a multiple of 64 up to 65,536
+  uint32_t levels;    // ECQ: s, 1 to 127; TopK: elements that a group sends
+  float factor;       // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
+  uint32_t coding;    // Ternary, ECQ: hvdc_coding; not of levels
   int64_t rows, columns;  // the tensor as a matrix; their product is the number of elements
 } hvdc_spec;
 
