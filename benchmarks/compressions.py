@@ -76,7 +76,8 @@ def _split(name: str, options: Options) -> tuple[Route, Options]:
     codec, rest = codec_class("compression", "codec", name), dict(options)
     own = {one.name: rest.pop(one.name) for one in fields(codec) if one.name in rest}
     alpha, beta = (rest.pop(one, getattr(codec.feedback, one)) for one in ("alpha", "beta"))
-    return Route(codec(**own), ErrorFeedback(alpha, beta), rest.pop("exchange", "")), rest
+    exchange, inner = rest.pop("exchange", ""), rest.pop("inner", None)
+    return Route(codec(**own), ErrorFeedback(alpha, beta), exchange, inner), rest
 
 
 def parse(text: str, common: Options, last_layer: str) -> Compression:

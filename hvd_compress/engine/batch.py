@@ -18,7 +18,6 @@ from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.residuals import Holder, Pair, columns, transpose, transpose_back
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
-from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.counters import Counters
@@ -154,12 +153,13 @@ class Batch:
         with self.decoding():
             return table.kernels.decode_sum(values, self.steps, rows, scale, word)
 
-    def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    def average(self, table: Table, rows: torch.Tensor, first: int = 0) -> Sequence[torch.Tensor]:
         """The ranks' averages of the parts that this rank owns, changed by the owner step.
 
         Args:
             table: the table of a row.
             rows: the ranks' messages to this rank, shape=(ranks, bytes), uint8.
+            first: the rank of the first row.
 
         Returns:
             One average for each gradient, shape=(n,), float32; empty if this rank owns no element.
@@ -171,7 +171,7 @@ class Batch:
         averages = buffer.split(self.plan.owned_sizes)
         if not pieces:
             return averages
-        self._name_senders(table, lambda _, row: row, ", as its owner")
+        self._name_senders(table, lambda _, row: first + row, ", as its owner")
         with phase("average"):
             try:
                 self.decode(table, averages, rows, 1 / len(rows))
@@ -179,7 +179,7 @@ class Batch:
                 piece = pieces[error.entry]
                 name = f"{self.plan.slots[piece.member].name}, as its owner"
                 payload = rows[error.rank, piece.offset :]
-                raise explained(error, payload, name, error.rank) from None
+                raise explained(error, payload, name, first + error.rank) from None
             self.step_averages(averages)
         return averages
 
@@ -445,7 +445,7 @@ class Batch:
     def _take_over(self) -> None:
         """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""
         encoder, plan = self._encoder, self.plan
-        scale, keeps = encoder.loss_scale, EXCHANGES[plan.exchange].residuals
+        scale, keeps = encoder.loss_scale, plan.slots[0].route.residuals
         for position, slot in enumerate(plan.slots):
             gradient, changes = self.gradients[position], self._changes[position]
             enabled = self._encoded and slot.route.feedback.enabled

@@ -349,7 +349,7 @@ class CompressorBase:
                 f"the same numbers"
             )
         width = slot.parameter.element_size()
-        exchange.check(slot.name, slot.shape, route.codec, width, self._group)
+        route.check(slot.name, slot.shape, width, self._group)
         owned, owners = slot.owned, exchange.owners(self._group)
         if owned is not None and owned.state and owners is not None:
             member = Member(slot.index, slot.shape, route.codec)

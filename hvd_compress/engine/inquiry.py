@@ -73,7 +73,7 @@ class Inquiry(Batch):
         parts, sizes = super().parts_to_owners()
         return parts.fill_(255), sizes
 
-    def average(self, table: Table, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    def average(self, table: Table, rows: torch.Tensor, first: int = 0) -> Sequence[torch.Tensor]:
         """Computes no averages: an inquiry sends zeros."""
         return []
 

@@ -66,13 +66,14 @@ class BucketPlan:
 
     Args:
         encoder: the kernels, the seed and the loss scale of this rank.
-        slots: the gradients' slots; all use the same exchange.
+        slots: the gradients' slots, whose routes are of one kind.
         group: the ranks.
         like: a tensor on the gradients' device.
         lengths: the lengths of the bucket's packed messages, by name; they outlive the plan.
 
     Attributes:
         members: the bucket's members, for layouts.
+        inner: whether the ranks of a host encode gradients with codecs of their own.
         packed: whether messages are packed, because payloads may be shorter than their places.
         deferred: whether only the gradients' device knows what its kernels have found.
         owners: the ranks that divide the gradients; None if ranks do not divide them.
@@ -93,7 +94,10 @@ class BucketPlan:
         self.slots = slots
         self.group = group
         self.exchange = slots[0].route.exchange
-        self.members = [Member(slot.index, slot.shape, slot.route.codec) for slot in slots]
+        self.inner = slots[0].route.inner is not None
+        self.members = [
+            Member(slot.index, slot.shape, slot.route.codec, slot.route.inner) for slot in slots
+        ]
         self.packed = any(member.codec.varies for member in self.members)
         self.deferred = encoder.kernels.deferred(like) is not None
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import Codec
-from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Owners
 from hvd_compress.exchanges.steps import Gradient, Message, Steps
@@ -62,9 +60,10 @@ class Exchange:
             :class:`~hvd_compress.engine.batch.Batch` and a :class:`~hvd_compress.engine.comm.Comm`. It
             yields collectives, and receives their results.
         check: a function that raises ``ValueError`` if the exchange cannot carry a tensor; its arguments
-            are the name, the shape, the codec, the bytes of an element, and the ranks.
+            are the name, the shape, the codec, the bytes of an element, the ranks, and ``inner`` if the
+            route has such a codec.
         owners: a function that returns the owners of gradients, or None if ranks do not divide gradients.
-        residuals: whether ranks keep residuals of their whole gradients.
+        residuals: whether ranks keep residuals of their whole gradients; a codec within hosts makes them.
         on_device: whether the exchange has kernels for GPUs.
         remainders: the scopes of the additional collectives, in order, in a step in which payloads of
             varying length do not fit (:mod:`hvd_compress.exchanges.packing`).
@@ -74,7 +73,7 @@ class Exchange:
     steps: Callable[[Gradient], Steps]
     reference: Callable[[Simulation, str, ByRank, float], np.ndarray]
     run: Callable[[Any, Comm], Exchanging]
-    check: Callable[[str, Shape, Codec, int, Group], None] = lambda *tensor: None
+    check: Callable[..., None] = lambda *tensor: None
     owners: Callable[[Group], Owners | None] = lambda group: None
     residuals: bool = True
     on_device: bool = True

@@ -34,11 +34,13 @@ class Member:
         index: the parameter's number, which is the tensor's id in the noise.
         shape: the parameter's shape.
         codec: the codec that encodes the gradient.
+        inner: the codec that encodes it within a host, in a hierarchical exchange; None without one.
     """
 
     index: int
     shape: Shape
     codec: Codec
+    inner: Codec | None = None
 
     @cached_property
     def count(self) -> int:
@@ -147,17 +149,20 @@ class Owners:
         """
         return self._shards(member).of(self.own if owner is None else owner)
 
-    def sections(self, members: Sequence[Member], stream: Callable[[int], int]) -> MessageLayout:
+    def sections(
+        self, members: Sequence[Member], stream: Callable[[int], int], *, inner: bool = False
+    ) -> MessageLayout:
         """The layout of a message with every part of every gradient, by owner, without flags.
 
         Args:
             members: the members of the bucket.
             stream: returns the rank in the noise keys of an owner's parts.
+            inner: whether parts are encoded by :attr:`Member.inner`.
         """
         pieces: list[Piece] = []
         ends = [0]
         for owner in range(self.size):
-            parts, end = self._parts(members, owner, ends[-1], stream(owner))
+            parts, end = self._parts(members, owner, ends[-1], stream(owner), inner)
             pieces += parts
             ends.append(end)
         sections = tuple(end - begin for begin, end in pairwise(ends))
@@ -169,12 +174,12 @@ class Owners:
         longest = max(self._parts(members, owner, 0, 0)[1] for owner in range(self.size))
         return replace(_with_flags(pieces, longest, len(members)), own=self.ranges(members))
 
-    def received(self, members: Sequence[Member]) -> MessageLayout:
-        """The layout of each message that this rank receives as an owner.
+    def received(self, members: Sequence[Member], *, inner: bool = False) -> MessageLayout:
+        """The layout of each message that this rank receives as an owner, as :meth:`sections`.
 
         Decoding needs no noise: streams are 0.
         """
-        pieces, end = self._parts(members, self.own, 0, 0)
+        pieces, end = self._parts(members, self.own, 0, 0, inner)
         return MessageLayout(tuple(pieces), end, end, own=self.ranges(members))
 
     def ranges(self, members: Sequence[Member]) -> tuple[tuple[int, int], ...]:
@@ -192,14 +197,20 @@ class Owners:
         return MessageLayout(tuple(pieces), 0, self.size * stride)
 
     def _parts(
-        self, members: Sequence[Member], owner: int, offset: int, stream: int
+        self,
+        members: Sequence[Member],
+        owner: int,
+        offset: int,
+        stream: int,
+        inner: bool = False,
     ) -> tuple[list[Piece], int]:
         """One owner's pieces from an offset on, and the offset of their end."""
         pieces = []
         for position, member in enumerate(members):
             begin, end = self.part(member, owner)
             if begin < end:
-                shape, codec = self._shards(member).shape(end - begin), member.shared.codec
+                shape = self._shards(member).shape(end - begin)
+                codec = member.inner if inner and member.inner else member.shared.codec
                 size = codec.payload_bytes(shape)
                 pieces.append(Piece(position, codec, begin, end, shape, stream, offset, size))
                 offset += size

@@ -59,10 +59,12 @@ class Simulation:
         seed: the seed of the noise.
         owner_step: the same as in the compressors; only ``two_shot`` supports it.
         warmup_steps: the same as in the compressors.
+        inner: the same as in the compressors' :class:`~hvd_compress.Route`.
         arithmetic: the arithmetic of the ranks; None means the codecs' references.
 
     Attributes:
         codec: the codec.
+        inner: the codec within hosts; None without one.
         arithmetic: the arithmetic of the ranks.
         hosts: the ranks on their hosts.
         step: the position in the noise, which is the number of steps so far.
@@ -84,9 +86,10 @@ class Simulation:
         seed: int = 0,
         owner_step: OwnerStep | None = None,
         warmup_steps: int = 0,
+        inner: Codec | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> None:
-        self.codec, self.arithmetic = codec, arithmetic or Arithmetic()
+        self.codec, self.inner, self.arithmetic = codec, inner, arithmetic or Arithmetic()
         self._shapes, self.hosts = dict(shapes), Hosts(size, local)
         self._exchange, self._feedback, self._seed = EXCHANGES[exchange], feedback, seed
         self._size, self._owner_step, self._warmup_steps = size, owner_step, warmup_steps
@@ -95,7 +98,7 @@ class Simulation:
         self.step = 0
         ranks = range(size)
         counts = {name: math.prod(shape) for name, shape in self._shapes.items()}
-        kept = counts if self._exchange.residuals else {}
+        kept = counts if self._exchange.residuals or inner else {}
         self.residuals: list[dict[str, np.ndarray]] = [
             {name: np.zeros(n, np.float32) for name, n in kept.items()} for _ in ranks
         ]
@@ -168,7 +171,13 @@ class Simulation:
                 yield owner, part, shards.shape(part.stop - part.start)
 
     def send(
-        self, name: str, x: np.ndarray, residual: np.ndarray, stream: int, part: Shape | None = None
+        self,
+        name: str,
+        x: np.ndarray,
+        residual: np.ndarray,
+        stream: int,
+        part: Shape | None = None,
+        inner: Codec | None = None,
     ) -> np.ndarray:
         """Returns the numbers that receivers decode, shape=(n,), float32; the residual keeps the rest.
 
@@ -180,13 +189,14 @@ class Simulation:
             residual: the sender's residual, shape=(n,), float32.
             stream: the rank in the noise key.
             part: the shape of an owner's part; None if the numbers are the whole tensor.
+            inner: the part's codec in place of the tensor's.
         """
         if self._cold or not x.size:
             self.see(x)
             return x
         codec, shape = self.codec, self._shapes[name]
         if part is not None:
-            codec, shape = self.shared(name).codec, part
+            codec, shape = inner or self.shared(name).codec, part
         compensated, noise = self.compensate(x, residual), self.noise(name, stream)
         sent = self.arithmetic.through(codec, shape, compensated, noise)
         self.carry(x, residual, sent)

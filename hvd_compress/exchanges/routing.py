@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, codec_class
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.refusal import refuse
+from hvd_compress.codecs.registry import codec_of
 from hvd_compress.exchanges import registry
+from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.default import AUTO, exchange_for
 
 ENCODABLE = ("float32", "float16", "bfloat16")
@@ -40,6 +43,10 @@ class Route:
         feedback: the error feedback coefficients; by default, those of the codec's paper.
         exchange: one of :data:`EXCHANGE_CHOICES`; the default, an empty string, means the exchange of the
             compressor that receives the route.
+        inner: the codec with which the ranks of a host average their gradients before ``codec`` encodes the
+            average, for ``"hierarchical"`` only; the default, None, sends them uncompressed. It must have
+            payloads of a fixed size that do not depend on rows and columns. Its error is fed back with the
+            same coefficients.
         reason: the reason why ``"auto"`` has become this exchange; empty if the exchange was named. Routes
             that differ only in it are equal.
 
@@ -50,6 +57,7 @@ class Route:
     codec: Codec
     feedback: ErrorFeedback = None  # type: ignore[assignment]
     exchange: str = ""
+    inner: Codec | None = None
     reason: str = field(default="", init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +71,8 @@ class Route:
             raise TypeError(f"Route.feedback: expected an ErrorFeedback, got {given!r}")
         if self.exchange:
             check_choice("Route", "exchange", self.exchange, EXCHANGE_CHOICES)
+        if self.inner is not None:
+            self._check_inner(codec_of("Route", "inner", self.inner))
 
     @classmethod
     def compress(cls, tensor: Any) -> NoReturn:
@@ -84,6 +94,40 @@ class Route:
         """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]
 
+    @property
+    def residuals(self) -> bool:
+        """Whether ranks keep residuals of their whole gradients, with error feedback."""
+        return registry.EXCHANGES[self.exchange].residuals or self.inner is not None
+
+    @cached_property
+    def kind(self) -> str:
+        """What the gradients of a bucket have in common: the exchange, and whether ``inner`` is set."""
+        return f"{self.exchange}{' by two codecs' if self.inner else ''}"
+
+    def check(self, name: str, shape: Shape, element_bytes: int, group: Group) -> None:
+        """Raises ``ValueError`` if the exchange cannot carry a tensor; see :attr:`Exchange.check`."""
+        inner = {} if self.inner is None else {"inner": self.inner}
+        named = registry.EXCHANGES[self.exchange]
+        exchange = registry.UNCOMPRESSED if self.uncompressed else named
+        exchange.check(name, shape, self.codec, element_bytes, group, **inner)
+
+    def _check_inner(self, inner: Codec) -> None:
+        object.__setattr__(self, "inner", inner)
+        if self.exchange not in ("", "hierarchical"):
+            raise ValueError(
+                f"Route.inner: expected exchange='hierarchical' with a codec within hosts, got "
+                f"{self.exchange!r}"
+            )
+        if inner.varies or inner.shaped:
+            raise ValueError(
+                f"Route.inner: expected a codec whose payloads have a fixed size and whose groups are not "
+                f"rows or columns, got {inner}"
+            )
+        if self.uncompressed:
+            raise ValueError(
+                f"Route.inner: expected a codec between hosts that is not uncompressed, got {self.codec}"
+            )
+
     def among(self, ranks: int, *, divisible: bool = True) -> Route:
         """The route in which ``"auto"`` is the exchange for a number of ranks; a named exchange stays.
 
@@ -103,6 +147,8 @@ class Route:
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
         through = "" if self.uncompressed else f" through {self.exchange}"
+        if self.inner is not None:
+            through += f" with {self.inner} within hosts"
         if self.reason and through:
             through += f" ({self.reason})"
         return f"{self.codec}{feedback if self.feedback.enabled else ''}{through}"
@@ -200,7 +246,8 @@ class Router:
     @property
     def codecs(self) -> list[Codec]:
         """The codecs that may encode some tensor."""
-        return [route.codec for route in self.encoding]
+        both = ((route.codec, route.inner) for route in self.encoding)
+        return [codec for pair in both for codec in pair if codec is not None]
 
     @property
     def encoding(self) -> list[Route]:
@@ -246,7 +293,8 @@ def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
     if route.uncompressed:
         return
     try:
-        route.feedback.check(route.codec, shape)
+        for codec in (route.codec, *([route.inner] if route.inner else [])):
+            route.feedback.check(codec, shape)
     except ValueError as error:
         raise ValueError(f"{name}, shape {shape}: {error}") from None
 

@@ -39,6 +39,7 @@ class Gradient:
             otherwise None.
         bits: the average number of bits in an element's code, if payloads vary in length; None means that
             of normally distributed gradients.
+        inner: the codec within a host, in a hierarchical exchange; None without one.
     """
 
     shape: Shape
@@ -47,6 +48,7 @@ class Gradient:
     hosts: Hosts
     cast_bytes: int | None = None
     bits: float | None = None
+    inner: Codec | None = None
 
     @property
     def count(self) -> int:

@@ -115,7 +115,7 @@ def stages_of(
         return ()
     hosts = Hosts(cluster.ranks, cluster.local)
     cast = np.dtype(route.cast_dtype).itemsize if route.uncompressed and route.cast_dtype else None
-    gradient = Gradient(shape, route.codec, element_bytes, hosts, cast, bits)
+    gradient = Gradient(shape, route.codec, element_bytes, hosts, cast, bits, route.inner)
     exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
     scopes = iter(exchange.stages)
     return [
@@ -155,10 +155,9 @@ def refusal(
     name: str, shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
 ) -> str | None:
     """The message of the error with which an exchange would refuse a tensor; None if it would not."""
-    exchange = UNCOMPRESSED if route.uncompressed else EXCHANGES[route.exchange]
     group = Group(0, cluster.ranks, Hosts(cluster.ranks, cluster.local))
     try:
-        exchange.check(name, shape, route.codec, element_bytes, group)
+        route.check(name, shape, element_bytes, group)
     except ValueError as error:
         return str(error)
     return None

@@ -200,7 +200,7 @@ def _buckets(tensors: Sequence[RoutedTensor]) -> Iterator[list[RoutedTensor]]:
         if tensor.route.uncompressed:
             yield [tensor]
         else:
-            kinds.setdefault(tensor.route.exchange, {})[tensor.number] = tensor
+            kinds.setdefault(tensor.route.kind, {})[tensor.number] = tensor
     for kind in kinds.values():
         sizes = [(number, math.prod(tensor.shape)) for number, tensor in kind.items()]
         for numbers in buckets.compose(sizes):

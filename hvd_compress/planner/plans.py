@@ -144,7 +144,7 @@ def _sum(prices: Iterable[Cost]) -> Cost:
 
 
 def _short(route: Route) -> str:
-    return route.codec.name if route.uncompressed else f"{route.codec.name} {route.exchange}"
+    return route.codec.name if route.uncompressed else f"{route.codec.name} {route.kind}"
 
 
 def _loss(route: Route) -> int:

@@ -334,7 +334,7 @@ class ProcessGroupCompressor(CompressorBase):
                 uncompressed.setdefault(dtype, []).append(row)
             else:
                 self._check_device(slot, tensor)
-                key = slot.route.exchange, warming_up, tensor.dtype
+                key = slot.route.kind, warming_up, tensor.dtype
                 encoded.setdefault(key, []).append((slot, tensor))
         for (_, warming_up, _), pairs in encoded.items():
             bucket.parts.append(self._encode(pairs, encoded=not warming_up))
@@ -364,7 +364,7 @@ class ProcessGroupCompressor(CompressorBase):
                 dtype = self._sent_dtype(route, tensor, warming_up)
                 uncompressed.setdefault(dtype, []).append(row)
             elif not warming_up:
-                encoded.setdefault((route.exchange, tensor.dtype), []).append((slot, tensor))
+                encoded.setdefault((route.kind, tensor.dtype), []).append((slot, tensor))
         if not (bucket.rerouted and encoded):
             return
         for pairs in encoded.values():

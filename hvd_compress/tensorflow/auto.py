@@ -86,9 +86,9 @@ class Auto(Compressor):
         equal = everywhere and bool(_basics.is_homogeneous())
         self._local = hvd.local_size() if equal else 1
         hierarchy = everywhere and hosts.usable(ranks.size, hvd.local_size(), equal)
-        wanted = dict.fromkeys(route.exchange for route in routes if not route.uncompressed)
+        wanted = dict.fromkeys(route.kind for route in routes if not route.uncompressed)
         self._set_exchanges(
-            [name for name in wanted if name != "hierarchical" or hierarchy]
+            [kind for kind in wanted if hierarchy or not kind.startswith("hierarchical")]
             if ranks.size > 1
             else []
         )
@@ -194,10 +194,10 @@ class Auto(Compressor):
         slot = Slot(position, dtype, shape, UNCOMPRESSED_ROUTE)
 
         def check(route: Route) -> None:
-            if route.exchange not in self._exchanges:
+            if route.kind not in self._exchanges:
                 raise ValueError(f"{label}: expected another exchange, got {route.exchange}")
             slot.route = route
-            self._exchanges[route.exchange].check(slot)
+            self._exchanges[route.kind].check(slot)
 
         return tensor_of(
             label,
@@ -242,7 +242,7 @@ class Auto(Compressor):
         return {**super()._configuration(), "allowed": [str(route) for route in self._allowed]}
 
     def _owners(self) -> list[int]:
-        found = (self._exchanges.get(slot.route.exchange) for slot in self.slots)
+        found = (self._exchanges.get(slot.route.kind) for slot in self.slots)
         return [exchange.owners if exchange else 0 for exchange in found]
 
     def _plan_to_save(self) -> list[dict[str, Any]] | None:

@@ -142,7 +142,8 @@ class Coder:
             bucket: the bucket of the gradients.
             token: the token of the first gradient.
             everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
-            what: ``"payloads"``, ``"numbers"`` of parts as they are, or ``"norms"`` of an integer sum.
+            what: ``"payloads"``, ``"numbers"`` of parts as they are, ``"inner"`` payloads of parts for
+                this host, or ``"norms"`` of an integer sum.
             ranks: the number of ranks that gather the message.
             length: the bytes of payloads that every rank sends; None is the length that the payloads have.
         """
@@ -159,7 +160,7 @@ class Coder:
         return EncodedMessage(data, sizes, encoded)
 
     def average(
-        self, bucket: Bucket, parts: tf.Tensor, *, ranks: int, numbers: bool = False
+        self, bucket: Bucket, parts: tf.Tensor, *, ranks: int, what: str = "payloads"
     ) -> tf.Tensor:
         """The owner's work: the payloads of the averages of what ranks sent.
 
@@ -167,13 +168,13 @@ class Coder:
             bucket: the bucket of the gradients.
             parts: the ranks' messages with this rank's parts, one after the other, shape=(bytes,), uint8.
             ranks: the number of ranks.
-            numbers: whether numbers of the gradients' types were sent, and not payloads.
+            what: ``"payloads"``, ``"numbers"`` of the gradients' types, or ``"inner"`` payloads.
 
         Returns:
             shape=(bytes,), uint8.
         """
         return self._on_device(self._ops.hvdc_average)(
-            parts, self._ledger, bucket=bucket.number, ranks=ranks, numbers=numbers
+            parts, self._ledger, bucket=bucket.number, ranks=ranks, what=what
         )
 
     def levels(self, bucket: Bucket, norms: tf.Tensor) -> tf.Tensor:
@@ -225,6 +226,7 @@ class Coder:
         return {
             "label": slot.label,
             "spec": spec_bytes(codec),
+            "inner": b"" if slot.route.inner is None else spec_bytes(slot.route.inner),
             "tensor": slot.key,
             "seed": self._seed,
             "threads": self.threads,

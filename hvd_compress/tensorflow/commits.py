@@ -152,8 +152,8 @@ def _check(compressor: Compressor) -> None:
         )
     if not compressor.keeps_residuals:
         raise ValueError(
-            "TensorFlowState.begin: expected an exchange in which ranks keep residuals of their own "
-            "gradients, got 'hierarchical' (for Auto, pass exchanges= without it)"
+            "TensorFlowState.begin: expected an exchange whose residuals do not belong to hosts, got "
+            "'hierarchical' (for Auto, pass exchanges= without it)"
         )
     if compressor.slots:
         raise ValueError(

@@ -39,7 +39,7 @@ from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical
+from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical, HierarchicalByTwoCodecs
 from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, is_outermost, traced_under
@@ -61,6 +61,7 @@ _EXCHANGES: dict[str, type[Exchange]] = {
     "two_shot": TwoShot,
     "integer_sum": IntegerSum,
     "hierarchical": Hierarchical,
+    "hierarchical by two codecs": HierarchicalByTwoCodecs,
 }
 
 
@@ -178,7 +179,8 @@ class Compressor(tf.Module, HorovodCompressor):
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
         # "auto" gathers gradients whose shape tracing does not know.
-        self._set_exchanges([exchange, "allgather"] if auto else [exchange])
+        kinds = [route.kind, *(one.kind for one in self._router.encoding)]
+        self._set_exchanges([exchange, "allgather"] if auto else kinds)
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
         self._graphs = 0
         self._variables = Variables()
@@ -192,7 +194,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._size,
             seed,
             exchange,
-            self._exchanges[exchange].owners,
+            self._exchanges[exchange if auto else route.kind].owners,
             self._replace,
             self._orders,
         )
@@ -347,18 +349,18 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def owners_of(self, slot: Slot) -> int:
         """The number of ranks that share out a gradient; 0 where none do."""
-        exchange = self._exchanges.get(slot.route.exchange)
+        exchange = self._exchanges.get(slot.route.kind)
         return exchange.owners if exchange else 0
 
     def shared(self, slot: Slot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
-        exchange = self._exchanges.get(slot.route.exchange)
+        exchange = self._exchanges.get(slot.route.kind)
         return exchange.shared(slot) if exchange else None
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether each rank keeps residuals of its own gradients in all exchanges that may be used."""
-        return all(exchange.common.residuals for exchange in self._exchanges.values())
+        """Whether ranks keep residuals that do not belong to hosts, in all exchanges that may be used."""
+        return all(exchange.hosts is None for exchange in self._exchanges.values())
 
     @property
     def process_set(self) -> Any:
@@ -383,10 +385,13 @@ class Compressor(tf.Module, HorovodCompressor):
             exchange.count(counters, *on_host)
         return counters
 
-    def _set_exchanges(self, names: Sequence[str]) -> None:
+    def _set_exchanges(self, kinds: Sequence[str]) -> None:
         # Not a dictionary, which TensorFlow would take for a part of checkpoints.
         self._exchanges: Mapping[str, Exchange] = MappingProxyType(
-            {name: _EXCHANGES[name](self._collectives, self._coder) for name in names}
+            {
+                kind: _EXCHANGES[kind](self._collectives, self._coder)
+                for kind in dict.fromkeys(kinds)
+            }
         )
 
     def _replace(self) -> None:
@@ -403,7 +408,7 @@ class Compressor(tf.Module, HorovodCompressor):
         return orders
 
     def _inherit(self, slot: Slot) -> None:
-        exchange = self._exchanges.get(slot.route.exchange)
+        exchange = self._exchanges.get(slot.route.kind)
         self._inheritance.give(
             slot,
             owners=self.owners_of(slot),
@@ -459,7 +464,7 @@ class Compressor(tf.Module, HorovodCompressor):
         return slot
 
     def _cut(self, slot: Slot) -> Cut | None:
-        return None if slot.route.uncompressed else self._exchanges[slot.route.exchange].cut(slot)
+        return None if slot.route.uncompressed else self._exchanges[slot.route.kind].cut(slot)
 
     def _label(self, position: int) -> str:
         return self._labels.get(position, f"gradient.{position}")
@@ -473,7 +478,7 @@ class Compressor(tf.Module, HorovodCompressor):
             warn_of_dtypes({label: gradient.dtype.name})
         slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
-            self._exchanges[route.exchange].check(slot)
+            self._exchanges[route.kind].check(slot)
             if slot.shape is not None:
                 warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
@@ -546,7 +551,7 @@ class Compressor(tf.Module, HorovodCompressor):
         graph: Any,
         state: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, _Encoded]:
-        exchange = self._exchanges[slot.route.exchange]
+        exchange = self._exchanges[slot.route.kind]
         bucket = beginning.bucket_for(exchange, slot, gradient, graph)
         member = bucket.add(slot)
         cut = exchange.cut(slot)

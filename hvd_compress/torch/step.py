@@ -342,7 +342,7 @@ class Buckets:
         kinds: dict[tuple[str, torch.device, torch.dtype], list[Slot]] = {}
         for slot in slots:
             parameter = slot.parameter
-            kind = slot.route.exchange, parameter.device, parameter.dtype
+            kind = slot.route.kind, parameter.device, parameter.dtype
             kinds.setdefault(kind, []).append(slot)
         for members in kinds.values():
             by_index = {slot.index: slot for slot in members}

@@ -7,7 +7,8 @@ import numpy as np
 from hvd_compress.codecs import BF16, ECQ, FP16, Codec, ErrorFeedback, Int8, OneBit, Ternary, TopK
 from tests import device
 
-Row = tuple[Codec, ErrorFeedback]
+Row = tuple[Codec, ErrorFeedback] | tuple[Codec, ErrorFeedback, Codec]
+"""A codec, its feedback, and the codec within hosts, if there is one."""
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
 """7, 3 and 1 grains: uneven parts, ranks without one, and tensors smaller than the number of ranks."""
@@ -43,7 +44,13 @@ _LEVELS: list[Row] = [
 ROWS: dict[str, list[Row]] = {
     "allgather": [*_PAYLOADS[:-1], (ECQ(), NONE)],
     "two_shot": _PAYLOADS,
-    "hierarchical": _PAYLOADS,
+    "hierarchical": [
+        *_PAYLOADS,
+        (OneBit(), FULL, Int8()),
+        (OneBit("column"), PARTIAL, BF16("stochastic")),
+        (ECQ(7, coding="entropy"), WEAK, ECQ(127)),
+        (Int8(), NONE, Int8("e4m3", 64)),
+    ],
     "integer_sum": _LEVELS,
 }
 """Codecs that an exchange is tried with. FP16 in an allgather is Horovod's or DDP's own."""

@@ -6,22 +6,27 @@ import math
 
 import numpy as np
 
-from hvd_compress.codecs import (
-    LevelCodec,
-)
+from hvd_compress.codecs import Int8, LevelCodec, OneBit
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.perfmodel.cost import wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, Link
 from tests.contract.beside import Beside
-from tests.contract.cases import SHAPES
+from tests.contract.cases import FULL, SHAPES, USUAL, Row
 from tests.contract.frontend import Frontend
 
 
 def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
     """Of docs/exchanges.md, and so does what the performance model predicts, on average over the ranks."""
-    beside = Beside(frontend, exchange, **frontend.one_bucket)
+    rows: list[Row] = [USUAL[exchange]]
+    if exchange == "hierarchical":
+        rows.append((OneBit(), FULL, Int8()))
+    for row in rows:
+        _check(frontend, exchange, Beside(frontend, exchange, row, **frontend.one_bucket))
+
+
+def _check(frontend: Frontend, exchange: str, beside: Beside) -> None:
     beside.steps(0, 1)
     size, local, rank, codec = frontend.size, frontend.local, frontend.rank, beside.codec
     shapes, count = SHAPES.values(), len(SHAPES)
@@ -52,8 +57,13 @@ def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
         else:
             hosts = size // local
             encoded = sum(one.length(rank % local) for one in parts)
-            within = 4 * (elements - encoded) + (local - 1) * hosts * own
-            message = 4 * elements + own + hosts * own
+            sent, kept = 4 * elements, 4 * encoded
+            if beside.inner is not None:
+                inner = [one.payload_bytes(beside.inner) for one in parts]
+                sent, kept = sum(map(sum, inner)), sum(one[rank % local] for one in inner)
+                encoded = elements
+            within = sent - kept + (local - 1) * hosts * own
+            message = sent + own + hosts * own
             wire = within + (hosts - 1) * own
             padding = (hosts - 1 + (local - 1) * hosts) * (mean - sum(sizes) / owners)
     tokens = frontend.token_bytes * count
@@ -67,7 +77,7 @@ def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
     assert math.isclose(counters.wire_bytes, 2 * (wire + wire_of_tokens))
     assert counters.encode_seconds > 0 and counters.decode_seconds > 0
     route, cluster = (
-        Route(codec, beside.feedback, exchange),
+        Route(codec, beside.feedback, exchange, beside.inner),
         Cluster(size // local, local, Link(1e8)),
     )
     predicted = sum(wire_bytes(shape, route, cluster) for shape in shapes)

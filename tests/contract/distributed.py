@@ -71,7 +71,8 @@ class Distributed(ProcessGroupFrontend):
         **options: Any,
     ) -> Job:
         form = {k: options.pop(k) for k in ("op", "one_by_one", "group") if k in options}
+        route = Route(codec, feedback, inner=options.pop("inner", None))
         model, chosen = self._probe(shapes, dtype, options)
         options = {"threshold": 0, **options}
-        compressor = hvdc.Compressor(Route(codec, feedback), exchange=exchange, **options)
+        compressor = hvdc.Compressor(route, exchange=exchange, **options)
         return _Job(model, compressor, chosen, form)

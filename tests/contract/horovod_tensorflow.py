@@ -148,12 +148,13 @@ class HorovodTensorFlow(Frontend):
         **options: Any,
     ) -> Job:
         graph = options.pop("graph", True)
+        route = Route(codec, feedback, inner=options.pop("inner", None))
         known = {"op", "groups", "gradient_predivide_factor"} & options.keys()
         for_tape = {name: options.pop(name) for name in known}
         if "process_set" in options:
             for_tape["process_set"] = options["process_set"]
         options = {"exchange": exchange, "threshold": 0, **options}
-        compressor = hvdc.Compressor(Route(codec, feedback), **options)
+        compressor = hvdc.Compressor(route, **options)
         step = taped(shapes, dtype, compressor, **for_tape)
         run = tf.function(step) if graph else step
         return TensorFlowJob(list(shapes), dtype, compressor, run)

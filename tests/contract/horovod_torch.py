@@ -65,13 +65,14 @@ class HorovodTorch(TorchFrontend):
         dtype: str = "float32",
         **options: Any,
     ) -> Job:
+        route = Route(codec, feedback, inner=options.pop("inner", None))
         model, chosen = self._probe(shapes, dtype, options)
         known = {"op", "groups", "gradient_predivide_factor"} & options.keys()
         for_horovod = {name: options.pop(name) for name in known}
         if "process_set" in options:
             for_horovod["process_set"] = options["process_set"]
         options = {"exchange": exchange, "threshold": 0, **options}
-        compressor = hvdc.Compressor(model.named_parameters(), Route(codec, feedback), **options)
+        compressor = hvdc.Compressor(model.named_parameters(), route, **options)
         return _Job(model, compressor, chosen, **for_horovod)
 
     def group_of(self, *ranks: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from hvd_compress import Route
 from hvd_compress.codecs import (
     BF16,
     ECQ,
-    Codec,
     ErrorFeedback,
     Int8,
     NoCompression,
@@ -52,7 +52,7 @@ _NONFINITE: dict[str, list[Row]] = {
         (OneBit("tensor"), PARTIAL),
         (ECQ(), WEAK),
     ],
-    "hierarchical": [(OneBit(), FULL), (ECQ(), WEAK)],
+    "hierarchical": [(OneBit(), FULL), (ECQ(), WEAK), (OneBit(), FULL, Int8())],
     "integer_sum": [(Ternary(64), ErrorFeedback(0.1, 0.9)), (ECQ(), WEAK)],
 }
 
@@ -176,12 +176,12 @@ def a_change_of_codec_loses_no_mass(frontend: Frontend, exchange: str) -> None:
     balance.check()
 
 
-_CHANGES: dict[str, list[tuple[Codec, ...]]] = {
+_CHANGES: dict[str, list[tuple[Any, ...]]] = {
     name: [(ECQ(),), (OneBit(512),), (NoCompression(),)] for name in ROWS
 } | {
     "allgather": [(Int8("linear"), FULL), (OneBit("column"),), (NoCompression(),)],
     "two_shot": [(OneBit("column"), FULL), (OneBit(512),), (NoCompression(),)],
-    "hierarchical": [(ECQ(),), (OneBit("column"),), (NoCompression(),)],
+    "hierarchical": [(ECQ(), WEAK, "", Int8()), (OneBit("column"),), (NoCompression(),)],
     "integer_sum": [(ECQ(8, "linf"),), (ECQ(100, "l2", 128),), (NoCompression(),)],
 }
 

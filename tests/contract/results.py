@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_compress import Route
-from hvd_compress.codecs import ECQ, Int8, OneBit, Ternary
+from hvd_compress.codecs import BF16, ECQ, Int8, OneBit, Ternary
 from hvd_compress.ranks.counters import sent_bytes
 from tests.contract.beside import Beside, assert_mean
 from tests.contract.cases import FULL, NONE, ROWS, SHAPES, USUAL, WEAK, Row
@@ -190,17 +190,18 @@ def owner_steps_from_a_cold_start(frontend: Frontend, exchange: str) -> None:
 def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:
     """Another codec for one, and some that Horovod or DDP adds up as they are."""
     other: Row = (Ternary(), NONE) if exchange == "integer_sum" else (Int8("linear"), NONE)
+    inner = BF16() if exchange == "hierarchical" else None
     called = frontend.called(SHAPES)
     beside = Beside(
         frontend,
         exchange,
         threshold=2,
         exclude=[called["b"]],
-        layers={called["c"]: other[0], called["tiny"]: None},
+        layers={called["c"]: Route(*other, inner=inner), called["tiny"]: None},
     )
     simulations = {
         "a": frontend.simulation(exchange, *USUAL[exchange], SHAPES),
-        "c": frontend.simulation(exchange, *other, SHAPES),
+        "c": frontend.simulation(exchange, *other, SHAPES, inner=inner),
     }
     for step in range(3):
         everybodys = beside.everybodys(step)

@@ -22,9 +22,10 @@ def distributed(
     known = {"find_unused_parameters", "static_graph", "gradient_as_bucket_view"}
     known |= {"bucket_cap_mb", "process_group"}
     for_ddp = {name: options.pop(name) for name in known & options.keys()}
+    route = Route(codec, feedback, inner=options.pop("inner", None))
     # Small buckets, so that there are several.
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": 0.01, **for_ddp})
-    compressor = hvdc.Compressor(ddp, Route(codec, feedback), **{"threshold": 0, **options})
+    compressor = hvdc.Compressor(ddp, route, **{"threshold": 0, **options})
     ddp.register_comm_hook(compressor, hvdc.hook)
     return ddp, compressor
 

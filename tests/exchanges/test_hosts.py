@@ -51,3 +51,10 @@ def test_what_cannot_take_it() -> None:
     hierarchical.check("w", (2**28,), Int8(), 4, group)
     with pytest.raises(ValueError, match="w: expected at most 2147483647 bytes in one message"):
         hierarchical.check("w", (2**29,), OneBit(), 4, group)
+
+
+def test_every_payload_has_noise_of_its_own() -> None:
+    all_hosts = hosts.Hosts(12, 4)
+    pairs = [(rank, owner) for rank in range(12) for owner in range(4)]
+    streams = [hierarchical.inner_stream(rank, owner, all_hosts) for rank, owner in pairs]
+    assert len({*streams, *range(12)}) == len(pairs) + 12

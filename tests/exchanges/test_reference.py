@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoCompression, OneBit, Ternary
+from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoCompression, OneBit, Ternary
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.registry import EXCHANGES
 
@@ -53,9 +53,12 @@ def test_without_a_codec_it_is_the_mean(exchange: str, codec: Codec, warmup: int
         np.testing.assert_allclose(total[name], 4 * _mean(gradients, name), atol=4e-6)
 
 
-@every_exchange
-def test_what_is_not_sent_is_kept(exchange: str) -> None:
-    simulation = Simulation(exchange, ECQ(), WEAK, SHAPES, 4, local=2)
+@pytest.mark.parametrize(
+    ("exchange", "inner"),
+    [*((name, None) for name in EXCHANGES), ("hierarchical", Int8()), ("hierarchical", ECQ(3))],
+)
+def test_what_is_not_sent_is_kept(exchange: str, inner: Codec | None) -> None:
+    simulation = Simulation(exchange, ECQ(), WEAK, SHAPES, 4, local=2, inner=inner)
     received = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     due = copy.deepcopy(received)
     for step in range(3):

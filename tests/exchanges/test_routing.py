@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -11,7 +11,14 @@ import pytest
 from hvd_compress.codecs import ECQ, FP16, Codec, ErrorFeedback, Int8, NoCompression, OneBit
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.limits import MAX_GATHERED_BYTES, check_gather
-from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route, Router, warn_of_growth
+from hvd_compress.exchanges.routing import (
+    UNCOMPRESSED_ROUTE,
+    Route,
+    Router,
+    check_feedback,
+    route_of,
+    warn_of_growth,
+)
 
 ONE_BIT = Route(OneBit(), ErrorFeedback(), "allgather")
 
@@ -149,3 +156,32 @@ def test_a_payload_longer_than_its_gradient_is_a_warning() -> None:
         warn_of_growth("norm", (2048,), Route(OneBit("column"), ErrorFeedback(), "allgather"), 4)
         warn_of_growth("dense", (32, 64), Route(OneBit("row"), ErrorFeedback(), "allgather"), 4)
         warn_of_growth("small", (64,), Route(OneBit("row"), ErrorFeedback(), "allgather"), 4)
+
+
+def test_a_codec_within_hosts() -> None:
+    route = Route(OneBit(), exchange="hierarchical", inner="int8")  # type: ignore[arg-type]
+    assert route.inner == Int8() and route.residuals and route != replace(route, inner=None)
+    assert str(route).endswith(f" through hierarchical with {Int8()} within hosts")
+    assert route_of(Route(OneBit(), inner=Int8()), "hierarchical", "where") == route
+
+
+@pytest.mark.parametrize(
+    ("codec", "exchange", "inner", "message"),
+    (
+        (OneBit(), "two_shot", Int8(), "expected exchange='hierarchical' .*, got 'two_shot'"),
+        (OneBit(), "auto", Int8(), "expected exchange='hierarchical' .*, got 'auto'"),
+        (OneBit(), "hierarchical", ECQ(coding="entropy"), "payloads have a fixed size"),
+        (OneBit(), "hierarchical", OneBit("row"), "groups are not rows or columns"),
+        (NoCompression(), "hierarchical", Int8(), "that is not uncompressed, got NoCompression"),
+        (OneBit(), "hierarchical", "none at all", "expected one of"),
+    ),
+)
+def test_what_cannot_be_within_hosts(codec: Codec, exchange: str, inner: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"Route.inner: .*{message}"):
+        route_of(Route(codec, inner=inner), exchange, "where")
+
+
+def test_feedback_has_to_be_stable_within_hosts() -> None:
+    route = Route(OneBit(), ErrorFeedback(), "hierarchical", ECQ(1, "linf", "tensor"))
+    with pytest.raises(ValueError, match=r"w, .*expected alpha < .* for ECQ\("):
+        check_feedback("w", (100_000,), route)

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.codecs import ECQ, FP16, Codec, LevelCodec, NoCompression, OneBit, Ternary
+from hvd_compress.codecs import (
+    BF16,
+    ECQ,
+    FP16,
+    Codec,
+    Int8,
+    LevelCodec,
+    NoCompression,
+    OneBit,
+    Ternary,
+)
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.integer_sum import bits_of
@@ -67,7 +77,11 @@ def _hierarchical(g: Gradient, number: int) -> list[Counters]:
     per_rank = []
     for local_rank, own in enumerate(shards.payload_bytes(g.codec)):
         counters, width = Counters(), g.element_bytes
-        counters.add_alltoall(width * g.count, width * shards.length(local_rank))
+        if g.inner is None:
+            parts = [width * shards.length(owner) for owner in range(g.hosts.local)]
+        else:
+            parts = shards.payload_bytes(g.inner)
+        counters.add_alltoall(sum(parts), parts[local_rank])
         counters.add_allgather(g.hosts.local, g.hosts.count * own)
         counters.add_allgather(g.hosts.count, own)
         per_rank.append(counters)
@@ -100,8 +114,10 @@ def test_exchanges(
 ) -> None:
     codecs, counted = COUNTED[exchange]
     codec, cluster = data.draw(st.sampled_from(codecs)), Cluster(hosts, local, LINK)
-    gradient = Gradient((count,), codec, width, Hosts(cluster.ranks, local))
-    sent = wire_bytes((count,), route_of(codec, exchange), cluster, element_bytes=width)
+    inner = data.draw(st.sampled_from((None, Int8(), BF16()))) if counted is _hierarchical else None
+    route = Route(codec, exchange=exchange, inner=inner)
+    gradient = Gradient((count,), codec, width, Hosts(cluster.ranks, local), inner=inner)
+    sent = wire_bytes((count,), route, cluster, element_bytes=width)
     assert math.isclose(sent, _mean(counted(gradient, number)) if cluster.ranks > 1 else 0)
 
 

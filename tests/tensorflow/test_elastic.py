@@ -218,7 +218,9 @@ def test_what_cannot_be_elastic() -> None:
     state = TensorFlowState([tf.Variable(0.0)])
     with pytest.raises(TypeError, match=r"state\.begin\(.*OneBit\(\)"):
         state.begin(hvdc.OneBit)
-    with pytest.raises(ValueError, match="expected an exchange in which ranks keep residuals"):
+    with pytest.raises(
+        ValueError, match="expected an exchange whose residuals do not belong to hosts"
+    ):
         state.begin(hvdc.OneBit(exchange="hierarchical"))
     some = hvd.add_process_set([0, 1, 2])
     with pytest.raises(ValueError, match=r"got one with process set [1-9]"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress import Int8, OneBit, Route
 from hvd_compress.exchanges import buckets
 from tests import jobs
 from tests.ranks import on_ranks
@@ -71,6 +72,22 @@ def test_a_payload_altered_on_its_way_to_its_owner() -> None:
             hvdc.ExchangeError,
             r"\w+: expected a payload from every rank, got none from rank 1",
         )
+    _raises(*error, model, optimizer)
+
+
+@on_ranks(4, alone=True, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+def test_a_payload_altered_on_its_way_within_a_host() -> None:
+    """Its sender is named by its number among all ranks, not among those of its host."""
+    buckets.LIMIT = 3000
+    model = Probe(SHAPES)
+    route = Route(OneBit(), exchange="hierarchical", inner=Int8())
+    compressor = hvdc.Compressor(model.named_parameters(), route, threshold=100)
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    error: tuple[type[Exception], str] = (hvdc.ExchangeError, "got none from rank 2, whose own")
+    if hvd.rank() == 2:
+        _flip(compressor, "bucket 1, stage 0")
+        error = (hvdc.PayloadError, "a, as its owner: rank 3's payload: expected checksum")
     _raises(*error, model, optimizer)
 
 

@@ -78,7 +78,7 @@ class Exchange(ABC):
                 f"{slot.route.exchange!r}, got {slot.kind}: give it one with tf.ensure_shape, exclude it "
                 f"by name, or use the allgather"
             )
-        self.common.check(slot.label, slot.shape, slot.route.codec, slot.dtype.size, self.group)
+        slot.route.check(slot.label, slot.shape, slot.dtype.size, self.group)
 
     @abstractmethod
     def cut(self, slot: Slot) -> Cut:

@@ -1,6 +1,8 @@
-"""The hierarchical exchange: uncompressed within a host, compressed between hosts."""
+"""The hierarchical exchange: compressed between hosts, and uncompressed or by another codec within."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -62,7 +64,7 @@ class Hierarchical(Exchange):
                 self._between = group
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """See :class:`Exchange`; messages of uncompressed numbers stay within the host."""
+        """See :class:`Exchange`; first messages stay within the host."""
         before = counters.wire_bytes
         if self._within is not None:
             counters.add_alltoall(distributed, kept)
@@ -74,8 +76,11 @@ class Hierarchical(Exchange):
     def cut(self, slot: Slot) -> Cut:
         (shards, _), rank = self._shards(slot), max(0, self.collectives.rank)
         parts = [shards.of(owner) for owner in range(shards.size)]
+        streams = [
+            hierarchical.inner_stream(rank, owner, self.hosts) for owner in range(shards.size)
+        ]
         return Cut(
-            self.shared(slot), streams=[], parts=parts, own=self._local_rank, own_stream=rank
+            self.shared(slot), streams=streams, parts=parts, own=self._local_rank, own_stream=rank
         )
 
     def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
@@ -83,7 +88,7 @@ class Hierarchical(Exchange):
         data, label = message.data, bucket.label
         if self._within is not None:
             data = self._within.all_to_all(data, message.sizes, f"{label}.within_host")
-        data = self.coder.average(bucket, data, ranks=self.hosts.local, numbers=True)
+        data = self.coder.average(bucket, data, ranks=self.hosts.local, what=self.content)
         if self._between is not None:
             length = self._length(bucket)
             data = self._between.all_gather_alike(data, length, f"{label}.between_hosts")
@@ -110,3 +115,10 @@ class Hierarchical(Exchange):
                 f"exchange='hierarchical' within {_TIMEOUT:g} seconds of each other, got only some"
             )
         agreement.check(lines)
+
+
+class HierarchicalByTwoCodecs(Hierarchical):
+    """The same, with the route's ``inner`` codec for the gradients within a host."""
+
+    common = replace(hierarchical.EXCHANGE, residuals=True)
+    content = "inner"

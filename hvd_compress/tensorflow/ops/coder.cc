@@ -14,9 +14,10 @@ namespace hvd_compress {
 using namespace tensorflow;  // NOLINT: the macros need it
 
 Coder::Coder(OpKernelConstruction* context) {
-  std::string spec;
+  std::string spec, inner;
   OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
   OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
+  OP_REQUIRES_OK(context, context->GetAttr("inner", &inner));
   OP_REQUIRES_OK(context, context->GetAttr("tensor", &tensor_));
   OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
   OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
@@ -29,10 +30,12 @@ Coder::Coder(OpKernelConstruction* context) {
   OP_REQUIRES_OK(context, context->GetAttr("own_stream", &own_stream_));
   OP_REQUIRES_OK(context, context->GetAttr("bits", &bits_));
   OP_REQUIRES_OK(context, context->GetAttr("norms", &norms_));
-  OP_REQUIRES(context, spec.size() == sizeof(spec_),
+  OP_REQUIRES(context,
+              spec.size() == sizeof(spec_) && (inner.empty() || inner.size() == sizeof(inner_)),
               errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
                                       " bytes, got ", spec.size()));
   std::memcpy(&spec_, spec.data(), sizeof(spec_));
+  std::memcpy(&inner_, inner.data(), inner.size());
   if (bits_ == 0) return;
   flat_ = PieceOf(TensorShape({lengths_[0]}), 0).spec;
   words_ = hvdc_level_words(&flat_, bits_);
@@ -61,6 +64,19 @@ std::vector<Piece> Coder::Pieces(const TensorShape& shape) const {
   for (size_t i = 0; i < lengths_.size(); ++i) {
     pieces.push_back(PieceOf(TensorShape({lengths_[i] / row, row}), begins_[i]));
     if (lengths_[i] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
+  }
+  return pieces;
+}
+
+std::vector<Piece> Coder::InnerPieces(const TensorShape& shape) const {
+  if (inner_.codec == 0) return {};
+  std::vector<Piece> pieces = Pieces(shape);
+  for (Piece& piece : pieces) {
+    hvdc_spec spec = inner_;
+    spec.rows = piece.spec.rows;
+    spec.columns = piece.spec.columns;
+    piece.spec = spec;
+    if (piece.length) piece.bytes = FunctionsOf(spec).payload_bytes(&spec);
   }
   return pieces;
 }

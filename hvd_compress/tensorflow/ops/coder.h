@@ -22,7 +22,8 @@ struct Piece {
   int64_t offset;         // bytes of the message before its payload
 };
 
-// Attributes: label; spec (an hvdc_spec without rows and columns); tensor, seed (of the noise);
+// Attributes: label; spec (an hvdc_spec without rows and columns); inner (the same of the codec
+// within a host, or empty); tensor, seed (of the noise);
 // threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner; none for
 // the whole gradient as one piece); streams (the rank in each piece's noise key); own, own_stream
 // (the piece that this rank owns, and the rank in the noise key of its average); bits, norms (of an
@@ -39,8 +40,13 @@ class Coder {
   // Whether a gradient has the elements that tracing counted on.
   absl::Status CheckTraced(const tensorflow::Tensor& gradient) const;
 
-  // The pieces of a gradient of this shape, without offsets.
+  // The pieces of a gradient of this shape, without offsets; and what they are within a host, where
+  // another codec encodes them there.
   std::vector<Piece> Pieces(const tensorflow::TensorShape& shape) const;
+  std::vector<Piece> InnerPieces(const tensorflow::TensorShape& shape) const;
+
+  // The rank with the first of the pieces, where the ranks of a host own them.
+  int64_t first_rank() const { return own_stream_ - own_; }
 
   // Encodes the pieces of a gradient into `message`, and moves the residual on, a variable of one
   // float32 an element that is empty at first; `before` is what it was.
@@ -100,6 +106,7 @@ class Coder {
 
   std::string label_;
   hvdc_spec spec_, flat_;  // as it came, and of all elements in one dimension
+  hvdc_spec inner_ = {};   // within a host; codec 0: none
   int64_t seed_, tensor_, own_, own_stream_, norms_, words_ = 0;
   int threads_, bits_;
   float alpha_, beta_;

@@ -17,7 +17,8 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // submitted: of the first member. everybody: whether all ranks take part in the step. what:
 // "payloads" are encoded gradients or pieces of them, and residuals move on; "numbers" are
-// pieces as they are, for owners on this host; "norms" begin an integer sum. sizes: bytes for each
+// pieces as they are, for owners on this host; "inner" are pieces that the codec within a host
+// encodes; "norms" begin an integer sum. sizes: bytes for each
 // owner. encoded: whether the message is one of these; if not, because a rank has joined or a
 // gradient warms up, it holds the gradients as float32 numbers. ranks: how many gather the message.
 // length: of the payloads in bytes, where all ranks rely on it because they add messages up; else
@@ -33,7 +34,7 @@ REGISTER_OP("HvdcEncode")
     .Output("sizes: int32")
     .Output("encoded: bool")
     .Attr("bucket: int")
-    .Attr("what: {'payloads', 'numbers', 'norms'}")
+    .Attr("what: {'payloads', 'numbers', 'inner', 'norms'}")
     .Attr("warmup: int")
     .Attr("ranks: int")
     .Attr("length: int")
@@ -82,11 +83,12 @@ class EncodeOp : public AsyncOpKernel {
     Tensor *message, *sizes, *flag;
     TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &flag));
     flag->scalar<bool>()() = encoded;
-    const auto owners = static_cast<int64_t>(bucket->blocks.size());
+    const std::vector<Bucket::Block>& blocks = Blocks(*bucket);
+    const auto owners = static_cast<int64_t>(blocks.size());
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({owners}), &sizes));
     auto bytes = sizes->flat<int32_t>();
     for (int64_t i = 0; i < owners; ++i) {
-      bytes(i) = static_cast<int32_t>(bucket->blocks[i].size);
+      bytes(i) = static_cast<int32_t>(blocks[i].size);
     }
     const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
     if (!kernels.ok()) {
@@ -97,7 +99,7 @@ class EncodeOp : public AsyncOpKernel {
     const auto started = std::chrono::steady_clock::now();
     if (!encoded) {
       TF_RETURN_IF_ERROR(Widen(context, kernels->get(), *bucket, &message));
-    } else if (what_ == "payloads") {
+    } else if (what_ == "payloads" || what_ == "inner") {
       TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
     } else if (what_ == "numbers") {
       TF_RETURN_IF_ERROR(Numbers(context, ledger, *bucket, &message, sizes));
@@ -127,9 +129,13 @@ class EncodeOp : public AsyncOpKernel {
     return count;
   }
 
+  const std::vector<Bucket::Block>& Blocks(const Bucket& bucket) const {
+    return what_ == "inner" ? bucket.inner_blocks : bucket.blocks;
+  }
+
   // Of all payloads.
-  static int64_t Size(const Bucket& bucket) {
-    return bucket.blocks.back().begin + bucket.blocks.back().size;
+  int64_t Size(const Bucket& bucket) const {
+    return Blocks(bucket).back().begin + Blocks(bucket).back().size;
   }
 
   static absl::Status Widen(OpKernelContext* context, Kernels* kernels, const Bucket& bucket,
@@ -149,13 +155,14 @@ class EncodeOp : public AsyncOpKernel {
                         const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
                         Tensor** message) const {
     const int64_t size = Size(*bucket);
+    const auto pieces = what_ == "inner" ? &Member::inner : &Member::pieces;
     const Member& first = bucket->members[0];
-    if (first.pieces[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
+    if ((first.*pieces)[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
       // Tracing checks this where it knows the shape.
       ledger->Fail(absl::StrCat(first.coder->label(), ", shape ",
                                 first.gradient.shape().DebugString(),
                                 ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
-                                " ranks times ", first.pieces[0].bytes));
+                                " ranks times ", (first.*pieces)[0].bytes));
       return context->allocate_output(0, TensorShape({0}), message);
     }
     if (length_ >= 0 && size != length_) {
@@ -172,11 +179,11 @@ class EncodeOp : public AsyncOpKernel {
       const Coder& coder = *member.coder;
       Tensor before;
       const absl::Status status =
-          coder.Encode(context, kernels.get(), member.pieces, member.step, member.gradient,
+          coder.Encode(context, kernels.get(), member.*pieces, member.step, member.gradient,
                        *message, member.residual.get(), &before);
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));
-        for (const Piece& piece : member.pieces) {
+        for (const Piece& piece : member.*pieces) {
           uint8_t* const to = (*message)->flat<uint8_t>().data() + piece.offset;
           TF_RETURN_IF_ERROR(kernels->Zero(to, piece.bytes));
         }
@@ -187,7 +194,8 @@ class EncodeOp : public AsyncOpKernel {
         ledger->Encoded({std::move(member.residual), std::move(before), kernels});
       }
     }
-    if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));
+    if (what_ == "payloads" && bucket->blocks.size() == 1)
+      ledger->Count(kGatheredBytes, static_cast<double>(size));
     return absl::OkStatus();
   }
 

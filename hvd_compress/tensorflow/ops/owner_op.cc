@@ -2,6 +2,7 @@
 // the averages together with residuals of their own, which move on.
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "bucket.h"
@@ -22,8 +23,8 @@ void AddAs(const uint8_t* bytes, int64_t count, float* sum) {
   for (int64_t i = 0; i < count; ++i) sum[i] += static_cast<float>(numbers[i]);
 }
 
-// parts: what the ranks sent of this rank's pieces, one rank after the other. numbers: whether
-// these are numbers of the gradients' types, within a host on the CPU, and not payloads. ranks: how
+// parts: what the ranks sent of this rank's pieces, one rank after the other. what: "payloads";
+// or, within a host on the CPU, "numbers" of the gradients' types or "inner" payloads. ranks: how
 // many there are. It does not fail: the other ranks would wait for an average, and get zeros in its
 // place.
 REGISTER_OP("HvdcAverage")
@@ -31,7 +32,7 @@ REGISTER_OP("HvdcAverage")
     .Input("ledger: resource")
     .Output("averages: uint8")
     .Attr("bucket: int")
-    .Attr("numbers: bool")
+    .Attr("what: {'payloads', 'numbers', 'inner'}")
     .Attr("ranks: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
@@ -43,7 +44,10 @@ class AverageOp : public OpKernel {
  public:
   explicit AverageOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
-    OP_REQUIRES_OK(context, context->GetAttr("numbers", &numbers_));
+    std::string what;
+    OP_REQUIRES_OK(context, context->GetAttr("what", &what));
+    numbers_ = what == "numbers";
+    inner_ = what == "inner";
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
   }
 
@@ -59,14 +63,13 @@ class AverageOp : public OpKernel {
     CountBytes(ledger, *bucket, own);
     const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
     OP_REQUIRES_OK(context, kernels.status());
-    int64_t row = 0, offset = 0;  // bytes of the numbers that each rank sent, and of them before
-    for (const Member& member : bucket->members) row += NumberBytes(member, own);
+    int64_t row = 0, offset = 0;  // bytes that each rank sent, and of them before the member's
+    for (const Member& member : bucket->members) row += SentBytes(member, own);
     for (Member& member : bucket->members) {
       Piece piece = member.pieces[own];
       piece.offset -= block.begin;
       if (piece.bytes > 0) {
-        const Parts parts{context->input(0), numbers_ ? row : block.size,
-                          numbers_ ? offset : piece.offset};
+        const Parts parts{context->input(0), row, offset};
         const absl::Status status =
             Work(context, ledger, *kernels, parts, piece, &member, averages);
         if (!status.ok()) {
@@ -75,7 +78,7 @@ class AverageOp : public OpKernel {
           OP_REQUIRES_OK(context, (*kernels)->Zero(to, piece.bytes));
         }
       }
-      offset += NumberBytes(member, own);
+      offset += SentBytes(member, own);
     }
   }
 
@@ -86,24 +89,26 @@ class AverageOp : public OpKernel {
     int64_t row, offset;
   };
 
-  static int64_t NumberBytes(const Member& member, int own) {
-    return member.pieces[own].length * DataTypeSize(member.gradient.dtype());
+  // Of one rank's piece for an owner.
+  int64_t SentBytes(const Member& member, size_t owner) const {
+    if (numbers_) return member.pieces[owner].length * DataTypeSize(member.gradient.dtype());
+    return (inner_ ? member.inner : member.pieces)[owner].bytes;
   }
 
   void CountBytes(Ledger* ledger, const Bucket& bucket, int own) const {
     double sent = 0, kept = 0;
     for (const Member& member : bucket.members) {
       for (size_t i = 0; i < member.pieces.size(); ++i) {
-        const auto bytes = static_cast<double>(numbers_ ? NumberBytes(member, static_cast<int>(i))
-                                                        : member.pieces[i].bytes);
+        const auto bytes = static_cast<double>(SentBytes(member, i));
         sent += bytes;
         if (static_cast<int>(i) == own) kept += bytes;
       }
     }
     const double gathered = static_cast<double>(bucket.blocks[own].size);
-    ledger->Count(numbers_ ? kHostGatheredBytes : kGatheredBytes, gathered);
-    ledger->Count(numbers_ ? kHostDistributedBytes : kDistributedBytes, sent);
-    ledger->Count(numbers_ ? kHostKeptBytes : kKeptBytes, kept);
+    const bool on_host = numbers_ || inner_;
+    ledger->Count(on_host ? kHostGatheredBytes : kGatheredBytes, gathered);
+    ledger->Count(on_host ? kHostDistributedBytes : kDistributedBytes, sent);
+    ledger->Count(on_host ? kHostKeptBytes : kKeptBytes, kept);
   }
 
   absl::Status Work(OpKernelContext* context, Ledger* ledger,
@@ -127,9 +132,11 @@ class AverageOp : public OpKernel {
     } else {
       bool nonfinite = false;  // the average will be, too
       const auto* first = parts.message.flat<uint8_t>().data() + parts.offset;
+      const Piece& sent = inner_ ? member->inner[coder.own()] : piece;
+      const size_t first_rank = inner_ ? static_cast<size_t>(coder.first_rank()) : 0;
       TF_RETURN_IF_ERROR(
-          kernels->DecodeSum({piece.spec, member->step, first, piece.bytes, parts.row, ranks_},
-                             {coder.label(), 0, 1, false, member->step}, 1.0f / ranks_,
+          kernels->DecodeSum({sent.spec, member->step, first, sent.bytes, parts.row, ranks_},
+                             {coder.label(), first_rank, 1, false, member->step}, 1.0f / ranks_,
                              average.data(), HVDC_DTYPE_FLOAT32, &nonfinite));
     }
     const auto averaged = std::chrono::steady_clock::now();
@@ -168,7 +175,7 @@ class AverageOp : public OpKernel {
   }
 
   int64_t bucket_;
-  bool numbers_;
+  bool numbers_, inner_;
   int ranks_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcAverage").Device(DEVICE_CPU), AverageOp);

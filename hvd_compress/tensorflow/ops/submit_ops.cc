@@ -29,6 +29,7 @@ REGISTER_OP("HvdcSubmit")
     .Attr("member: int")
     .Attr("label: string")
     .Attr("spec: string")
+    .Attr("inner: string")
     .Attr("tensor: int")
     .Attr("seed: int")
     .Attr("threads: int")
@@ -65,6 +66,7 @@ class SubmitOp : public OpKernel {
     member.coder = coder_;
     member.gradient = context->input(0);
     member.pieces = coder_->Pieces(member.gradient.shape());
+    member.inner = coder_->InnerPieces(member.gradient.shape());
     found->ledger->Count(kUncompressedBytes, static_cast<double>(member.gradient.TotalBytes()));
     context->set_output(0, context->input(1));
     found->bucket->Submit(member_, std::move(member));
