@@ -14,6 +14,7 @@ from hvd_compress.codecs import (
     NoCompression,
     OneBit,
     PayloadError,
+    PowerSGD,
     Ternary,
     TopK,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "NoCompression",
     "OneBit",
     "PayloadError",
+    "PowerSGD",
     "Route",
     "Ternary",
     "TopK",

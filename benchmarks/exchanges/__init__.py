@@ -6,10 +6,10 @@ from benchmarks.compressions import Compression, option
 from benchmarks.exchanges.allreduce import AllReduce
 from benchmarks.exchanges.base import Exchange
 from benchmarks.exchanges.coded import Coded
-from hvd_compress.exchanges import registry
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES
 
 ALLREDUCE = "allreduce"
-EXCHANGES = (ALLREDUCE, *registry.EXCHANGES)
+EXCHANGES = (ALLREDUCE, *EXCHANGE_NAMES)
 
 
 def exchange(text: str) -> Exchange:

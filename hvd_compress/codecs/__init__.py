@@ -17,6 +17,7 @@ from hvd_compress.codecs.payload import (
     payload_length,
     read_header,
 )
+from hvd_compress.codecs.power_sgd import PowerSGD
 from hvd_compress.codecs.registry import (
     CODECS,
     codec_class,
@@ -44,6 +45,7 @@ __all__ = [
     "OneBit",
     "PayloadError",
     "PayloadLayout",
+    "PowerSGD",
     "Ternary",
     "TopK",
     "codec_class",

@@ -90,6 +90,8 @@ class Codec:
     added: ClassVar[tuple[str, ...]] = ()
     """The fields that were added to a frozen format. At their default they are left out of
     :meth:`to_config`, so that the bytes with the default settings stay the same."""
+    exchange: ClassVar[str | None] = None
+    """The only exchange for the codec; None means all that send payloads."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Rejects arguments that belong to a compressor, with an error that says so.
@@ -124,6 +126,10 @@ class Codec:
     def varies(self) -> bool:
         """Whether a payload may be shorter than :meth:`payload_bytes`, its capacity."""
         return False
+
+    def encodes(self, shape: Shape) -> bool:
+        """Whether the codec encodes tensors of the given shape; others travel uncompressed."""
+        return True
 
     @property
     def shaped(self) -> bool:

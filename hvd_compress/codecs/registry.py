@@ -108,7 +108,23 @@ def codec_of(owner: str, field: str, given: Any) -> Codec:
             f"{owner}.{field}: expected a codec of hvd_compress.codecs such as Int8(), or a codec's name, "
             f"got {given!r}"
         )
+    expect_payloads(f"{owner}.{field}", given)
     return given
+
+
+def expect_payloads(where: str, codec: Codec) -> None:
+    """Raises ``ValueError`` unless a codec writes payloads.
+
+    Args:
+        where: the argument that received the codec, for the message.
+        codec: the codec.
+    """
+    if codec.exchange is not None:
+        raise ValueError(
+            f"{where}: expected a codec that writes payloads, such as OneBit() or Int8(), got {codec!r}, "
+            f"which needs exchange={codec.exchange!r}: the Compressor of hvd_compress.torch, ddp, fsdp and "
+            f"distributed has it"
+        )
 
 
 def codec_names() -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.levels import LevelBatch
-from hvd_compress.engine.residuals import Holder, Pair, columns, transpose, transpose_back
+from hvd_compress.engine.low_rank import LowRankBatch
+from hvd_compress.engine.residuals import Factor, Holder, Pair, columns, transpose, transpose_back
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
@@ -82,7 +83,7 @@ class Batch:
         self._kernels = encoder.kernels
         self._owner_step = owner_step
         self.gradients = gradients
-        self._order(gradients[0])
+        self.order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
         self._unused = [position for position, one in enumerate(self._used) if not one]
         self._originals = {position: gradients[position].clone() for position in self._unused}
@@ -147,7 +148,7 @@ class Batch:
         Raises:
             BatchPayloadError: a payload was altered in transit, or is missing.
         """
-        self._order(rows)
+        self.order(rows)
         if self.plan.deferred:
             keep_from_reuse(rows, *values)
         with self.decoding():
@@ -241,6 +242,10 @@ class Batch:
         """The gradients as levels that ranks add."""
         return LevelBatch(self)
 
+    def factors(self) -> LowRankBatch:
+        """The gradients as products of low-rank factors that ranks add."""
+        return LowRankBatch(self)
+
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
     ) -> torch.Tensor:
@@ -295,18 +300,25 @@ class Batch:
 
         self.load_by(write, flags)
 
-    def count_senders(self, counted: int) -> None:
-        """Keeps an error if a sum of levels does not contain the levels of all ranks.
+    def count_senders(self, counted: int | torch.Tensor, what: str = "levels") -> None:
+        """Keeps an error if a sum does not contain the numbers of all ranks.
 
         Args:
-            counted: the number of ranks in the sum.
+            counted: the number of ranks in the sum; a tensor on a device, shape=(), if the host must not
+                wait for the number. A later step then raises the error.
+            what: the name of the numbers, for the message.
         """
-        size = self.plan.group.size
-        if counted != size and self.error is None:
-            self.error = ExchangeError(
-                f"{self.plan.names}: expected the levels of all {size} ranks, got those of {counted}; "
-                f"the own errors of the others say why"
-            )
+        size, known = self.plan.group.size, not isinstance(counted, torch.Tensor)
+        if known and (counted == size or self.error is not None):
+            return
+        error = ExchangeError(
+            f"{self.plan.names}: expected the {what} of all {size} ranks, got those of "
+            f"{counted if known else 'fewer'}; the own errors of the others say why"
+        )
+        if isinstance(counted, torch.Tensor):
+            self._kernels.raise_later(counted != size, error)
+        else:
+            self.error = error
 
     def load_by(self, write: Callable[[float], None], flags: torch.Tensor) -> None:
         """The same as :meth:`load`, for an exchange that does its own decoding.
@@ -332,7 +344,7 @@ class Batch:
             assert self._write is not None
             # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
             write, self._write = self._write, None
-            self._order(self.flats[0])
+            self.order(self.flats[0])
             write(scale)
         except ExchangeError:
             self._check_changes()
@@ -360,7 +372,7 @@ class Batch:
         Args:
             dropped: whether the step is dropped; or a word on a device that is not 0 if it is.
         """
-        self._order(self.gradients[0])
+        self.order(self.gradients[0])
         if isinstance(dropped, torch.Tensor) and dropped.device != self.gradients[0].device:
             dropped = bool(dropped.item())  # Parts of the model are elsewhere.
         if self._encoded:
@@ -382,6 +394,28 @@ class Batch:
     def take_up(self) -> list[Pair | None]:
         """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
         return [self._take_up(position, slot) for position, slot in enumerate(self.plan.slots)]
+
+    def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
+        """The slots' right factors, and the arrays for the next ones.
+
+        Args:
+            ranks: the number of columns of each gradient's factor.
+        """
+        return [self._take_up_factor(*one) for one in enumerate(ranks)]
+
+    def _take_up_factor(self, position: int, rank: int) -> Pair:
+        slot, changes = self.plan.slots[position], self._changes[position]
+        before = slot.factor
+        if before is None or before.rank != rank:
+            slot.factor = Factor(rank, residual=self.plan.first_factor(position).clone())
+
+            def restore() -> None:
+                slot.factor = before
+
+            changes.when(lambda: None, restore)
+        assert slot.factor is not None
+        changes.move(slot.factor)
+        return slot.factor.take_up(1.0, self.gradients[0].device)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -438,7 +472,8 @@ class Batch:
         self.write_flags(own)
         return (given != own).any()
 
-    def _order(self, tensor: torch.Tensor) -> None:
+    def order(self, tensor: torch.Tensor) -> None:
+        """Makes the current stream of a CUDA tensor's device wait for the streams of earlier work."""
         if tensor.is_cuda:
             self._kernels.order(tensor)
 
@@ -467,7 +502,7 @@ class Batch:
         message = torch.empty(layout.size, dtype=torch.uint8, device=device)
 
         def work() -> torch.Tensor:
-            self._order(message)
+            self.order(message)
             kept = take_up()
             pairs = [_transposed(*both) for both in zip(kept, matrices, strict=True)]
             residuals, following = columns(pairs)
@@ -492,7 +527,7 @@ class Batch:
         if holder is None or not enabled:
             return None
         if holder.residual is not None and holder.residual.device != self.gradients[0].device:
-            self._order(holder.residual)  # The model has moved.
+            self.order(holder.residual)  # The model has moved.
         pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device)
         self._changes[position].move(holder)
         return pair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +47,7 @@ class Executors:
         self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
+        self._later: deque[tuple[torch.cuda.Event, torch.Tensor, Exception]] = deque()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
@@ -190,12 +192,30 @@ class Executors:
         keep_from_reuse(when, *(tensor for pair in residuals for tensor in pair))
         kernels.restore(residuals, when)
 
+    def raise_later(self, word: torch.Tensor, error: Exception) -> None:
+        """Makes :meth:`check` raise an error as soon as the host can see that a word is not 0.
+
+        Args:
+            word: the word, shape=(), on a CUDA device.
+            error: the error.
+        """
+        there = torch.empty((), dtype=word.dtype, device="cpu", pin_memory=True)
+        there.copy_(word, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(word.device))
+        self._later.append((event, there, error))
+
     def check(self) -> None:
-        """Raises the errors of CUDA kernels that the host can see without waiting.
+        """Raises the errors of work on CUDA devices that the host can see without waiting.
 
         Raises:
             PayloadError: a payload was altered in transit.
+            ExchangeError: a rank has sent nothing.
         """
+        while self._later and self._later[0][0].query():
+            _, word, error = self._later.popleft()
+            if bool(word):
+                raise error
         if self.cuda is not None:
             self.cuda.check()
 

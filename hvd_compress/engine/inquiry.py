@@ -44,7 +44,7 @@ class Inquiry(Batch):
         lengths: dict[str, Length],
     ) -> None:
         slots = [
-            replace(slot, route=route, residual=None, next_residual=None, owned=None)
+            replace(slot, route=route, residual=None, next_residual=None, owned=None, factor=None)
             for slot, route in former
         ]
         plan = BucketPlan(encoder, slots, group, gradients[0], lengths)
@@ -77,9 +77,9 @@ class Inquiry(Batch):
         """Computes no averages: an inquiry sends zeros."""
         return []
 
-    def count_senders(self, counted: int) -> None:
-        """Notes how many ranks have sent levels; :meth:`check` expects none."""
-        self._senders = counted
+    def count_senders(self, counted: int | torch.Tensor, what: str = "levels") -> None:
+        """Notes how many ranks have sent numbers to add; :meth:`check` expects none."""
+        self._senders = int(counted)
 
     def write_flags(self, flags: torch.Tensor) -> None:
         """Marks every gradient as one whose route this rank has changed."""

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import torch
 
-from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.codecs import LevelCodec, NoiseKey, PowerSGD
 from hvd_compress.engine.batch import Batch, OwnerWork
 from hvd_compress.engine.cold_start import cold_start
 from hvd_compress.engine.comm import Comm, Exchanging
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.layout import Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length, describe
@@ -193,6 +193,18 @@ class BucketPlan:
                 entries.append(entry)
             self._levels = made, CpuLevelBatch(entries, self._encoder.kernels.threads)
         return self._levels
+
+    def first_factor(self, position: int) -> torch.Tensor:
+        """The right factor of a gradient in the first step: shape=(columns, rank), float32."""
+
+        def make() -> torch.Tensor:
+            member = self.members[position]
+            assert isinstance(member.codec, PowerSGD)
+            rank, seed = member.codec.rank, self._encoder.seed
+            numbers = low_rank.first(member.shape, rank, seed, member.index)
+            return torch.from_numpy(numbers).to(self._like.device)
+
+        return self.keep(f"first factor {position}", make)
 
     def _arrays(self, layout: MessageLayout) -> Arrays:
         """One array for each member: the member's gradient, or this rank's part of it."""

@@ -130,6 +130,25 @@ class Owned(Holder):
         return self.begin, self.end, self.weight, self.transposed
 
 
+@dataclass(eq=False)
+class Factor(Holder):
+    """The right factor of a gradient's last low-rank approximation, the same on every rank.
+
+    The factor is kept and replaced like a residual: shape=(columns, rank), float32.
+
+    Attributes:
+        rank: the number of the factor's columns.
+    """
+
+    rank: int
+
+    @property
+    def count(self) -> int:
+        """The number of elements in the factor, which is never None."""
+        assert self.residual is not None
+        return self.residual.numel()
+
+
 def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:
     """A part's elements at their places in the gradient, with zeros elsewhere.
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from hvd_compress.engine.residuals import Holder, Owned
+from hvd_compress.engine.residuals import Factor, Holder, Owned
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -25,6 +25,7 @@ class Slot(Holder):
         parameter: the parameter itself.
         route: the route of the parameter's gradient.
         owned: the record of the part that this rank owns; None if the exchange has no owners.
+        factor: the right factor of the last low-rank approximation; None without one.
         step: the number of times that the gradient has been encoded and sent, which is the gradient's
             position in the noise.
         exchanges: the number of times that the gradient has been exchanged in any way.
@@ -38,6 +39,7 @@ class Slot(Holder):
     parameter: torch.Tensor
     route: Route = UNCOMPRESSED_ROUTE
     owned: Owned | None = None
+    factor: Factor | None = None
     step: int = 0
     exchanges: int = 0
     pending: bool = False

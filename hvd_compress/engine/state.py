@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
-from hvd_compress.engine.residuals import Owned, in_place, transpose
+from hvd_compress.engine.residuals import Factor, Owned, in_place, transpose
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
@@ -28,6 +28,7 @@ def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str
             "step": slot.step,
             "exchanges": slot.exchanges,
             "owned": None if slot.owned is None else _as_dict(slot.owned),
+            "factor": None if slot.factor is None else slot.factor.residual,
         }
         for slot in slots
     }
@@ -74,6 +75,8 @@ def restore(
         slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
         slot.step, slot.exchanges = saved["step"], saved["exchanges"]
         slot.owned = None if saved["owned"] is None else Owned(**saved["owned"])
+        factor = saved["factor"]
+        slot.factor = None if factor is None else Factor(factor.shape[1], residual=factor)
 
 
 def resize(
@@ -248,6 +251,8 @@ def _copy(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
         copied["residual"] = residual.to(device, torch.float32, copy=True)
     if saved.get("owned") is not None:
         copied["owned"] = _copy(saved["owned"], device)
+    if saved.get("factor") is not None:
+        copied["factor"] = saved["factor"].to(device, torch.float32, copy=True)
     if "state" in saved:
         copied["state"] = copy.deepcopy(saved["state"])
     return copied

@@ -14,7 +14,7 @@ from hvd_compress.codecs.checks import check_number
 from hvd_compress.engine.slots import Slot
 
 _POSITIONS = ("step", "exchanges")
-_FIELDS = ("residual", "residual_scale", *_POSITIONS, "owned")
+_FIELDS = ("residual", "residual_scale", *_POSITIONS, "owned", "factor")
 _OWNED_FIELDS = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
 
 _MOST = 2**63 - 1
@@ -91,6 +91,8 @@ def _check_saved(who: str, shape: Shape, saved: Any) -> None:
     for field in _POSITIONS:
         check_number(who, field, saved[field], 0, _MOST, integer=True)
     _check_residual(who, saved, count)
+    if saved["factor"] is not None:
+        _check_factor(f"{who}.factor", saved["factor"], as_matrix(shape)[1])
     owned = saved["owned"]
     if owned is None:
         return
@@ -118,16 +120,33 @@ def _check_residual(who: str, saved: dict[str, Any], count: int) -> None:
     residual = saved["residual"]
     if residual is None:
         return
-    _expect(f"{who}.residual", residual, torch.Tensor)
-    _check_in_memory(f"{who}.residual", residual)
-    if not residual.is_floating_point():
-        raise TypeError(f"{who}.residual: expected floating-point numbers, got {residual.dtype}")
+    _check_numbers(f"{who}.residual", residual)
     if tuple(residual.shape) != (count,):
         got = residual.numel() if residual.dim() == 1 else f"shape {tuple(residual.shape)}"
         raise ValueError(f"{who}: expected a residual of {count} elements, got {got}")
-    if not bool(residual.to(torch.float32).isfinite().all()):
+    _check_finite(f"{who}.residual", residual)
+
+
+def _check_factor(what: str, factor: Any, columns: int) -> None:
+    _check_numbers(what, factor)
+    if factor.dim() != 2 or factor.shape[0] != columns:
         raise ValueError(
-            f"{who}.residual: expected finite numbers, got an Inf or a NaN, which every later gradient "
+            f"{what}: expected a matrix of {columns} rows, got shape {tuple(factor.shape)}"
+        )
+    _check_finite(what, factor)
+
+
+def _check_numbers(what: str, tensor: Any) -> None:
+    _expect(what, tensor, torch.Tensor)
+    _check_in_memory(what, tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(f"{what}: expected floating-point numbers, got {tensor.dtype}")
+
+
+def _check_finite(what: str, tensor: torch.Tensor) -> None:
+    if not bool(tensor.to(torch.float32).isfinite().all()):
+        raise ValueError(
+            f"{what}: expected finite numbers, got an Inf or a NaN, which every later gradient "
             f"would have"
         )
 

@@ -67,11 +67,14 @@ class Simulation:
         inner: the codec within hosts; None without one.
         arithmetic: the arithmetic of the ranks.
         hosts: the ranks on their hosts.
+        shapes: the shapes of the tensors by name.
+        seed: the seed of the noise.
         step: the position in the noise, which is the number of steps so far.
         residuals: the residuals of each rank by tensor, shape=(n,), float32; empty if ranks keep none.
         owned: the residuals of each rank's own parts by tensor, shape=(n_part,), float32, in the order of
             :meth:`shared`; empty if the exchange has no owners.
-        states: the states of the owner steps, by owner and tensor.
+        states: the states of the owner steps, by owner and tensor; those of a low-rank exchange, by 0 and
+            tensor.
     """
 
     def __init__(
@@ -90,15 +93,16 @@ class Simulation:
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self.codec, self.inner, self.arithmetic = codec, inner, arithmetic or Arithmetic()
-        self._shapes, self.hosts = dict(shapes), Hosts(size, local)
-        self._exchange, self._feedback, self._seed = EXCHANGES[exchange], feedback, seed
+        self.shapes, self.hosts = dict(shapes), Hosts(size, local)
+        self._exchange, self._feedback, self.seed = EXCHANGES[exchange], feedback, seed
         self._size, self._owner_step, self._warmup_steps = size, owner_step, warmup_steps
         owners = self._exchange.owners(Group(0, size, self.hosts))
         self._owners = owners.size if owners else 0
         self.step = 0
         ranks = range(size)
-        counts = {name: math.prod(shape) for name, shape in self._shapes.items()}
-        kept = counts if self._exchange.residuals or inner else {}
+        counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        encoded = {name: n for name, n in counts.items() if codec.encodes(self.shapes[name])}
+        kept = encoded if self._exchange.residuals or inner else {}
         self.residuals: list[dict[str, np.ndarray]] = [
             {name: np.zeros(n, np.float32) for name, n in kept.items()} for _ in ranks
         ]
@@ -114,11 +118,11 @@ class Simulation:
 
     def shared(self, name: str) -> Shared:
         """The division of a tensor among the owners, for an exchange that has owners."""
-        return shared(self.codec, self._shapes[name])
+        return shared(self.codec, self.shapes[name])
 
     def part(self, name: str, rank: int) -> slice:
         """The range of a tensor that a rank owns, possibly empty, in the order of :meth:`shared`."""
-        number = list(self._shapes).index(name)
+        number = list(self.shapes).index(name)
         return slice(*self.shared(name).shards(self._owners, number).of(rank % self._owners))
 
     def average(
@@ -139,18 +143,20 @@ class Simulation:
         factor = 1 / self._size if scale is None else scale
         self._cold = self._warmup_steps > 0
         self._warmup_steps -= self._cold
-        exchange = UNCOMPRESSED if self._cold and self._owner_step is None else self._exchange
+        plain = self._cold and self._owner_step is None
         self._before = copy.deepcopy((self.residuals, self.owned, self.states))
         self._finite = True
         received = {}
         with np.errstate(all="ignore"):
-            for name, shape in self._shapes.items():
+            for name, shape in self.shapes.items():
                 if not any(name in one for one in gradients):
                     continue
                 zeros = np.zeros(shape)
                 order = self.shared(name).transposed if self._owners else None
                 flat = [one.get(name, zeros).astype(np.float32).reshape(-1) for one in gradients]
                 sent = [transpose(one, order) for one in flat]
+                encoded = not plain and self.codec.encodes(shape)
+                exchange = self._exchange if encoded else UNCOMPRESSED
                 result = exchange.reference(self, name, sent, factor)
                 received[name] = transpose_back(result, order).reshape(shape)
         self.step += not self._cold
@@ -194,7 +200,7 @@ class Simulation:
         if self._cold or not x.size:
             self.see(x)
             return x
-        codec, shape = self.codec, self._shapes[name]
+        codec, shape = self.codec, self.shapes[name]
         if part is not None:
             codec, shape = inner or self.shared(name).codec, part
         compensated, noise = self.compensate(x, residual), self.noise(name, stream)
@@ -214,7 +220,7 @@ class Simulation:
 
     def noise(self, name: str, stream: int) -> NoiseKey:
         """The noise key of a tensor in this step."""
-        return NoiseKey(self._seed, stream, list(self._shapes).index(name), self.step)
+        return NoiseKey(self.seed, stream, list(self.shapes).index(name), self.step)
 
     def run_owner_step(self, owner: int, name: str, average: np.ndarray) -> None:
         """Changes the average of an owner's part in place, if it is finite and there is an owner step."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hvd_compress.exchanges import allgather, hierarchical, integer_sum, two_shot, uncompressed
+from hvd_compress.exchanges import (
+    allgather,
+    hierarchical,
+    integer_sum,
+    low_rank,
+    two_shot,
+    uncompressed,
+)
 from hvd_compress.exchanges.base import Exchange
 
 EXCHANGES: dict[str, Exchange] = {
@@ -10,6 +17,7 @@ EXCHANGES: dict[str, Exchange] = {
     "two_shot": two_shot.EXCHANGE,
     "hierarchical": hierarchical.EXCHANGE,
     "integer_sum": integer_sum.EXCHANGE,
+    "low_rank": low_rank.EXCHANGE,
 }
 """The exchanges by the names that compressors use."""
 

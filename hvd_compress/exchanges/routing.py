@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NoReturn
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, codec_class
+from hvd_compress.codecs import Codec, ErrorFeedback, NoCompression, PowerSGD, codec_class
 from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_choice, check_number
 from hvd_compress.codecs.feedback import OFF
@@ -24,10 +24,10 @@ from hvd_compress.exchanges.default import AUTO, exchange_for
 ENCODABLE = ("float32", "float16", "bfloat16")
 DEFAULT_THRESHOLD = 1024
 
-EXCHANGE_NAMES = tuple(registry.EXCHANGES)
+EXCHANGE_NAMES = tuple(name for name in registry.EXCHANGES if name != PowerSGD.exchange)
 """The names of the exchanges of payloads between ranks."""
 
-EXCHANGE_CHOICES = (AUTO, *EXCHANGE_NAMES)
+EXCHANGE_CHOICES = (AUTO, *registry.EXCHANGES)
 """The values of the option ``exchange``; the first is the default."""
 
 _CAST_DTYPES = {"none": None, "fp16": "float16"}
@@ -73,6 +73,8 @@ class Route:
             check_choice("Route", "exchange", self.exchange, EXCHANGE_CHOICES)
         if self.inner is not None:
             self._check_inner(codec_of("Route", "inner", self.inner))
+        if self.exchange not in ("", AUTO) and not self.uncompressed:
+            self._check_pair()
 
     @classmethod
     def compress(cls, tensor: Any) -> NoReturn:
@@ -139,10 +141,22 @@ class Route:
             return self
         if self.uncompressed:
             return replace(self, exchange=EXCHANGE_NAMES[0])
+        if self.codec.exchange is not None:
+            return replace(self, exchange=self.codec.exchange)
         exchange, reason = exchange_for(ranks, divisible=divisible)
         route = replace(self, exchange=exchange)
         object.__setattr__(route, "reason", reason)
         return route
+
+    def _check_pair(self) -> None:
+        """Raises ``ValueError`` if the codec has another exchange of its own."""
+        own = self.codec.exchange
+        if own not in (None, self.exchange):
+            raise ValueError(
+                f"Route.exchange: expected {own!r} for {self.codec!r}, which writes no payloads, got "
+                f"{self.exchange!r}: write exchange='auto'; or, for some of the layers, "
+                f"Route({self.codec!r}, exchange={own!r})"
+            )
 
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
@@ -272,7 +286,8 @@ class Router:
         if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
             return UNCOMPRESSED_ROUTE
         pattern = self._matches(name, tuple(self._layers))
-        return self._layers[pattern] if pattern else self._route
+        route = self._layers[pattern] if pattern else self._route
+        return route if route.codec.encodes(shape) else UNCOMPRESSED_ROUTE
 
     def with_route(self, route: Route) -> Router:
         """A router with the same threshold and exclusions, and with another route for all layers."""

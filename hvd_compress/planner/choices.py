@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hvd_compress.codecs.checks import check_choice
+from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.routing import (
     EXCHANGE_NAMES,
     UNCOMPRESSED_ROUTE,
@@ -34,6 +35,7 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
         check_choice("Auto", "exchanges", exchange, EXCHANGE_NAMES)
     routes = []
     for one in (route_of(given, "", "Auto.codecs") for given in codecs):
+        expect_payloads("Auto.codecs", one.codec)
         if one.exchange:
             check_choice("Auto.codecs", "exchange", one.exchange, EXCHANGE_NAMES)
         if one.uncompressed:

@@ -17,10 +17,11 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
+from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.default import AUTO, exchange_for
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
-    EXCHANGE_CHOICES,
+    EXCHANGE_NAMES,
     CodecLike,
     Route,
     Router,
@@ -127,7 +128,7 @@ class Compressor(tf.Module, HorovodCompressor):
         codec: Codec | Route | str,
         *,
         feedback: ErrorFeedback | None = None,
-        exchange: str = EXCHANGE_CHOICES[0],
+        exchange: str = AUTO,
         owner_step: None = None,
         threshold: int = DEFAULT_THRESHOLD,
         exclude: Sequence[str] = (),
@@ -154,7 +155,9 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"averages and encodes in one operation, without a step between; hvd_compress.torch, ddp, "
                 f"distributed and fsdp have owner steps"
             )
-        check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, EXCHANGE_CHOICES)
+        check_choice(
+            "hvd_compress.tensorflow.Compressor", "exchange", exchange, (AUTO, *EXCHANGE_NAMES)
+        )
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
@@ -164,6 +167,8 @@ class Compressor(tf.Module, HorovodCompressor):
         if auto:
             exchange, _ = exchange_for(process_set.size())
         self._router = Router(route, threshold, exclude, layers)
+        for one in self._router.codecs:
+            expect_payloads("hvd_compress.tensorflow.Compressor.codec", one)
         _check_exchanges(self._router, exchange, process_set.size())
         prefix = names.distinct("hvd_compress" if name is None else name)
         self._device = choose(device, *_kernels_for_gpus(exchange, self._router.codecs))

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_compress.codecs import BF16, ECQ, FP16, Codec, ErrorFeedback, Int8, OneBit, Ternary, TopK
+from hvd_compress.codecs import (
+    BF16,
+    ECQ,
+    FP16,
+    Codec,
+    ErrorFeedback,
+    Int8,
+    OneBit,
+    PowerSGD,
+    Ternary,
+    TopK,
+)
 from tests import device
 
 Row = tuple[Codec, ErrorFeedback] | tuple[Codec, ErrorFeedback, Codec]
@@ -52,6 +63,7 @@ ROWS: dict[str, list[Row]] = {
         (Int8(), NONE, Int8("e4m3", 64)),
     ],
     "integer_sum": _LEVELS,
+    "low_rank": [(PowerSGD(2), FULL), (PowerSGD(1), NONE), (PowerSGD(7), PARTIAL)],
 }
 """Codecs that an exchange is tried with. FP16 in an allgather is Horovod's or DDP's own."""
 
@@ -62,7 +74,10 @@ if device.TYPE != "cpu":  # The entropy code and sums of integers have kernels f
 FLAT = tuple(name for name in ROWS if name != "hierarchical")
 """The exchanges of ranks whose hosts do not matter."""
 
-USUAL: dict[str, Row] = {name: (OneBit(), FULL) for name in ROWS} | {"integer_sum": (ECQ(), WEAK)}
+USUAL: dict[str, Row] = {name: (OneBit(), FULL) for name in ROWS} | {
+    "integer_sum": (ECQ(), WEAK),
+    "low_rank": (PowerSGD(2), FULL),
+}
 """What an exchange is tried with where the codec does not matter."""
 
 

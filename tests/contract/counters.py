@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hvd_compress.codecs import Int8, LevelCodec, OneBit
-from hvd_compress.exchanges import integer_sum
+from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.perfmodel.cost import wire_bytes
@@ -22,14 +22,17 @@ def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
     rows: list[Row] = [USUAL[exchange]]
     if exchange == "hierarchical":
         rows.append((OneBit(), FULL, Int8()))
+    encodes = USUAL[exchange][0].encodes
+    chosen = {name: shape for name, shape in SHAPES.items() if encodes(shape)}
     for row in rows:
-        _check(frontend, exchange, Beside(frontend, exchange, row, **frontend.one_bucket))
+        _check(Beside(frontend, exchange, row, shapes=chosen, **frontend.one_bucket), exchange)
 
 
-def _check(frontend: Frontend, exchange: str, beside: Beside) -> None:
+def _check(beside: Beside, exchange: str) -> None:
+    frontend, chosen = beside.frontend, beside.shapes
     beside.steps(0, 1)
     size, local, rank, codec = frontend.size, frontend.local, frontend.rank, beside.codec
-    shapes, count = SHAPES.values(), len(SHAPES)
+    shapes, count = chosen.values(), len(chosen)
     elements = encoded = sum(map(math.prod, shapes))
     flags = math.ceil(frontend.flag_bytes * count / 16) * 16
     padding = within = 0.0
@@ -44,6 +47,11 @@ def _check(frontend: Frontend, exchange: str, beside: Beside) -> None:
         beside_levels = 4 * (count + 2 if frontend.flag_bytes else 2 * count)
         message = levels + beside_levels
         wire, padding = ring * message, ring * beside_levels
+    elif exchange == "low_rank":
+        numbers = count + low_rank.EXTRA
+        message = 4 * numbers + sum(map(codec.payload_bytes, shapes))
+        ring = 2 * (size - 1) / size
+        wire, padding = ring * message, ring * 4 * numbers
     else:
         owners = size if exchange == "two_shot" else local
         parts = [Shards(math.prod(shape), owners, i) for i, shape in enumerate(shapes)]

@@ -13,6 +13,7 @@ from hvd_compress.codecs import (
     Codec,
     OneBit,
     PayloadError,
+    PowerSGD,
     Ternary,
 )
 from tests.contract.beside import Beside
@@ -24,22 +25,29 @@ def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
     """An error before anything is sent; the ranks are then as they were."""
     with pytest.raises(ValueError, match=r"exchange: expected one of 'auto', .*got 'mail'"):
         frontend.make("mail", *USUAL[exchange], SHAPES)
-    if exchange == "integer_sum":
+    reasons = {
+        "integer_sum": "expected a codec of evenly spaced levels around 0",
+        "low_rank": r"expected PowerSGD\(\)",
+    }
+    if exchange in reasons:
         wrong: list[tuple[Row, dict[str, Any], str]] = [
             ((OneBit(), FULL), {}, "a"),
             (USUAL[exchange], {"layers": {frontend.called(SHAPES)["b"]: OneBit()}}, "b"),
         ]
         for row, options, name in wrong:
-            reason = "expected a codec of evenly spaced levels around 0"
+            reason = reasons[exchange]
             message = f"{frontend.called(SHAPES)[name]}: {reason}"
             with pytest.raises(frontend.refusal, match=message):
                 Beside(frontend, exchange, row, **options).step(0)
+    if exchange == "low_rank":
+        with pytest.raises(ValueError, match=r"expected 'low_rank' for .*, got 'two_shot': write"):
+            frontend.make("two_shot", PowerSGD(), FULL, SHAPES)
 
 
 def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
     """An error on every rank, which says who has what."""
     usual, called = USUAL[exchange], frontend.called(SHAPES)
-    setting = ECQ(7) if exchange == "integer_sum" else OneBit(512)
+    setting = {"integer_sum": ECQ(7), "low_rank": PowerSGD(3)}.get(exchange, OneBit(512))
     another = "two_shot" if exchange != "two_shot" else "allgather"
     cases: list[tuple[str, Row, dict[str, Any], str]] = [
         (exchange, (Ternary(), NONE), {}, r"{a}: .*{codec}.* on rank 0.*Ternary\(.*{last}"),
@@ -53,7 +61,9 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
         (exchange, usual, {"seed": 1}, r"seed: 0 on rank 0.*, 1 {last}"),
         (another, usual, {}, r"{a}: .*through {exchange}.* on rank 0.*through {another}.*{last}"),
     ]
-    if exchange != "allgather":
+    if exchange == "low_rank":  # No other codec has it, nor has this codec another exchange.
+        cases = [cases[1], cases[3]]
+    elif exchange != "allgather":
         # What ranks compare does not depend on the exchange, but for its name.
         cases = (
             cases[:1] if exchange == "hierarchical" and frontend.meets else [cases[0], cases[-1]]
@@ -98,6 +108,6 @@ def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
         frontend.barrier()  # All of them are still there.
 
 
-_CHANGED: dict[str, Codec] = {"integer_sum": Ternary()} | dict.fromkeys(
+_CHANGED: dict[str, Codec] = {"integer_sum": Ternary(), "low_rank": PowerSGD(5)} | dict.fromkeys(
     ("allgather", "two_shot", "hierarchical"), ECQ()
 )

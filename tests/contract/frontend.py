@@ -90,6 +90,7 @@ class Frontend(ABC):
         launcher_of_hosts: of ranks on two hosts.
         environment: of ranks, by their number and whether they are on two hosts.
         cannot: why it does not have a property, by the property's name.
+        lacks: the exchanges that it does not have.
         alone: names of properties after which the ranks are of no more use.
         errors: what every rank raises where the ranks disagree.
         refusal: what it raises where an exchange cannot carry a gradient.
@@ -119,6 +120,7 @@ class Frontend(ABC):
     launcher_of_hosts: ClassVar[str]
     environment: ClassVar[Mapping[tuple[int, bool], Mapping[str, str]]] = {}
     cannot: ClassVar[Mapping[str, str]] = {}
+    lacks: ClassVar[frozenset[str]] = frozenset()
     alone: ClassVar[frozenset[str]] = frozenset()
     errors: ClassVar[type[Exception]]
     refusal: ClassVar[type[Exception]] = ValueError

@@ -18,6 +18,7 @@ from hvd_compress.codecs import (
     Int8,
     NoCompression,
     OneBit,
+    PowerSGD,
     Ternary,
 )
 from hvd_compress.exchanges.shards import transpose_back
@@ -155,7 +156,8 @@ def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: st
 
 def a_checkpoint_goes_on_bit_for_bit(frontend: Frontend, exchange: str) -> None:
     """In a job of its own, every other step."""
-    for row in ((Ternary(), NONE), USUAL[exchange]):
+    drawn = (PowerSGD(1), NONE) if exchange == "low_rank" else (Ternary(), NONE)
+    for row in (drawn, USUAL[exchange]):
         beside = Beside(frontend, exchange, row, seed=3)
         for step in range(3):
             beside.steps(2 * step, 2 * step + 1)
@@ -183,6 +185,11 @@ _CHANGES: dict[str, list[tuple[Any, ...]]] = {
     "two_shot": [(OneBit("column"), FULL), (OneBit(512),), (NoCompression(),)],
     "hierarchical": [(ECQ(), WEAK, "", Int8()), (OneBit("column"),), (NoCompression(),)],
     "integer_sum": [(ECQ(8, "linf"),), (ECQ(100, "l2", 128),), (NoCompression(),)],
+    "low_rank": [
+        (PowerSGD(5),),
+        (OneBit(512), FULL, "two_shot"),
+        (NoCompression(), NONE, "allgather"),
+    ],
 }
 
 
@@ -210,8 +217,9 @@ def a_change_of_exchange_loses_no_mass(frontend: Frontend, exchange: str) -> Non
     """By way of the checkpoints of all ranks, to others and back; no exchange keeps what another kept."""
     balance, saved = _Balance(exchange), []
     usual = (OneBit("column"), FULL) if exchange == "hierarchical" else USUAL[exchange]
+    others = (OneBit(), FULL) if exchange == "low_rank" else usual
     for number, chosen in enumerate(("two_shot", exchange, "allgather", exchange)):
-        beside = Beside(frontend, chosen, usual)
+        beside = Beside(frontend, chosen, usual if chosen == exchange else others)
         if saved:
             beside.job.take_over(saved)
         for step in range(2 * number, 2 * number + 2):
@@ -287,7 +295,7 @@ def _epoch(beside: Beside, leaver: int, first: int, until: int) -> None:
         if frontend.rank != leaver and not frontend.zeros_after_join:
             steps = last - until
             plain = sum(math.prod(shape) for shape in beside.shapes.values())
-            tokens = frontend.token_bytes * len(beside.shapes)
+            tokens = frontend.token_bytes * sum(map(beside.codec.encodes, beside.shapes.values()))
             assert beside.job.counters.message_bytes - sent == steps * (4 * plain + tokens)
     if frontend.zeros_after_join and frontend.rank == leaver:
         for step in range(until, last):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_compress import Route
-from hvd_compress.codecs import BF16, ECQ, Int8, OneBit, Ternary
+from hvd_compress.codecs import BF16, ECQ, Int8, OneBit, PowerSGD, Ternary
 from hvd_compress.ranks.counters import sent_bytes
 from tests.contract.beside import Beside, assert_mean
 from tests.contract.cases import FULL, NONE, ROWS, SHAPES, USUAL, WEAK, Row
@@ -189,7 +189,8 @@ def owner_steps_from_a_cold_start(frontend: Frontend, exchange: str) -> None:
 
 def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:
     """Another codec for one, and some that Horovod or DDP adds up as they are."""
-    other: Row = (Ternary(), NONE) if exchange == "integer_sum" else (Int8("linear"), NONE)
+    others: dict[str, Row] = {"integer_sum": (Ternary(), NONE), "low_rank": (PowerSGD(1), FULL)}
+    other = others.get(exchange, (Int8("linear"), NONE))
     inner = BF16() if exchange == "hierarchical" else None
     called = frontend.called(SHAPES)
     beside = Beside(
@@ -209,7 +210,7 @@ def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:
         for name in SHAPES:
             if name in simulations:
                 expected = simulations[name].average(everybodys)[name]
-                assert np.array_equal(got[name], expected), name
+                beside.assert_same({name: got[name]}, {name: expected})
             else:
                 assert_mean(got[name], [one[name] for one in everybodys])
     routes = beside.job.compressor.routes()

@@ -17,8 +17,10 @@ from hvd_compress.codecs import (
     LevelCodec,
     NoCompression,
     OneBit,
+    PowerSGD,
     Ternary,
 )
+from hvd_compress.codecs.base import as_matrix
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.integer_sum import bits_of
@@ -97,11 +99,20 @@ def _integer_sum(g: Gradient, number: int) -> list[Counters]:
     return [counters]
 
 
+def _low_rank(g: Gradient, number: int) -> list[Counters]:
+    assert isinstance(g.codec, PowerSGD)
+    counters = Counters()
+    for elements in as_matrix(g.shape):
+        counters.add_allreduce(g.hosts.size, 4 * g.codec.rank * elements)
+    return [counters]
+
+
 COUNTED = {
     "allgather": (SENDING, _allgather),
     "two_shot": (SENDING, _two_shot),
     "hierarchical": (SENDING, _hierarchical),
     "integer_sum": ((Ternary(), ECQ()), _integer_sum),
+    "low_rank": ((PowerSGD(), PowerSGD(1)), _low_rank),
 }
 """For each exchange, codecs, and what the ranks count of one gradient with a number."""
 

@@ -1,0 +1,131 @@
+"""The sum of low-rank factors: ranks add up matrices whose product approximates the sum of gradients.
+
+This is PowerSGD (Vogels, Karimireddy and Jaggi, 2019, algorithm 1): one step of a power iteration, which
+begins with the last step's result. With the ranks' gradients ``M_i``, residuals included, and ``Q`` of the
+step before:
+
+1. Ranks orthogonalize the columns of ``Q``, and add up ``P = sum(M_i Q)`` in an allreduce.
+2. Ranks orthogonalize the columns of ``P``, and add up ``Q = sum(M_i^T P)`` in an allreduce.
+3. The sum of the gradients is approximated by ``P Q^T``; a rank's residual is ``M_i - P (M_i^T P)^T``.
+
+The result of an allreduce is the same on every rank. What ranks compute from it consists of additions,
+multiplications, divisions and square roots of single elements, in an order that shapes alone determine, so
+that all ranks have the same bits, whatever processors they run on.
+
+After the factors ``Q``, a message has a number for each gradient, which counts the ranks that used the
+parameter; the number of senders; and the number of ranks that have changed their routes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_compress.codecs import Codec, NoiseKey, PowerSGD
+from hvd_compress.codecs.base import Shape, as_matrix
+from hvd_compress.codecs.noise import uniform
+from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine.comm import Comm, Exchanging
+    from hvd_compress.exchanges.reference import Simulation
+
+MAX_RANKS = 2**24
+"""The largest number of ranks that float32 numbers count exactly."""
+
+EXTRA = 2
+"""The numbers behind the flags: the number of senders, and of ranks that have changed their routes."""
+
+
+def steps(gradient: Gradient) -> Steps:
+    """Ranks add up both factors, each after a multiplication with the gradient."""
+    assert isinstance(gradient.codec, PowerSGD)
+    rank, (rows, columns) = gradient.codec.rank, as_matrix(gradient.shape)
+    return (
+        Computation(encoded=gradient.count),
+        all_reduce(rank * rows),
+        Computation(added=gradient.count),
+        all_reduce(rank * columns),
+        Computation(decoded=gradient.count),
+    )
+
+
+def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Group) -> None:
+    """Raises ``ValueError`` if the codec is not PowerSGD, or there are too many ranks to count."""
+    if not isinstance(codec, PowerSGD):
+        raise ValueError(
+            f"{name}: expected PowerSGD() for exchange='low_rank', got {codec!r}, which writes payloads: "
+            f"use exchange='auto', or None for this tensor in layers="
+        )
+    if group.size > MAX_RANKS:
+        raise ValueError(
+            f"{name}: expected at most {MAX_RANKS} ranks for exchange='low_rank', got {group.size}"
+        )
+
+
+def first(shape: Shape, rank: int, seed: int, tensor: int) -> np.ndarray:
+    """The ``Q`` of the first step, the same on every rank: shape=(columns, rank), float32.
+
+    Args:
+        shape: the gradient's shape.
+        rank: the number of columns of the factors.
+        seed: the seed of the noise.
+        tensor: the tensor's id in the noise.
+    """
+    columns = as_matrix(shape)[1]
+    words = uniform(columns * rank, NoiseKey(seed, 0, tensor))
+    return (words - np.float32(2**23)).reshape(columns, rank)
+
+
+def orthonormal(x: np.ndarray) -> np.ndarray:
+    """The columns of a matrix, orthogonalized by Gram and Schmidt's method; zeros stay zeros.
+
+    Args:
+        x: the matrix, shape=(n, rank), float32.
+
+    Returns:
+        The columns of length 1, shape=(n, rank), float32; computed in float64.
+    """
+    x = x.astype(np.float64)
+    for column, rest in ((x[:, k], x[:, k + 1 :]) for k in range(x.shape[1])):
+        column /= np.linalg.norm(column) or 1
+        rest -= np.outer(column, column @ rest)
+    return x.astype(np.float32)
+
+
+def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+    """What every rank receives; ranks may multiply and add in another order."""
+    assert isinstance(ranks.codec, PowerSGD)
+    shape, kept = ranks.shapes[name], [residuals[name] for residuals in ranks.residuals]
+    start = first(shape, ranks.codec.rank, ranks.seed, list(ranks.shapes).index(name))
+    state = ranks.states.setdefault((0, name), {"factor": start})
+    inputs = [
+        ranks.compensate(g, h).reshape(as_matrix(shape))
+        for g, h in zip(gradients, kept, strict=True)
+    ]
+    q = orthonormal(state["factor"])
+    p = orthonormal(ranks.total([x @ q for x in inputs]))
+    own = [x.T @ p for x in inputs]
+    q = ranks.total(own)
+    ranks.see(q)
+    for gradient, residual, factor in zip(gradients, kept, own, strict=True):
+        ranks.carry(gradient, residual, (p @ factor.T).reshape(-1))
+    state["factor"] = np.where(q.any(0), q, start)
+    return (p @ q.T).reshape(-1) * np.float32(scale)
+
+
+def run(batch: Batch, comm: Comm) -> Exchanging:
+    """Adds up the left factors, orthogonalizes the sums, and adds up the right factors.
+
+    A rank that fails adds zeros, and does not count itself among the senders.
+    """
+    factors = batch.factors()
+    left = yield comm.all_reduce(factors.left())
+    right = yield comm.all_reduce(factors.right(left))
+    batch.load_by(lambda scale: factors.decode(right, scale), factors.flags(right))
+
+
+EXCHANGE = Exchange(("all", "all"), steps, reference, run, check)
