@@ -129,6 +129,7 @@ class ShardedState:
             },
             "weights": {name: max(_weight(one[name]) for one in every) for name in exact},
         }
+        factors = {name: one["factor"] for name, one in compressor["tensors"].items()}
         residuals, owed = {}, {}
         for name, one in compressor["tensors"].items():
             # Zeros where others have something: a job with other shards reads across these.
@@ -151,7 +152,7 @@ class ShardedState:
             "due": {number: self._placed(averages) for number, averages in due.items()},
             f"residuals of worker {worker}": self._placed(residuals),
             f"owed by worker {worker}": self._placed(owed),
-            self._exact: _bytes(exact),
+            self._exact: _bytes({name: {**exact[name], "factor": factors[name]} for name in exact}),
         }
 
     def _outer(
@@ -249,8 +250,9 @@ class ShardedState:
         for name, position in shared["positions"].items():
             residual = local(residuals[name]).reshape(-1) if name in residuals else None
             rest = local(owed[name]) if name in owed else None
-            owned = None
+            owned = factor = None
             if name in exact:
+                factor = exact[name]["factor"]
                 position = {field: exact[name][field] for field in _POSITION}
                 residual = residual if exact[name]["has_residual"] else None
                 if exact[name]["owned"] is not None:
@@ -258,7 +260,7 @@ class ShardedState:
             elif rest is not None:
                 rest = rest.reshape(-1) * (shared["weights"][name] * position["residual_scale"])
                 residual = rest if residual is None else residual + rest
-            tensors[name] = {**position, "residual": residual, "owned": owned}
+            tensors[name] = {**position, "residual": residual, "owned": owned, "factor": factor}
         return tensors
 
     def _placed(self, parts: Mapping[str, torch.Tensor]) -> Tree:

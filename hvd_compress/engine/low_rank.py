@@ -176,8 +176,8 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def orthonormal(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The columns of each matrix, orthogonalized with the same bits on all processors.
 
-    This is Gram and Schmidt's method in float64. A column that depends on the ones before it exactly
-    becomes zeros. Matrices of similar size are computed together.
+    This is :func:`hvd_compress.exchanges.low_rank.orthonormal`. Matrices of similar size are computed
+    together.
 
     Args:
         matrices: shape=(n, rank) each, float32; n and the ranks may differ.
@@ -195,10 +195,12 @@ def orthonormal(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for columns, position in zip(x, positions, strict=True):
             matrix = matrices[position]
             columns[: matrix.shape[1], : len(matrix)] = matrix.t()
+        lengths = _sum(x * x).sqrt_()
         for k in range(rank):
             column, rest = x[:, k], x[:, k + 1 :]
-            norm = _sum(column * column).sqrt_()
-            column /= torch.where(norm == 0, 1, norm)
+            length = _sum(column * column).sqrt_()
+            column /= torch.where(length == 0, 1, length)
+            column.masked_fill_(length < low_rank.LEAST * lengths[:, k], 0)
             rest -= _sum(column[:, None] * rest) * column[:, None]
         for columns, position in zip(x.float(), positions, strict=True):
             rows, rank = matrices[position].shape

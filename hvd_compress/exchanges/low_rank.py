@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from hvd_compress.engine.comm import Comm, Exchanging
     from hvd_compress.exchanges.reference import Simulation
 
+LEAST = 1e-10
+"""The part of a column's length that must be orthogonal to the columns before it. Less is rounding of
+float64, which is not orthogonal to them: the approximation would count their directions twice."""
+
 MAX_RANKS = 2**24
 """The largest number of ranks that float32 numbers count exactly."""
 
@@ -81,17 +85,22 @@ def first(shape: Shape, rank: int, seed: int, tensor: int) -> np.ndarray:
 
 
 def orthonormal(x: np.ndarray) -> np.ndarray:
-    """The columns of a matrix, orthogonalized by Gram and Schmidt's method; zeros stay zeros.
+    """The columns of a matrix, orthogonalized by Gram and Schmidt's method.
+
+    A column that depends on those before it becomes zeros; see :data:`LEAST`.
 
     Args:
         x: the matrix, shape=(n, rank), float32.
 
     Returns:
-        The columns of length 1, shape=(n, rank), float32; computed in float64.
+        The columns, of length 1 or 0, shape=(n, rank), float32; computed in float64.
     """
     x = x.astype(np.float64)
-    for column, rest in ((x[:, k], x[:, k + 1 :]) for k in range(x.shape[1])):
-        column /= np.linalg.norm(column) or 1
+    lengths = np.linalg.norm(x, axis=0)
+    for k, before in enumerate(lengths):
+        column, rest = x[:, k], x[:, k + 1 :]
+        length = np.linalg.norm(column)
+        column *= 0 if length < LEAST * before else 1 / (length or 1)
         rest -= np.outer(column, column @ rest)
     return x.astype(np.float32)
 

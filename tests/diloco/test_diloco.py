@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress.codecs import ECQ, Int8, NoCompression, OneBit
+from hvd_compress.codecs import ECQ, Int8, NoCompression, OneBit, PowerSGD
 from hvd_compress.diloco import DiLoCo
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
@@ -83,6 +83,7 @@ def test_all_parameters_at_once() -> None:
         ("allgather", ECQ()),
         ("two_shot", Int8()),
         ("integer_sum", ECQ()),
+        ("low_rank", PowerSGD(1)),
     ]:
         model = Probe(SHAPES)
         diloco = DiLoCo(model, _compressor(codec, exchange), sync_every=3)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import NoCompression
+from hvd_compress import NoCompression, PowerSGD
 from hvd_compress.diloco import DiLoCo, ShardedState
 from hvd_compress.diloco.common import as_placed
 from hvd_compress.engine.state import unsent
@@ -63,7 +63,7 @@ def _unsent(net: Any, diloco: DiLoCo) -> dict[str, torch.Tensor]:
 def test_the_same_mesh_goes_on_bit_for_bit() -> None:
     mesh, folder = mesh_of(2), _folder()
     worker = mesh.get_local_rank("replicate")
-    for codec, exchange in CODED:
+    for codec, exchange in (*CODED, (PowerSGD(2), "auto")):
         net, diloco = _begin(mesh, codec, exchange)
         train(diloco, net, worker, range(4))
         _save(net, diloco, mesh, folder)

@@ -21,10 +21,10 @@ from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective, Pending
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher
-from tests.contract.cases import ROWS, SHAPES, USUAL
+from tests.contract.cases import FLAT, ROWS, SHAPES, USUAL
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
-from tests.torch_models import Simulation, assert_same_bits, targets
+from tests.torch_models import Simulation, assert_same, assert_same_bits, targets
 
 GONE = r"peer|Broken pipe|timed out|first error"
 """What a call says that another rank does not take part in."""
@@ -47,7 +47,7 @@ def _reduce(
 @on_ranks(4, launcher="torchrun")
 def test_every_codec_on_four_ranks() -> None:
     """Of the contract, which has up to three, and four on two hosts."""
-    for exchange in ("allgather", "two_shot", "integer_sum"):
+    for exchange in FLAT:
         for codec, feedback in ROWS[exchange]:
             compressor = hvdc.Compressor(
                 Route(codec, feedback), exchange=exchange, threshold=0, seed=5
@@ -56,13 +56,13 @@ def test_every_codec_on_four_ranks() -> None:
             for step in range(3):
                 everybodys = [targets(SHAPES, rank, step) for rank in range(4)]
                 got = _reduce(compressor, everybodys[dist.get_rank()])
-                assert_same_bits(got, simulation.average(everybodys))
+                assert_same(exchange, got, simulation.average(everybodys))
 
 
 @on_ranks(2, launcher="torchrun")
 def test_calls_that_overlap() -> None:
     """Each key's residual is its own, whatever is waited for first."""
-    for exchange in ("allgather", "two_shot", "integer_sum"):
+    for exchange in FLAT:
         compressor = _compressor(exchange)
         simulation = Simulation(exchange, *USUAL[exchange], SHAPES, 2)
         for step in range(5):
@@ -75,7 +75,7 @@ def test_calls_that_overlap() -> None:
             for work in works if step % 2 else works[::-1]:
                 assert work is not None and work.wait() and work.is_completed()
                 assert work.wait()
-            assert_same_bits(mine, simulation.average(everybodys))
+            assert_same(exchange, mine, simulation.average(everybodys))
 
 
 @on_ranks(3, launcher="torchrun")
@@ -442,7 +442,7 @@ def test_a_rank_outside_of_the_group() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_rank_that_fails_while_others_send() -> None:
-    for exchange in ("two_shot", "integer_sum"):
+    for exchange in ("two_shot", "integer_sum", "low_rank"):
         compressor = _compressor(exchange)
         _reduce(compressor, targets(SHAPES, dist.get_rank(), 0))
         error: tuple[type[Exception], str] = (

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import ECQ, Int8, Route
+from hvd_compress import ECQ, Int8, PowerSGD, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -234,6 +234,17 @@ def test_what_is_no_compressor() -> None:
     for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):
         with pytest.raises(TypeError, match=f"expected a compressor of Horovod's .* got {got}"):
             exchange_with(given, graph=False)(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_codec_without_payloads() -> None:
+    message = r"codec: expected a codec that writes payloads, such as .*, got PowerSGD\(rank=4\)"
+    with pytest.raises(ValueError, match=f"{message}.* hvd_compress.torch, ddp, fsdp and distrib"):
+        hvdc.Compressor(PowerSGD())
+    with pytest.raises(ValueError, match=message):
+        hvdc.Compressor(Int8(), layers={"*": PowerSGD()})
+    with pytest.raises(ValueError, match=r"Compressor.exchange: expected one of .*'low_rank'"):
+        hvdc.Compressor(Int8(), exchange="low_rank")
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvdc
+from hvd_compress.codecs import Codec, OneBit, PowerSGD
 from hvd_compress.ranks import names
 from hvd_compress.torch.elastic import TorchState
 from tests.again import initialize_again, next_places, start_at
@@ -32,12 +33,18 @@ class _Training:
     Args:
         called: what its collectives are called by.
         share: of the state.
-        options: of the compressor.
+        codec: of the compressor, and so are ``options``.
     """
 
-    def __init__(self, called: str = "training", share: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        called: str = "training",
+        share: bool = False,
+        codec: Codec = OneBit(),  # noqa: B008
+        **options: Any,
+    ) -> None:
         self.model = Probe(SHAPES)
-        self.compressor = hvdc.OneBit(self.model, threshold=100, name=called, **options)
+        self.compressor = hvdc.Compressor(self.model, codec, threshold=100, name=called, **options)
         self.optimizer = distributed(self.model, self.compressor)
         self.state = TorchState(self.model, self.optimizer, share_residuals=share, step=0)
 
@@ -173,6 +180,35 @@ def test_the_default_exchange_follows_the_number_of_ranks() -> None:
     assert all(slot.owned is not None for slot in training.compressor._slots if slot.count > 100)
 
 
+@on_ranks(2, alone=True)
+def test_factors_stay_with_the_ranks_that_stay() -> None:
+    """What was not sent is kept, and a rank that is new takes the others' factor after a step."""
+    training = _Training("factors", share=True, codec=PowerSGD(2))
+    training.run(3)
+    before = _everybodys(training.unsent(), "on two ranks")
+    kept = training.compressor.state_dict()["tensors"]["a"]["factor"].clone()
+    training.state.commit()
+    alone, both = next_places(hvd, 1, 2)
+    if start_at(hvd, alone, 1):
+        training.state.on_reset()
+        training.state.sync()
+        torch.testing.assert_close(training.unsent(), before.sum(0), rtol=1e-5, atol=1e-5)
+        assert torch.equal(training.compressor.state_dict()["tensors"]["a"]["factor"], kept)
+        training.run(2)
+        training.state.commit()
+        start_at(hvd, both, 2)
+        training.state.on_reset()
+    else:
+        start_at(hvd, both, 2)
+        names.count_from({})  # A new process has made none.
+        training = _Training("factors", share=True, codec=PowerSGD(2))
+    training.state.sync()
+    training.run(1)
+    assert_identical_on_all_ranks(training.model)
+    factor = training.compressor.state_dict()["tensors"]["a"]["factor"]
+    assert torch.equal(*hvd.allgather(factor[None], name="factors"))
+
+
 def _assert_exchange(training: _Training, exchange: str, ranks: int) -> None:
     route = training.compressor.routes()["a"]
     assert (route.exchange, route.reason) == (exchange, f"auto, {ranks} ranks")
@@ -201,15 +237,16 @@ def test_a_compressor_that_is_made_again_after_a_reset() -> None:
 
 @on_ranks(2)
 def test_restoring_goes_on_from_the_last_commit_bit_for_bit() -> None:
-    training = _Training("restored", exchange="two_shot")
-    training.run(2)
-    training.state.commit()
-    training.run(3)
-    first = [p.detach().clone() for p in training.model.parameters()]
-    training.state.restore()
-    assert training.state.step == 2
-    training.run(3)
-    assert all(map(torch.equal, first, training.model.parameters()))
+    for codec, chosen in ((OneBit(), "two_shot"), (PowerSGD(2), "auto")):
+        training = _Training("restored", codec=codec, exchange=chosen)
+        training.run(2)
+        training.state.commit()
+        training.run(3)
+        first = [p.detach().clone() for p in training.model.parameters()]
+        training.state.restore()
+        assert training.state.step == 2
+        training.run(3)
+        assert all(map(torch.equal, first, training.model.parameters()))
 
 
 @on_ranks(2)
