@@ -14,6 +14,13 @@
 #define HVDC_HD inline __attribute__((always_inline))
 #endif
 
+// Before a function that is called from many places.
+#if defined(__CUDACC__)
+#define HVDC_NOINLINE __noinline__
+#else
+#define HVDC_NOINLINE __attribute__((noinline))
+#endif
+
 // Before a loop of few rounds whose variables are to stand in registers.
 #if defined(__CUDA_ARCH__)
 #define HVDC_UNROLL _Pragma("unroll")

@@ -70,6 +70,14 @@ __device__ inline uint32_t LargestOfBlock(uint32_t own) {
 
 __device__ inline float Magnitude(float x) { return BitsFloat(FloatBits(x) & 0x7FFFFFFFu); }
 
+// Elements of a tile, to shared memory, when the one before is no longer needed.
+__device__ HVDC_NOINLINE void HoldTile(const EncodeJob& job, float* x, uint32_t start,
+                                       uint32_t size) {
+  __syncthreads();
+  Hold(job, Team(x), start, size);
+  __syncthreads();
+}
+
 // Which elements of a chunk are sent: those whose magnitude's bits are above least, and the first
 // ones that are equal to it.
 struct Cut {
@@ -125,11 +133,7 @@ class ChunkEncoder {
   __device__ void EachTile(const Work& work) {
     for (uint32_t first = 0; first < count; first += kTileOfChunk) {
       const uint32_t size = Least(count - first, kTileOfChunk);
-      if (!held) {
-        __syncthreads();
-        Hold(job, Team(x), start + first, size);
-        __syncthreads();
-      }
+      if (!held) HoldTile(job, x, start + first, size);
       work(first, size);
     }
     held = count <= kTileOfChunk;
