@@ -30,7 +30,6 @@ __device__ inline void DecodeRows(const DecodeJob& job, const Tools<C>& tools, u
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     places[i].Set(job, element + static_cast<uint32_t>(i) * kRow);
-    if (F::kStep) places[i].index = places[0].index + static_cast<uint32_t>(i) * F::kStep;
   }
   Quad total[kQuads] = {};
   const uint8_t* payloads = job.payloads;
@@ -47,7 +46,11 @@ __device__ inline void DecodeRows(const DecodeJob& job, const Tools<C>& tools, u
       const uint8_t* const payload = payloads + n * stride;
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
-        codes[n][i] = Decoder::Read(payload, places[i].index, places[i].reads);
+        // Where the distance is a constant, the address is one.
+        const uint32_t* const words =
+            reinterpret_cast<const uint32_t*>(payload) +
+            (F::kStep ? places[0].index + int64_t{F::kStep} * i : places[i].index);
+        codes[n][i] = Decoder::Read(words, places[i].reads);
         scales[n][i] = i ? scales[n][0] : Decoder::ReadScales(payload, places[i].group, uppers);
       }
     }

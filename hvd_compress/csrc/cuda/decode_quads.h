@@ -137,11 +137,10 @@ struct QuadDecoder {
     uint32_t words[F::kWords];
   };
 
-  __device__ static Codes Read(const uint8_t* payload, uint32_t index, bool reads) {
+  __device__ static Codes Read(const uint32_t* from, bool reads) {
     Codes codes = {};
     if (!F::kPlanes && kWhole) reads = true;  // as the compiler may know
     if (!reads) return codes;
-    const uint32_t* const from = reinterpret_cast<const uint32_t*>(payload) + index;
     if constexpr (F::kWords == 1) {
       codes.words[0] = *from;
     } else if constexpr (F::kWords == 2) {
