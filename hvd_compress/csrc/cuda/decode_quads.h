@@ -17,6 +17,11 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
+template <class C>
+constexpr bool kHasTable = false;
+template <class V, class Search>
+constexpr bool kHasTable<TableCoder<V, Search>> = true;
+
 // What is known of C's payloads at compile time.
 template <class C>
 struct Format {
@@ -24,7 +29,7 @@ struct Format {
   static constexpr bool kPlanes = kBits || C::kPacking == Packing::kPlanes;
   static constexpr bool kTrits = C::kPacking == Packing::kTrits;
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<Thread>>::value;
-  static constexpr bool kTable = std::is_same<C, TableCoder<Thread>>::value;
+  static constexpr bool kTable = kHasTable<C>;
   static constexpr bool kScaled = !C::kCast && !kMatrix;  // by the scale of a block, or of all
   static constexpr uint32_t kWords = C::kType == CodeType::kHalf   ? 2
                                      : C::kType == CodeType::kWord ? 4

@@ -48,6 +48,7 @@ struct PayloadSums {
       x[0] += __shfl_xor_sync(kFullWarp, x[0], static_cast<int>(width), kWarpSize);
     }
     constexpr uint32_t kShare = kWarpSize / kNumber;
+    __syncwarp();  // With other numbers together, another thread has added to a payload's sum.
     if (LaneOfWarp() % kShare) return;
     sums[(static_cast<uint32_t>(payload) + LaneOfWarp() / kShare) * kWarps + WarpOfBlock()] += x[0];
   }
