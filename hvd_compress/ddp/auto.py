@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine.auto import Planning
-from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
-from hvd_compress.process_group.step import Step
-
-DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
-"""``"hierarchical"`` has to be requested: the environment says on which host a rank is, but not whether all
-hosts have the same number of ranks."""
+from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
 
 
 @guard
-class Auto(Planning, Compressor):
+class Auto(GroupPlanning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
     In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
@@ -57,27 +49,3 @@ class Auto(Planning, Compressor):
     ) -> None:
         self._choices = allowed(codecs, exchanges)
         super().__init__(model, NoCompression(), **options)
-
-    def _needs_hosts(self) -> bool:
-        return any(route.exchange == "hierarchical" for route in self._choices)
-
-    def _bind(self) -> None:
-        if self._bound:
-            return
-        super()._bind()
-        assert self._group.hosts is not None
-        local = self._group.hosts.local
-        flat = not 1 < local < self._size
-        usable = [r for r in self._choices if not (flat and r.exchange == "hierarchical")]
-        self._plan_among(usable, local)
-
-    def _begin(self) -> Step:
-        # The first hook of a step: every rank comes here, and the last step's gradients are back.
-        if self.counters.steps:
-            self._step_ended()
-        return super()._begin()
-
-    def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        result, work = self._collectives.start(collective)
-        work.wait()
-        return result

@@ -104,6 +104,7 @@ class Compressor(ProcessGroupCompressor):
         self._bind()
         if self._step is None:
             self._discarded.begin(self._last)
+            self._between_steps()
             self._step = self._begin()
         step = self._step
         if bucket.index() <= step.last_index:

@@ -13,21 +13,21 @@ import torch
 
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.slots import Slot, device_of
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.exchanges.routing import CodecLike, Route
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, CodecLike, Route
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
 from hvd_compress.planner.planner import Planner, check_state
-from hvd_compress.planner.plans import RoutePlan
+from hvd_compress.planner.plans import PlannedTensor, RoutePlan
 from hvd_compress.planner.probing import Prober
 
 
 class Planning(CompressorBase, ABC):
     """The base of a frontend's ``Auto``, listed before the frontend's ``Compressor``.
 
-    The frontend calls :meth:`_plan_among` when it has joined the ranks, and :meth:`_step_ended` at a place
-    that all ranks reach while no gradient is being exchanged.
+    The frontend calls :meth:`_plan` when it has joined the ranks and knows its tensors, and
+    :meth:`_step_ended` at a place that all ranks reach while no gradient is being exchanged.
 
     Attributes:
         chosen: the arguments of the compressor that the planner chooses, and that ``Auto`` does not take.
@@ -35,35 +35,21 @@ class Planning(CompressorBase, ABC):
 
     chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step")
 
+    _planner: Planner | None = None
+    """None until the frontend knows its tensors."""
     _saved_plan: dict[str, Any] | None = None
-    """The planner's state in a copy of a compressor, until the copy has joined ranks."""
+    """The state of an earlier planner, from which the next one goes on."""
+    _allowed: Sequence[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        planner = state.pop("_planner", None)
-        for name in ("_planned", "_tensors", "_allowed", "_local", "_mark"):
+        for name in ("_planner", "_tensors", "_own_choices", "_allowed", "_mark"):
             state.pop(name, None)
-        return {**state, "_saved_plan": planner.state() if planner else self._saved_plan}
+        return {**state, "_saved_plan": self._plan_state()}
 
-    def _plan_among(self, routes: Sequence[Route], local: int) -> None:
-        """Begins to plan among the usable routes; ``local`` is the number of ranks on each host."""
-        self._planned = [slot for slot in self._slots if slot.parameter.requires_grad]
-        self._tensors = [
-            tensor_of(
-                slot.name,
-                slot.shape,
-                str(slot.parameter.dtype).removeprefix("torch."),
-                slot.parameter.element_size(),
-                routes=routes,
-                router=self._router,
-                check=lambda route, slot=slot: self._check_route(slot, route),  # type: ignore[misc]
-            )
-            for slot in self._planned
-        ]
-        self._allowed, self._local = [str(route) for route in routes], local
-        self._warm = 0
-        self._begin_anew(self._saved_plan)
-        self._saved_plan = None
+    @abstractmethod
+    def _ways(self) -> tuple[Sequence[Route], int]:
+        """The usable routes, and the number of ranks on each host; the same on every rank."""
 
     @abstractmethod
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
@@ -73,7 +59,7 @@ class Planning(CompressorBase, ABC):
     def settled(self) -> bool:
         """Whether the plan has been chosen, or there is nothing to choose; the same on every rank."""
         self._bind()
-        return self._planner.settled
+        return self._planner is not None and self._planner.settled
 
     def explain(self) -> str:
         """Explains the choice of the gradients' routes.
@@ -82,6 +68,8 @@ class Planning(CompressorBase, ABC):
         each tensor. It is the same on every rank, and is not meant to be parsed.
         """
         self._bind()
+        if self._planner is None:
+            return "nothing is planned yet: the tensors are not known before the first exchange"
         return explain.explain(self._planner)
 
     def set_codec(self, codec: CodecLike, layers: str = "*") -> None:
@@ -93,7 +81,7 @@ class Planning(CompressorBase, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The same as :meth:`Compressor.state_dict`, with the state of the planner."""
-        return {**super().state_dict(), "planner": self._planner.state()}
+        return {**super().state_dict(), "planner": self._plan_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The same as :meth:`Compressor.load_state_dict`; a plan that was already chosen stays in use.
@@ -105,18 +93,58 @@ class Planning(CompressorBase, ABC):
         if planner is not None:
             check_state("load_state_dict", planner)
         super().load_state_dict(state)
-        self._begin_anew(planner)
+        self._saved_plan = planner
+        self._plan()
 
     def load_resized(self, states: Any) -> None:
         """The same as :meth:`Compressor.load_resized`; then plans anew for the new number of ranks."""
         super().load_resized(states)
-        self._begin_anew()
+        self._saved_plan = None
+        self._plan()
+
+    def _plan_state(self) -> dict[str, Any] | None:
+        return self._saved_plan if self._planner is None else self._planner.state()
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
-        return {**super()._configuration(slots), "allowed": self._allowed}
+        return {**super()._configuration(slots), **self._position()}
 
-    def _begin_anew(self, state: dict[str, Any] | None = None) -> None:
-        device = self._planned[0].parameter.device
+    def _position(self) -> dict[str, Any]:
+        """The configuration on which the planner's own collectives depend."""
+        at = "no tensors yet"
+        if self._planner is not None:
+            state = "decided" if self._planner.settled else "not decided yet"
+            at = f"step {self._planner.step}, {state}"
+        return {"allowed": list(self._allowed), "planner": at}
+
+    def _largest(self, slot: Slot) -> Slot:
+        """A slot with the largest shape of this tensor on any rank that the planner decides for."""
+        return slot
+
+    def _slowest(self, table: torch.Tensor) -> torch.Tensor:
+        """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
+        return table
+
+    def _tensor_of(self, slot: Slot, routes: Sequence[Route]) -> PlannedTensor:
+        return tensor_of(
+            slot.name,
+            slot.shape,
+            slot.dtype,
+            slot.parameter.element_size(),
+            routes=routes,
+            router=self._router,
+            check=lambda route: self._check_route(slot, route),
+        )
+
+    def _plan(self) -> None:
+        """Begins to plan for the present tensors, or goes on with the plan of a saved state."""
+        routes, local = self._ways()
+        trained = self._trained()
+        self._tensors = [self._tensor_of(self._largest(slot), routes) for slot in trained]
+        own = (self._tensor_of(slot, routes) for slot in trained)
+        self._own_choices = {tensor.name: tensor.choices for tensor in own}
+        self._allowed = [str(route) for route in routes]
+        self._warm = 0
+        device = device_of(self._slots)
         self._wait_for_device = _synchronizing(device)
         counts = [tensor.count for tensor in self._tensors if len(tensor.choices) > 1]
 
@@ -134,13 +162,13 @@ class Planning(CompressorBase, ABC):
 
         def total(numbers: list[float], name: str) -> list[float]:
             table = torch.tensor(numbers, dtype=torch.float64, device=device)
-            return self._run("all_reduce", table, name).tolist()
+            return self._slowest(self._run("all_reduce", table, name)).tolist()
 
         self._planner = Planner(
             self._tensors,
             rank=self._rank,
             size=self._size,
-            local=self._local,
+            local=local,
             sum_over_ranks=total,
             prober=Prober(
                 self._size,
@@ -151,8 +179,9 @@ class Planning(CompressorBase, ABC):
                 wait=self._wait_for_device,
             ),
         )
-        if state is not None:
-            self._planner.restore(state)
+        if self._saved_plan is not None:
+            self._planner.restore(self._saved_plan)
+            self._saved_plan = None
         self._mark: float | None = None
         self._apply(self._planner.plan)
 
@@ -166,20 +195,28 @@ class Planning(CompressorBase, ABC):
         return self._wait_for(collective, name)
 
     def _apply(self, plan: RoutePlan) -> None:
-        self._set_routes(zip(self._planned, plan, strict=True))
+        """Gives each tensor its route; a part that is too small for a route goes uncompressed."""
+        plans = zip(self._tensors, plan, strict=True)
+        taken = {
+            tensor.name: route if route in self._own_choices[tensor.name] else UNCOMPRESSED_ROUTE
+            for tensor, route in plans
+        }
+        self._set_routes((slot, taken[slot.name]) for slot in self._slots if slot.name in taken)
 
     @torch.no_grad()
     def _step_ended(self) -> None:
+        planner = self._planner
+        assert planner is not None
         if self._warm < self._warmup_steps:
             self._warm += 1
             return
-        undecided = not self._planner.settled
+        undecided = not planner.settled
         if undecided and self._wait_for_device is not None:
             self._wait_for_device()  # The host is ahead of the device, and has no time of a step.
         seconds = None if self._mark is None else time.perf_counter() - self._mark
-        if self._planner.end_step(seconds):
-            self._apply(self._planner.plan)
-        if undecided and self._planner.settled and self._rank == 0:
+        if planner.end_step(seconds):
+            self._apply(planner.plan)
+        if undecided and planner.settled and self._rank == 0:
             logging.getLogger(type(self).__module__).info("%s", self.explain())
         self._mark = time.perf_counter()
 

@@ -216,7 +216,10 @@ class CompressorBase:
         Each route has the exchange that is used. With ``exchange="auto"``, its ``reason`` says why.
         """
         self._bind()
-        return {slot.name: slot.route for slot in self._slots if not slot.frozen}
+        return {slot.name: slot.route for slot in self._trained()}
+
+    def _trained(self) -> list[Slot]:
+        return [slot for slot in self._slots if not slot.frozen]
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, without loss scaling."""

@@ -123,3 +123,9 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
+
+
+def device_of(slots: Iterable[Slot]) -> torch.device:
+    """The device that encodes gradients: the first CUDA device with a parameter, or else the CPU."""
+    devices = (slot.parameter.device for slot in slots)
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

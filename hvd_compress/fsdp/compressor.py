@@ -15,19 +15,18 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.meshes import FLAT, replicas
-from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot, slots_of
+from hvd_compress.engine.slots import Slot, device_of, slots_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.compressor import ProcessGroupCompressor, device_of
+from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
@@ -77,7 +76,7 @@ class Compressor(ProcessGroupCompressor):
         super().__init__(self._numbered, codec, process_group=group, **options)
         self._use.watch_parameters(model.parameters())
         check_choice("Compressor", "exchange", self._exchange, FLAT)
-        self._units, self._shards = found.units, found.group
+        self._units, self._shards, self._padded = found.units, found.group, found.padded
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
         self._pass = BackwardPass(self._end)
@@ -101,14 +100,7 @@ class Compressor(ProcessGroupCompressor):
             self._bind()
         except (TypeError, ValueError) as error:
             problem = error
-        settings = {
-            **self._router.settings,
-            "warmup_steps": self._warmup_steps,
-            "seed": self._seed,
-            "owner_step": owner_steps.describe(self._owner_step),
-            "parameters": [slot.name for slot in self._slots],
-        }
-        self._agree_at_first(problem, settings)
+        self._agree(problem)
         self._broadcast(model)
         for number, unit in enumerate(found.units):
             unit.watch()
@@ -118,11 +110,6 @@ class Compressor(ProcessGroupCompressor):
         return CompressorBase.__getstate__(
             self
         )  # FSDP2's modules hold it, and are not copied either.
-
-    def routes(self) -> dict[str, Route]:
-        """The route of each parameter that this rank trains, by name."""
-        frozen = set().union(*(unit.frozen for unit in self._units))
-        return {s.name: s.route for s in self._numbered if s.index not in frozen}
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, noise positions and owned parts of this rank's shards; every rank saves its own.
@@ -174,6 +161,10 @@ class Compressor(ProcessGroupCompressor):
             state for state, place in zip(states, places, strict=True) if place == self._shard
         )
         self._forget_agreement()
+
+    def _trained(self) -> list[Slot]:
+        frozen = set().union(*(unit.frozen for unit in self._units))
+        return [slot for slot in self._numbered if slot.index not in frozen]
 
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
         super()._choose_routes([slot for slot in slots if slot.index not in self._as_is], router)
@@ -238,10 +229,8 @@ class Compressor(ProcessGroupCompressor):
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self) -> None:
-        if not self._agreed and self._former is None:
-            self._ask().settle()
-            self._prepare()
-            self._note_agreement()
+        self._between_steps()
+        self._agree()
         self._step = self._begin()
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
@@ -364,24 +353,45 @@ class Compressor(ProcessGroupCompressor):
         dropped, failed, uneven = map(bool, words.tolist())
         return dropped, failed, uneven
 
-    def _agree_at_first(self, problem: Exception | None, settings: dict[str, Any]) -> None:
+    def _agree(self, problem: Exception | None = None) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise.
 
         Args:
             problem: the error on this rank, or None.
-            settings: the settings that must be the same for all shards; shapes may differ.
         """
-        device = device_of(self._slots)
+        if self._agreed or self._former is not None:
+            return
         own = None if problem is None else f"{type(problem).__name__}: {problem}"
         line = {"error": own} if own else {**self._configuration(), "shard": self._shard}
-        errors = [problem, _difference(self._process_group, device, line)]
-        line = {"error": str(errors[1] or own), **settings}
-        errors.append(_difference(self._shards, device, line))
+        errors = [problem, self._difference(self._process_group, line)]
+        # The shapes of other shards may differ.
+        line = {"error": str(errors[1] or own), **self._settings()}
+        errors.append(self._difference(self._shards, line))
         for error in errors:
             if error is not None:
                 raise error
         self._prepare()
         self._note_agreement()
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that are the same for all shards."""
+        return {
+            **self._router.settings,
+            "warmup_steps": self._warmup_steps,
+            "seed": self._seed,
+            "owner_step": self._owner_step_text,
+            "parameters": [slot.name for slot in self._slots],
+        }
+
+    def _difference(
+        self, group: dist.ProcessGroup | None, line: dict[str, Any]
+    ) -> Exception | None:
+        """The error that names the ranks' differences, or None."""
+        try:
+            Agreement(collectives_of(group, device_of(self._slots)), line).settle()
+        except ExchangeError as error:
+            return error
+        return None
 
     def _broadcast(self, model: torch.nn.Module) -> None:
         assert self._process_group is not None
@@ -396,14 +406,3 @@ class Compressor(ProcessGroupCompressor):
 def _like(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor with the dtype, shape and device of a shard, and memory for one element."""
     return shard.detach().new_empty((), dtype=dtype).expand(shard.shape)
-
-
-def _difference(
-    group: dist.ProcessGroup | None, device: torch.device, line: dict[str, Any]
-) -> Exception | None:
-    """The error that names the ranks' differences, or None."""
-    try:
-        Agreement(collectives_of(group, device), line).settle()
-    except ExchangeError as error:
-        return error
-    return None

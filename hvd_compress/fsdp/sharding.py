@@ -120,12 +120,14 @@ class Sharded:
         mesh: a mesh of one dimension.
         units: the model's modules that are reduced together.
         parameters: this rank's shards by name, and the dtypes in which their gradients are reduced.
+        padded: the shape of each parameter's largest shard, by number.
         frozen: the numbers of the parameters that need no gradient.
     """
 
     mesh: DeviceMesh
     units: list[Unit]
     parameters: list[tuple[str, torch.Tensor, torch.dtype]]
+    padded: dict[int, tuple[int, ...]]
     frozen: frozenset[int]
 
     @property
@@ -280,6 +282,7 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     units: list[Unit] = []
     dtypes: dict[int, torch.dtype] = {}
+    padded: dict[int, tuple[int, ...]] = {}
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     for where, name, module, group in _groups(modules, "hook"):
         _check_mesh(where, group.mesh_info)
@@ -296,7 +299,8 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
         meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
         own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
         policy = group.mp_policy
-        for number in own:
+        for number, one in zip(own, group.fsdp_params, strict=True):
+            padded[number] = tuple(one.padded_sharded_param_size)
             dtypes[number] = policy.reduce_dtype or policy.param_dtype or named[number][1].dtype
         units.append(Unit(name, module, own, group))
     if len(meshes) > 1:
@@ -319,7 +323,7 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
         expect_memory(name, local)
         parameters.append((name, local, dtypes[number]))
     frozen = frozenset(n for n, (_, one) in enumerate(named) if not one.requires_grad)
-    return Sharded(next(iter(meshes.values())), units, parameters, frozen)
+    return Sharded(next(iter(meshes.values())), units, parameters, padded, frozen)
 
 
 def _check_mesh(where: str, info: Any) -> None:

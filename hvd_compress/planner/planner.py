@@ -103,6 +103,11 @@ class Planner:
         self._bandwidth = 0.0  # What looks compare with.
         self._change, self._looks = "", 0  # What the last look found, and how many in a row have.
 
+    @property
+    def due(self) -> bool:
+        """Whether the ranks measure, or share measurements, at the end of the current step."""
+        return self.has_choice and self.step + 1 >= self._due
+
     def end_step(self, seconds: float | None) -> bool:
         """Counts a step, and does the measurements and decisions that are due.
 
@@ -112,11 +117,11 @@ class Planner:
         Returns:
             Whether the plan has changed.
         """
+        due = self.due
         self.step += 1
-        if not self.has_choice:
-            return False
-        self._steps += [] if seconds is None else [seconds]
-        if self.step < self._due:
+        if self.has_choice and seconds is not None:
+            self._steps.append(seconds)
+        if not due:
             return False
         before, self._due = self.plan, self.step + 1
         slowest = self._share_step()

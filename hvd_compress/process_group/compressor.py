@@ -19,7 +19,7 @@ from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.residuals import Changes, LastExchange
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.slots import Slot, device_of
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.base import Group
@@ -238,6 +238,20 @@ class ProcessGroupCompressor(CompressorBase):
             configuration["hosts"] = hosts.describe(self._rank, self._size, *astuple(self._place))
         return configuration
 
+    def _between_steps(self) -> None:
+        """Called by every rank before a step's first gradient, when none is being exchanged."""
+
+    def _agree(self) -> None:
+        """Waits for the other ranks, unless they are known to agree; :meth:`_begin` does not wait.
+
+        Raises:
+            ExchangeError: the ranks' configurations differ (raised on every rank).
+        """
+        if not self._agreed and self._former is None:
+            self._ask().settle()
+            self._prepare()
+            self._note_agreement()
+
     def _begin(self) -> Step:
         self._begin_encoding()
         self._collectives.begin_step()
@@ -435,9 +449,3 @@ def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
     exchange = EXCHANGES[batch.plan.exchange]
     remainders = exchange.remainders if batch.plan.packed else ()
     return Part(Pending("", 0, exchanging, batch), exchange.stages, remainders)
-
-
-def device_of(slots: Iterable[Slot]) -> torch.device:
-    """The device that encodes gradients: the first CUDA device with a parameter, or else the CPU."""
-    devices = (slot.parameter.device for slot in slots)
-    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))

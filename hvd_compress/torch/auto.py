@@ -13,7 +13,7 @@ from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike
+from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike, Route
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import equal_hosts
@@ -56,7 +56,7 @@ class Auto(Planning, Compressor):
         exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
-        self._candidates = allowed(codecs, exchanges)
+        self._choices = allowed(codecs, exchanges)
         super().__init__(named_parameters, NoCompression(), **options)
         self._take_routes_again()
 
@@ -83,10 +83,12 @@ class Auto(Planning, Compressor):
 
     def _take_routes_again(self) -> None:
         self._under_way = 0
+        self._plan()
+
+    def _ways(self) -> tuple[Sequence[Route], int]:
         # A process set's ranks may be anywhere, so each counts as a host of its own.
         local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
-        usable = [r for r in self._candidates if r.uncompressed or self._usable(r.exchange)]
-        self._plan_among(usable, local)
+        return [r for r in self._choices if r.uncompressed or self._usable(r.exchange)], local
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
         handle = self._collectives.start(collective, name)

@@ -43,6 +43,34 @@ class Net(torch.nn.Module):
         return total
 
 
+class Stumbling(torch.autograd.Function):
+    """The identity, whose backward pass fails where :attr:`stumbles` is set."""
+
+    stumbles = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if Stumbling.stumbles:
+            raise ArithmeticError("on purpose")
+        return gradient
+
+
+class Layers(torch.nn.Module):
+    """Two layers, between which a backward pass may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(Stumbling.apply(self.first(x)))
+
+
 def mesh_of(replicas: int) -> DeviceMesh:
     """All ranks, as replicas of shards."""
     shape = (replicas, dist.get_world_size() // replicas)

@@ -20,7 +20,9 @@ from hvd_compress.fsdp import compressor as of_fsdp
 from tests.contract.cases import FULL
 from tests.fsdp.probes import (
     SHAPES,
+    Layers,
     Net,
+    Stumbling,
     backward,
     gradients_of,
     make,
@@ -179,30 +181,6 @@ def test_a_rank_that_fails() -> None:
     dist.barrier()  # All of them are still there.
 
 
-class _Stumbling(torch.autograd.Function):
-    stumbles = False
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        if _Stumbling.stumbles:
-            raise ArithmeticError("on purpose")
-        return gradient
-
-
-class _Layers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.second = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(_Stumbling.apply(self.first(x)))
-
-
 @of_today
 @on_ranks(2, launcher="torchrun")
 def test_a_backward_pass_that_breaks_off() -> None:
@@ -213,17 +191,17 @@ def test_a_backward_pass_that_breaks_off() -> None:
     mesh = mesh_of(2)
     results = []
     for stumbles, exchanges in ((False, True), (True, True), (True, False)):
-        net = shard(_Layers(), mesh)
+        net = shard(Layers(), mesh)
         compressor = hvdc.Compressor(net, OneBit(), mesh=mesh, threshold=0)
         generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
         for step in range(3):
             x = torch.randn(3, 40, generator=generator)
             if stumbles and step == 1:
-                _Stumbling.stumbles = True
+                Stumbling.stumbles = True
                 net.set_requires_all_reduce(exchanges)
                 with pytest.raises(ArithmeticError, match="on purpose"):
                     net(x).sum().backward()
-                _Stumbling.stumbles = False
+                Stumbling.stumbles = False
                 net.set_requires_all_reduce(True)
                 net.reset_iter_state()
             net.zero_grad()
@@ -249,7 +227,7 @@ def test_offloaded_parameters_of_another_device() -> None:
 @on_ranks(1, launcher="torchrun")
 def test_gradients_of_earlier_backward_passes_are_kept_from_reuse() -> None:
     """On a device they may be of another stream than the one that exchanges."""
-    net = shard(_Layers(), mesh_of(1))
+    net = shard(Layers(), mesh_of(1))
     compressor = hvdc.Compressor(net, OneBit(), mesh=mesh_of(1), threshold=0)
     net.set_requires_all_reduce(False)
     net(torch.randn(3, 40)).sum().backward()

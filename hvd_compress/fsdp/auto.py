@@ -1,0 +1,69 @@
+"""The compressor that measures and decides by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import NoCompression
+from hvd_compress.codecs.calls import guard
+from hvd_compress.codecs.checks import check_choice
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.routing import CodecLike
+from hvd_compress.fsdp.compressor import Compressor
+from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
+from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
+
+
+@guard
+class Auto(GroupPlanning, Compressor):
+    """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
+
+    In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
+    and the best plans are tried for a few steps each, no compression always among them
+    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes. All ranks of the mesh
+    decide the same: the slowest one counts, whatever its shards are. A parameter has one route on all
+    ranks; a rank whose shard is too small for the route sends that shard uncompressed.
+
+    A change of plan loses no gradient: what an earlier codec has not sent is added to the next gradient.
+
+    Args:
+        model: the same as in :class:`Compressor`.
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from, all but ``"hierarchical"``; those that cannot be used here
+            are left out.
+        options: ``mesh``, ``process_group``, ``threshold``, ``exclude``, ``warmup_steps``, ``seed``,
+            ``grad_scaler`` and ``threads``, as for :class:`Compressor`. Nothing is measured in the
+            ``warmup_steps``, in which gradients travel uncompressed.
+
+    Raises:
+        TypeError, ValueError, ExchangeError, NotImplementedError: the same as from :class:`Compressor`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        codecs: Sequence[CodecLike] = DEFAULT_CODECS,
+        exchanges: Sequence[str] = DEFAULT_EXCHANGES,
+        **options: Any,
+    ) -> None:
+        self._choices = allowed(codecs, exchanges)
+        for route in self._choices:
+            check_choice("Auto", "exchanges", route.exchange, DEFAULT_EXCHANGES)
+        super().__init__(model, NoCompression(), **options)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), **self._position()}
+
+    def _largest(self, slot: Slot) -> Slot:
+        like = slot.parameter.new_empty(()).expand(self._padded[slot.index])
+        return Slot(slot.name, slot.index, like)
+
+    def _slowest(self, table: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(table, dist.ReduceOp.MAX, group=self._shards)
+        return table
