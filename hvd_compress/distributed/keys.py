@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,9 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
         tensors, keys = [tensor], [key]
     elif isinstance(tensor, Sequence) and not isinstance(tensor, str) and tensor:
         tensors = list(tensor)
-        keys = [f"{key}.{i}" for i in range(len(tensors))] if isinstance(key, str) else list(key)
+        keys = [f"{key}.{i}" for i in range(len(tensors))]
+        if not isinstance(key, str):
+            keys = list(key) if isinstance(key, Iterable) else [key]
     else:
         got = (
             "an empty one" if isinstance(tensor, Sequence) and not tensor else type(tensor).__name__

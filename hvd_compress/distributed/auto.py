@@ -1,0 +1,120 @@
+"""The compressor that measures and decides by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import NoCompression
+from hvd_compress.codecs.calls import guard
+from hvd_compress.distributed.compressor import Accept, Compressor, Work
+from hvd_compress.distributed.keys import pairs
+from hvd_compress.distributed.rebinding import Met
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.routing import CodecLike
+from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
+from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
+from hvd_compress.process_group.collectives import Collectives
+
+
+@guard
+class Auto(GroupPlanning, Compressor):
+    """Measures the network and the codecs, and sends each tensor in the way that makes steps shortest.
+
+    A step is all calls of ``all_reduce`` until a key comes again: one call, if it always has the same keys,
+    or several. There is one plan for all keys. In the first steps, a few short messages and encodings are
+    timed, the cost of every plan is predicted, and the best plans are tried for a few steps each, no
+    compression always among them (:mod:`hvd_compress.planner`). The fastest plan stays, until the network
+    changes or a call has a new key. All ranks decide the same.
+
+    Ranks measure, and change plans, at the beginning of the call in which a key comes again. While no plan
+    is decided, that call waits for the other ranks and for all earlier calls, even with ``async_op=True``.
+
+    A change of plan loses nothing: what an earlier codec has not sent is added to the next tensor.
+
+    Args:
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from; those that cannot be used here are left out.
+        options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_group``, ``grad_scaler``
+            and ``threads``, as for :class:`Compressor`. Nothing is measured in the ``warmup_steps``, in
+            which tensors travel uncompressed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y".
+    """
+
+    def __init__(
+        self,
+        *,
+        codecs: Sequence[CodecLike] = DEFAULT_CODECS,
+        exchanges: Sequence[str] = DEFAULT_EXCHANGES,
+        **options: Any,
+    ) -> None:
+        self._choices = allowed(codecs, exchanges)
+        self._in_step: set[str] = set()  # The keys of the step's calls so far.
+        super().__init__(NoCompression(), **options)
+
+    @torch.no_grad()
+    def reduce(
+        self,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
+        key: str | Sequence[str],
+        op: Any,
+        group: dist.ProcessGroup | None = None,
+        accept: Accept | None = None,
+    ) -> Work:
+        keys: list[str] = []
+        with contextlib.suppress(
+            TypeError, ValueError
+        ):  # What is wrong is told by the call itself.
+            keys = pairs(tensor, key)[1]
+        if not self._in_step.isdisjoint(keys):
+            self._between_steps()
+            self._in_step.clear()
+        self._in_step.update(keys)
+        return super().reduce(tensor, key, op, group, accept)
+
+    def rebind_along(
+        self,
+        process_group: dist.ProcessGroup | None,
+        lost: Any,
+        value: Any = None,
+        problem: Exception | None = None,
+        met: Met = lambda told: None,
+    ) -> Collectives:
+        ranks = super().rebind_along(process_group, lost, value, problem, met)
+        self._in_step.clear()
+        self._saved_plan = None
+        self._plan()
+        return ranks
+
+    def _plan(self) -> None:
+        if self._comparisons is None:  # The first call tells the device, and perhaps more keys.
+            self._planner = None
+            return
+        for slot in self._slots:
+            if slot.parameter.device != self._device:  # That of a state that was loaded.
+                one = slot.parameter.new_empty((), device=self._device)
+                slot.parameter = one.expand(slot.shape)
+        super()._plan()
+
+    def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
+        routed = len(self._routed)
+        slots = super()._slots_for(tensors, keys)
+        if self._planner is None or not self._own_choices.keys() >= set(keys):
+            self._plan()
+        elif len(self._routed) > routed:
+            self._apply(self._planner.plan)
+        return slots
+
+    def _agree(self) -> None:
+        """Waits for the calls under way, and for the other ranks."""
+        for bucket in self._under_way:
+            with contextlib.suppress(Exception):
+                bucket.future.wait()
+        self._compare({**self._position(), "tensors": list(self._own_choices)})
