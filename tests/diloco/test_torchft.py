@@ -173,7 +173,9 @@ def test_wrong_arguments_with_a_manager() -> None:
 class _Replica:
     """A replica in a thread of this process: local SGD by 1-bit exchanges, of two steps in every four."""
 
-    def __init__(self, number: int, lighthouse: str) -> None:
+    def __init__(
+        self, number: int, lighthouse: str, compressor: Callable[..., hvdc.Compressor]
+    ) -> None:
         self.number = number
         self.model = Probe({"p": (40, 8)})
         self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -193,7 +195,7 @@ class _Replica:
             lighthouse_addr=lighthouse,
             timeout=timedelta(seconds=30),
         )
-        self.compressor = hvdc.Compressor(OneBit(), process_group=group, threshold=0)
+        self.compressor = compressor(process_group=group, threshold=0)
         self.diloco = DiLoCo(
             self.model,
             self.compressor,
@@ -233,13 +235,21 @@ class _Replica:
         return -sum((self.learnt[step] for step in steps), torch.zeros(40, 8))
 
 
-def _together(work: Callable[[_Replica], None]) -> list[_Replica]:
+def _one_bit(**options: Any) -> hvdc.Compressor:
+    return hvdc.Compressor(OneBit(), **options)
+
+
+def _together(
+    work: Callable[[_Replica], None],
+    compressor: Callable[..., hvdc.Compressor] = _one_bit,
+) -> list[_Replica]:
     """Two replicas, of which each has done the work in a thread of its own."""
     lighthouse = coordination.LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=10000
     )
     with ThreadPoolExecutor(2) as threads:
-        replicas = list(threads.map(_Replica, range(2), [lighthouse.address()] * 2))
+        make = functools.partial(_Replica, lighthouse=lighthouse.address(), compressor=compressor)
+        replicas = list(threads.map(make, range(2)))
         list(threads.map(work, replicas))
     for one in replicas:
         one.manager.shutdown(wait=False)
@@ -323,3 +333,23 @@ def test_a_state_that_is_saved_during_a_delayed_exchange() -> None:
     for one in _together(work):
         assert one.diloco.rounds == 1
         torch.testing.assert_close(one.diloco.common_parameters["p"].mean(), torch.tensor(3.0))
+
+
+def test_replicas_plan_together_and_anew_with_new_connections() -> None:
+    """Also in the thread of a delayed exchange."""
+
+    @torch.no_grad()
+    def work(one: _Replica) -> None:
+        for step in range(1, 49):
+            one.model.p.add_(one.number + 1.0)
+            if step == 24 and one.number == 0:
+                one.manager.report_error(RuntimeError("as if a connection was lost"))
+            one.diloco.step()
+
+    replicas = _together(work, hvdc.Auto)
+    assert [one.diloco.failed_rounds for one in replicas] == [1, 0]
+    texts = [one.compressor.explain() for one in replicas]  # type: ignore[attr-defined]
+    assert texts[0] == texts[1] and "ms" in texts[0], texts
+    assert texts[0].startswith("step 5,"), "exchanges of the last connections but the first one"
+    common = [one.diloco.common_parameters["p"] for one in replicas]
+    assert torch.equal(*common)
