@@ -29,7 +29,7 @@ class Abilities:
 ABILITIES = {
     "torch": Abilities((AUTO, LOCAL), (SGD, ADAMW, ONEBIT_ADAM)),
     "ddp": Abilities((AUTO, LOCAL, STOCK, POWERSGD), (SGD, ADAMW, MUON)),
-    "fsdp": Abilities((LOCAL, STOCK)),
+    "fsdp": Abilities((AUTO, LOCAL, STOCK)),
     "diloco": Abilities((LOCAL, STOCK)),
     "tensorflow": Abilities((AUTO, LOCAL, STOCK), is_torch=False),
     "keras": Abilities((AUTO, LOCAL), is_torch=False),

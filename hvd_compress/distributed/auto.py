@@ -68,15 +68,15 @@ class Auto(GroupPlanning, Compressor):
         group: dist.ProcessGroup | None = None,
         accept: Accept | None = None,
     ) -> Work:
-        keys: list[str] = []
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # What is wrong is told by the call itself.
-            keys = pairs(tensor, key)[1]
-        if not self._in_step.isdisjoint(keys):
-            self._between_steps()
-            self._in_step.clear()
-        self._in_step.update(keys)
+        try:
+            tensor, key = pairs(tensor, key)
+        except (TypeError, ValueError):
+            pass  # Which the call itself tells the other ranks.
+        else:
+            if not self._in_step.isdisjoint(key):
+                self._between_steps()
+                self._in_step.clear()
+            self._in_step.update(key)
         return super().reduce(tensor, key, op, group, accept)
 
     def rebind_along(

@@ -116,6 +116,10 @@ class Planning(CompressorBase, ABC):
             at = f"step {self._planner.step}, {state}"
         return {"allowed": list(self._allowed), "planner": at}
 
+    def _is_first(self) -> bool:
+        """Whether this is the first of the ranks that plan together, which logs the plan."""
+        return self._rank == 0
+
     def _largest(self, slot: Slot) -> Slot:
         """A slot with the largest shape of this tensor on any rank that the planner decides for."""
         return slot
@@ -216,7 +220,7 @@ class Planning(CompressorBase, ABC):
         seconds = None if self._mark is None else time.perf_counter() - self._mark
         if planner.end_step(seconds):
             self._apply(planner.plan)
-        if undecided and planner.settled and self._rank == 0:
+        if undecided and planner.settled and self._is_first():
             logging.getLogger(type(self).__module__).info("%s", self.explain())
         self._mark = time.perf_counter()
 

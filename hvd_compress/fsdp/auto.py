@@ -60,6 +60,9 @@ class Auto(GroupPlanning, Compressor):
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), **self._position()}
 
+    def _is_first(self) -> bool:
+        return super()._is_first() and self._shard[0] == 0
+
     def _largest(self, slot: Slot) -> Slot:
         like = slot.parameter.new_empty(()).expand(self._padded[slot.index])
         return Slot(slot.name, slot.index, like)

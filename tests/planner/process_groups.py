@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +84,21 @@ def plans_nothing(compressor: Any) -> None:
     compressor._planner.end_step = lambda seconds: False
 
 
+@contextmanager
+def _logged(compressor: Any) -> Iterator[list[logging.LogRecord]]:
+    """What the compressor's class logs on this rank."""
+    logger, records = logging.getLogger(type(compressor).__module__), []
+    handler, level = logging.Handler(), logger.level
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def every_change_of_route_keeps_every_gradient(job: Job) -> None:
     """Codecs with and without exchanges that have owners, in every order."""
     balance, compressor = Balance(job), job.compressor
@@ -102,7 +119,7 @@ def ranks_agree_on_every_plan(job: Job) -> None:
     """Also where one of them alone resets its counters; and they wait for a device until they decide."""
     balance, compressor = Balance(job), job.compressor
     plans, waits, steps = [], [], 0
-    with unlimited():
+    with unlimited(), _logged(compressor) as logged:
         while steps < MOST_STEPS and not (steps and compressor.settled):
             # As on a GPU.
             compressor._wait_for_device = lambda: waits.append(compressor.settled)
@@ -115,6 +132,8 @@ def ranks_agree_on_every_plan(job: Job) -> None:
     texts = everywhere([compressor.explain(), plans])
     assert all(text == texts[0] for text in texts)
     assert "decided" in texts[0][0] and "onebit" in texts[0][0]
+    own = [texts[0][0]] if dist.get_rank() == 0 else []
+    assert [record.getMessage() for record in logged] == own
     assert waits == [False] * (steps - 1), "each step is timed when the device is done"
     balance.check(steps)
     assert len(waits) == steps - 1, "the device runs ahead of the host again"
