@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
 from collections import deque
@@ -19,6 +20,9 @@ from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
+
+_PENDING = -1
+"""The value of a word in host memory that has not come from its device yet."""
 
 
 class Executors:
@@ -47,7 +51,7 @@ class Executors:
         self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
-        self._later: deque[tuple[torch.cuda.Event, torch.Tensor, Exception]] = deque()
+        self._later: deque[tuple[torch.Tensor, Exception]] = deque()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
@@ -199,11 +203,9 @@ class Executors:
             word: the word, shape=(), on a CUDA device.
             error: the error.
         """
-        there = torch.empty((), dtype=word.dtype, device="cpu", pin_memory=True)
-        there.copy_(word, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(word.device))
-        self._later.append((event, there, error))
+        there = torch.full((), _PENDING, dtype=torch.int32, device="cpu", pin_memory=word.is_cuda)
+        there.copy_(word.int(), non_blocking=True)
+        self._later.append((there, error))
 
     def check(self) -> None:
         """Raises the errors of work on CUDA devices that the host can see without waiting.
@@ -212,9 +214,9 @@ class Executors:
             PayloadError: a payload was altered in transit.
             ExchangeError: a rank has sent nothing.
         """
-        while self._later and self._later[0][0].query():
-            _, word, error = self._later.popleft()
-            if bool(word):
+        while self._later and (word := _read(self._later[0][0])) != _PENDING:
+            _, error = self._later.popleft()
+            if word:
                 raise error
         if self.cuda is not None:
             self.cuda.check()
@@ -265,6 +267,10 @@ class Executors:
                 f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
             )
         return self._cpu
+
+
+def _read(word: torch.Tensor) -> int:
+    return ctypes.c_int32.from_address(word.data_ptr()).value
 
 
 def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:

@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine import batch, executors
+from hvd_compress.engine import batch, executors, low_rank
 from hvd_compress.engine.comm import Collective
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group.collectives import Collectives
@@ -156,7 +156,7 @@ class Streams(TorchDispatchMode):
         self._patch(Step, "_resolve", self._resolve)
         self._patch(Compressor, "reduce", self._hook)
         self._patch(executors.Executors, "settle", self._synchronize)
-        for module in (executors, batch):
+        for module in (executors, batch, low_rank):
             self._patches.enter_context(mock.patch.object(module, "keep_from_reuse", self._keep))
         for name in _HOST_LOOKS:
             self._patch(torch.Tensor, name, self._look)

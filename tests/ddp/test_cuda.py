@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
-from hvd_compress.codecs import ErrorFeedback, OneBit
+from hvd_compress.codecs import ErrorFeedback, OneBit, PowerSGD
+from hvd_compress.engine import low_rank
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group import compressor as process_group_compressor
@@ -30,6 +31,7 @@ from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
 from hvd_compress.process_group.step import Bucket
 from tests.contract import errors, memory, residuals, results
+from tests.contract.beside import Beside
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
 from tests.cuda.executors import deferred_kernels, emulated_library
@@ -108,7 +110,7 @@ def test_one_shot() -> None:
 @on_ranks(3, launcher="torchrun")
 def test_a_change_of_codec_on_some_ranks() -> None:
     """The others' averages are NaN, and their next step is an error."""
-    for exchange_name in ("allgather", "two_shot"):
+    for exchange_name in ("allgather", "two_shot", "low_rank"):
         _as_on_the_cpu(*_contract(exchange_name, errors.a_change_of_codec_on_some_ranks))
 
 
@@ -126,6 +128,31 @@ def test_two_shots() -> None:
             residuals.a_rank_that_joins,
         )
     )
+
+
+@on_ranks(2, launcher="torchrun")
+def test_factors() -> None:
+    _as_on_the_cpu(
+        *_contract(
+            "low_rank",
+            results.every_codec,
+            results.every_form,
+            results.parameters_that_are_not_used,
+            results.half_precision,
+            residuals.nonfinite_gradients,
+            residuals.a_step_that_the_script_drops,
+            residuals.a_change_of_codec_loses_no_mass,
+            residuals.a_checkpoint_goes_on_bit_for_bit,
+            residuals.a_rank_that_joins,
+            memory.no_message_outlives_its_results,
+        ),
+        _copies_of_gradients_without_a_residual,
+    )
+
+
+def _copies_of_gradients_without_a_residual() -> None:
+    row = (PowerSGD(2), ErrorFeedback(0.0))
+    Beside(_OnADevice(), "low_rank", row, dtype="float16").steps(0, 1)
 
 
 @on_ranks(4, launcher="two nodes")
@@ -194,10 +221,11 @@ def _train(steps: int, **options: Any) -> hvdc.Compressor:
 @on_ranks(2, launcher="torchrun")
 def test_no_hook_waits_for_the_device() -> None:
     """But that of the first step, which compares what ranks would do."""
-    for name in ("allgather", "two_shot"):
+    for name in ("allgather", "two_shot", "low_rank"):
+        codec = PowerSGD(2) if name == "low_rank" else OneBit()
         with on_a_device() as streams:
             ddp, _ = distributed(
-                Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100, exchange=name
+                Probe(SHAPES), codec, ErrorFeedback(), threshold=100, exchange=name
             )
             looks = []
             for step in range(4):
@@ -275,6 +303,30 @@ def test_an_owner_that_fails() -> None:
         dist.barrier()
         with pytest.raises(hvdc.PayloadError, match="payload: expected the header that OneBit"):
             exchange(ddp, targets(shapes, 0, 2))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_factors_that_a_rank_does_not_send() -> None:
+    with on_a_device():
+        shapes = {"a": (40, 70)}
+        ddp, compressor = distributed(Probe(shapes), PowerSGD(2), ErrorFeedback())
+        exchange(ddp, targets(shapes, dist.get_rank(), 0))
+        before = compressor.state_dict()["tensors"]["a"]["residual"].clone()
+        if dist.get_rank() == 1:
+            failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
+            with (
+                mock.patch.object(low_rank, "orthonormal", failing),
+                pytest.raises(ArithmeticError, match="on purpose"),
+            ):
+                exchange(ddp, targets(shapes, 1, 1))
+            dist.barrier()
+            return
+        got = exchange(ddp, targets(shapes, 0, 1))
+        assert torch.isnan(got["a"]).all()
+        dist.barrier()
+        with pytest.raises(hvdc.ExchangeError, match="a: expected the factors of all 2 ranks, got"):
+            exchange(ddp, targets(shapes, 0, 2))
+        assert torch.equal(compressor.state_dict()["tensors"]["a"]["residual"], before)
 
 
 @on_ranks(1, launcher="torchrun")
