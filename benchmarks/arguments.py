@@ -26,10 +26,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     add("--model", choices=tuple(MODELS), required=True)
     add("--compression", nargs="+", type=compression, required=True, metavar="NAME[:key=value,...]",
-        help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd, "
-        "auto, which chooses by measurement, local, which exchanges nothing, "
-        "stock, what the framework does in every step by itself (ddp, fsdp, diloco, tensorflow), "
-        "or powersgd, PyTorch's own hook (ddp); diloco also takes sync_every, fragments, delay, mixing, "
+        help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd topk, powersgd (PyTorch's "
+        "frameworks), auto, which chooses by measurement, local, which exchanges nothing, "
+        "or stock, what the framework does in every step by itself (ddp, fsdp, diloco, tensorflow); "
+        "diloco also takes sync_every, fragments, delay, mixing, "
         "outer_lr and outer_momentum, and fsdp reduce_scatter, a codec's name")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",

@@ -6,10 +6,10 @@ import argparse
 from difflib import get_close_matches
 from typing import NoReturn
 
-from benchmarks.compressions import AUTO, LOCAL, POWERSGD, STOCK
+from benchmarks.compressions import AUTO, LOCAL, STOCK
 from hvd_compress.codecs import codec_names
 
-OTHERS = (AUTO, LOCAL, STOCK, POWERSGD)
+OTHERS = (AUTO, LOCAL, STOCK)
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,9 +21,6 @@ LOCAL = "local"
 STOCK = "stock"
 """What the framework exchanges by itself in every step: Horovod, DDP or HSDP without any compressor."""
 
-POWERSGD = "powersgd"
-"""PyTorch's own hook of that name, in DDP."""
-
 _LISTS = ("exclude", "codecs", "exchanges")
 """Settings whose values are several, separated by ``|``."""
 
@@ -34,7 +31,7 @@ class Compression:
 
     Attributes:
         text: as it was written; tables and JSON call it so.
-        name: a codec's, or :data:`AUTO`, :data:`LOCAL`, :data:`STOCK` or :data:`POWERSGD`.
+        name: a codec's, or :data:`AUTO`, :data:`LOCAL` or :data:`STOCK`.
         options: the codec's fields, ``alpha`` and ``beta``, and options of a compressor, by name.
     """
 
@@ -101,8 +98,6 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
         if own:
             raise ValueError(f"expected {name} without settings, got {text!r}")
         return Compression(text, name)
-    if name == POWERSGD:
-        common = {}  # Those are this package's.
     return Compression(text, name, {**defaults, **common, **own})
 
 

@@ -22,7 +22,7 @@ _FAMILIES = {
     "ef21-sgdm": ("EF21 *", "0.45", "X"),
     "signum": ("Signum *", "0.45", "*"),
     "signum-32": ("Signum *", "0.45", "*"),
-    "powersgd": ("PowerSGD *", "0.45", "p"),
+    "powersgd": ("PowerSGD", COLORS[5], "p"),
 }
 """Label, colour and marker by the beginning of a method's name; grey ones are not of the package."""
 

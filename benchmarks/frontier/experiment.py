@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.compressions import POWERSGD, option
-from benchmarks.frontier import on_ranks
 from benchmarks.frontier.drawing import draw
 from benchmarks.frontier.points import Point, points
-from benchmarks.papers import ranks
 from benchmarks.papers.experiment import Advance, Experiment, Row
 from benchmarks.papers.training import DATA, NONE, Recipe, Run
 from benchmarks.rivals import signum
@@ -33,11 +31,10 @@ METHODS = (
     *("topk:keep=512,bits=4", "topk:keep=256", "topk", "topk:keep=16"),
     *(f"{SGDM}onebit", f"{SGDM}topk:keep=256", f"{SGDM}topk"),
     *(SIGNUM, SIGNUM_32),
-    *(f"{POWERSGD}:rank={rank},warmup_steps=2" for rank in (4, 1)),
+    *("powersgd:rank=4", "powersgd:rank=1"),
 )
 """A codec with its settings; ``ef21-sgdm+`` before one, EF21 with momentum in place of error feedback;
-Signum with majority vote, and the signs of the average momentum of its workers, which sends 32 bits; and
-PyTorch's PowerSGD."""
+Signum with majority vote, and the signs of the average momentum of its workers, which sends 32 bits."""
 RATE, SIGNUM_RATE = 0.02, 0.002
 """Both were chosen on seed 100, in trainings of 300 and 400 steps: the first without compression, among
 0.01, 0.02, 0.05 and 0.1, the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004, the last of which was as
@@ -68,7 +65,7 @@ class Case:
 
 
 class Sent:
-    """Counts the bits of what is encoded, as :class:`benchmarks.papers.native.Native` watches it."""
+    """Counts the bits of payloads, as :class:`benchmarks.papers.native.Native` watches them."""
 
     def __init__(self) -> None:
         self._bytes = self._elements = 0
@@ -82,8 +79,8 @@ class Sent:
 
     @property
     def bits(self) -> float:
-        """The bits of an element, with headers, scales and padding; 32 where nothing was encoded."""
-        return 8 * self._bytes / self._elements if self._elements else 32.0
+        """The bits of an element, with headers, scales and padding; 0 without payloads."""
+        return 8 * self._bytes / self._elements if self._elements else 0.0
 
 
 def cases(full: bool) -> list[Case]:
@@ -102,11 +99,10 @@ def cases(full: bool) -> list[Case]:
 
 def run(case: Case, advance: Advance) -> dict[str, Any]:
     """Trains once: accuracy, losses, and bits of an element."""
-    name, _, options = case.method.partition(":")
     at_workers = case.method.startswith((SIGNUM, SGDM))
     recipe = Recipe(
         "lenet",
-        NONE if name in (POWERSGD, SIGNUM_32) else case.method.removeprefix(SGDM),
+        NONE if case.method == SIGNUM_32 else case.method.removeprefix(SGDM),
         case.seed,
         case.steps,
         case.workers,
@@ -117,14 +113,12 @@ def run(case: Case, advance: Advance) -> dict[str, Any]:
         decay=1.0,
         data=case.data,
     )
-    if name == POWERSGD:
-        chosen = dict(map(option, options.split(",")))
-        result: dict[str, Any] = ranks.run(case.workers, on_ranks.train, (recipe, chosen), advance)
-        return result
     sent = Sent()
     training = _training(case, recipe, sent)
     training.train(lambda step, loss, gradients: advance())
-    return {**training.scores(), "bits": sent.bits}
+    elements = sum(map(math.prod, training.shapes.values()))
+    bits = sent.bits or 8 * training.payload_bytes() / elements  # Factors are no payloads.
+    return {**training.scores(), "bits": bits}
 
 
 def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:

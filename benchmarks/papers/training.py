@@ -92,7 +92,7 @@ class Compression:
         if options:
             raise TypeError(f"{text}: got unexpected {', '.join(options)}")
         codec = None if parsed.name == NONE else route.codec
-        return cls(codec, route.feedback, route.exchange or "allgather")
+        return cls(codec, route.feedback, route.exchange or route.codec.exchange or "allgather")
 
 
 _TOGETHER = 5000
@@ -206,9 +206,12 @@ class Run:
     def payload_bytes(self) -> int:
         """Of one worker and step."""
         codec = self.compression.codec
-        if codec is None:
-            return 4 * sum(math.prod(shape) for shape in self.shapes.values())
-        return sum(codec.payload_bytes(shape) for shape in self.shapes.values())
+        return sum(
+            4 * math.prod(shape)
+            if codec is None or not codec.encodes(shape)
+            else codec.payload_bytes(shape)
+            for shape in self.shapes.values()
+        )
 
     def _exchange(self, gradients: Gradients, step: int) -> Gradients:
         if self._simulation is None or step < self.recipe.cold_start:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from benchmarks import quiet
-from benchmarks.compressions import AUTO, LOCAL, POWERSGD, STOCK
+from benchmarks.compressions import AUTO, LOCAL, STOCK
 from benchmarks.loop import Trainer
 from benchmarks.settings import ADAMW, MUON, ONEBIT_ADAM, SGD
 
@@ -28,7 +28,7 @@ class Abilities:
 
 ABILITIES = {
     "torch": Abilities((AUTO, LOCAL), (SGD, ADAMW, ONEBIT_ADAM)),
-    "ddp": Abilities((AUTO, LOCAL, STOCK, POWERSGD), (SGD, ADAMW, MUON)),
+    "ddp": Abilities((AUTO, LOCAL, STOCK), (SGD, ADAMW, MUON)),
     "fsdp": Abilities((AUTO, LOCAL, STOCK)),
     "diloco": Abilities((LOCAL, STOCK)),
     "tensorflow": Abilities((AUTO, LOCAL, STOCK), is_torch=False),

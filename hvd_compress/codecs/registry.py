@@ -16,6 +16,7 @@ from hvd_compress.codecs.checks import check_choice
 from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.onebit import OneBit
+from hvd_compress.codecs.power_sgd import PowerSGD
 from hvd_compress.codecs.ternary import Ternary
 from hvd_compress.codecs.topk import TopK
 
@@ -34,6 +35,9 @@ CODECS: dict[str, type[Codec]] = {
     "none": NoCompression,
 }
 """The codec classes by name: those of this package, and others that have been registered."""
+
+FACTORS: dict[str, type[Codec]] = {"powersgd": PowerSGD}
+"""The codec classes by name that write no payloads, and have an exchange of their own."""
 
 
 def register(name: str, cls: type[Codec]) -> type[Codec]:
@@ -54,14 +58,14 @@ def register(name: str, cls: type[Codec]) -> type[Codec]:
         ValueError: the name or the codec id belongs to another class.
     """
     check_class(name, cls)
-    for taken, other in CODECS.items():
+    for taken, other in (CODECS | FACTORS).items():
         if _path(other) == _path(cls):
             continue
         if taken == name:
             raise ValueError(
                 f"register: expected a new name, got {name!r} for {_path(cls)}, the name of {_path(other)}"
             )
-        if other.codec_id == cls.codec_id:
+        if taken in CODECS and other.codec_id == cls.codec_id:
             raise ValueError(
                 f"register: expected a new codec_id, got {cls.codec_id} for {_path(cls)}, the id of "
                 f"{_path(other)}"
@@ -82,9 +86,11 @@ def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
         ValueError: an unknown name, or an entry point whose name or codec id is taken.
         TypeError: an entry point that is not a codec class.
     """
+    if name in FACTORS:
+        return FACTORS[name]
     if name not in CODECS:
         offered = _offered()
-        check_choice(owner, field, name, (*CODECS, *offered))
+        check_choice(owner, field, name, (*CODECS, *FACTORS, *offered))
         register(name, _load(offered[name]))
     return CODECS[name]
 
@@ -133,7 +139,7 @@ def codec_names() -> tuple[str, ...]:
     Raises:
         ValueError: two entry points have the same name.
     """
-    return (*CODECS, *_offered())
+    return (*CODECS, *FACTORS, *_offered())
 
 
 def codec_from_config(config: dict[str, Any]) -> Codec:
@@ -157,7 +163,7 @@ def _offered() -> dict[str, Any]:
                 f"entry points {ENTRY_POINTS}: expected one class named {point.name!r}, got {other.value} "
                 f"and {point.value}: uninstall one of the packages"
             )
-        known = CODECS.get(point.name)
+        known = (CODECS | FACTORS).get(point.name)
         if known is not None and known.__module__.startswith("hvd_compress."):
             raise ValueError(
                 f"entry points {ENTRY_POINTS}: expected a new name, got {point.name!r} for {point.value}, "

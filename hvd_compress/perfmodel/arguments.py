@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvd_compress.codecs import codec_class
+from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.machines import Link
 from hvd_compress.perfmodel.profiles import Profile, speeds_of_record
@@ -102,10 +103,11 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
     made: list[Route] = []
     for text in codecs:
         name, _, settings = text.partition(":")
-        codec = codec_class("predict", "codec", name)
         fields = dict(_setting(part) for part in settings.split(",") if part)
+        codec = codec_class("predict", "codec", name)(**fields)
+        expect_payloads("predict.codec", codec)
         for exchange in exchanges:
-            route = Route(codec(**fields), exchange=exchange)
+            route = Route(codec, exchange=exchange)
             if not route.uncompressed or route.codec not in [
                 known.codec for known in made if known.uncompressed
             ]:

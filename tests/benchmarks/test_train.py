@@ -94,7 +94,7 @@ def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
     assert int8.compression_ratio > 3.8
 
 
-def test_powersgd_is_a_baseline_in_ddp(tmp_path):
+def test_powersgd_beside_stock_ddp(tmp_path):
     chosen = ["none", "powersgd:rank=2,warmup_steps=20", "stock", "--framework", "ddp"]
     recipe = ["--steps", "60", "--lr", "0.05", "--option", "threshold=1024", "--quiet"]
     outcome = _train(tmp_path / "out.json", *recipe, "--compression", *chosen)
