@@ -127,6 +127,12 @@ class Codec:
         """Whether a payload may be shorter than :meth:`payload_bytes`, its capacity."""
         return False
 
+    @property
+    def on_device(self) -> bool:
+        """Whether CUDA kernels exist for the codec, where :meth:`native` is defined. If not, copies in host
+        memory are encoded and decoded."""
+        return True
+
     def encodes(self, shape: Shape) -> bool:
         """Whether the codec encodes tensors of the given shape; others travel uncompressed."""
         return True

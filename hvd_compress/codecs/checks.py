@@ -40,6 +40,12 @@ def check_choice(owner: str, field: str, value: Any, choices: tuple[str, ...]) -
         raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}")
 
 
+def check_flag(owner: str, field: str, value: Any) -> None:
+    """Raises ``TypeError`` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}.{field}: expected True or False, got {value!r}")
+
+
 def check_number(
     owner: str, field: str, value: Any, low: float, high: float, *, integer: bool = False
 ) -> None:

@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base, checks, packing, stability
+from hvd_compress.codecs import base, checks, packing, rotation, stability
 from hvd_compress.codecs.feedback import OFF, ErrorFeedback
 from hvd_compress.codecs.levels import LevelCodec, usable
 from hvd_compress.codecs.noise import NoiseKey, uniform
 from hvd_compress.codecs.sums import lane_sum
 
 _NORMS = {"l2": 0, "linf": 1}
+_ROTATED = 2
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,22 @@ class ECQ(LevelCodec):
         bucket: the number of contiguous elements that share a norm, a multiple of 64, or ``"tensor"``.
         coding: ``"plain"`` codes all take the same number of bits; ``"entropy"`` codes take fewer bits
             the more frequent they are, so that the size of a payload depends on the gradient.
+        rotate: whether each bucket is rotated (:mod:`hvd_compress.codecs.rotation`) before its norm is
+            taken, and back after decoding: buckets with few large elements then have less noise. It takes
+            ``norm="linf"``, and a power of two as ``bucket``.
     """
 
     codec_id: ClassVar[int] = 4
     name: ClassVar[str] = "ecq"
     error: ClassVar[Literal["unbiased", "contractive"]] = "unbiased"
     feedback: ClassVar[ErrorFeedback] = ErrorFeedback(0.01, 1.0)
+    added: ClassVar[tuple[str, ...]] = ("rotate",)
 
     levels: int = 7
     norm: Literal["l2", "linf"] = "linf"
     bucket: int | Literal["tensor"] = 4096
     coding: Literal["plain", "entropy"] = "plain"
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         checks.check_number("ECQ", "levels", self.levels, 1, 127, integer=True)
@@ -50,6 +56,22 @@ class ECQ(LevelCodec):
         checks.check_choice("ECQ", "norm", self.norm, tuple(_NORMS))
         checks.check_group("ECQ", "bucket", self.bucket)
         checks.check_choice("ECQ", "coding", self.coding, tuple(base.CODINGS))
+        checks.check_flag("ECQ", "rotate", self.rotate)
+        if self.rotate:
+            if isinstance(self.bucket, str) or self.bucket & (self.bucket - 1):
+                raise ValueError(
+                    f"ECQ.bucket: expected a power of two with rotate=True, got {self.bucket!r}"
+                )
+            if self.norm != "linf":
+                raise ValueError(
+                    f"ECQ.norm: expected 'linf' with rotate=True, got {self.norm!r}, whose noise is larger "
+                    f"in a rotated bucket"
+                )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether CUDA kernels exist for the codec: not for rotations."""
+        return not self.rotate
 
     @property
     def bits(self) -> int:
@@ -75,7 +97,8 @@ class ECQ(LevelCodec):
 
     def norms(self, x: np.ndarray) -> np.ndarray:
         """The norm of each bucket; shape=(buckets,), dtype float32."""
-        return np.array([self._norm(b) for b in base.groups_of(x, self.bucket)], np.float32)
+        turned = self._turned(x)
+        return np.array([self._norm(b) for b in base.groups_of(turned, self.bucket)], np.float32)
 
     def units(self, norms: np.ndarray) -> np.ndarray:
         """The norms divided by s; shape=(buckets,), dtype float32."""
@@ -85,7 +108,7 @@ class ECQ(LevelCodec):
 
     def to_levels(self, x: np.ndarray, norms: np.ndarray, noise: NoiseKey) -> np.ndarray:
         """The levels by equations 8 and 9; shape=(n,), dtype int32."""
-        top = np.float32(self.levels)
+        x, top = self._turned(x), np.float32(self.levels)
         kept = usable(norms)
         inverse = np.divide(top, norms, out=np.zeros_like(norms), where=kept)
         with np.errstate(invalid="ignore"):
@@ -111,7 +134,11 @@ class ECQ(LevelCodec):
         count = self.layout(shape).count
         offset = self.unpack(codes, count)
         level = offset.astype(np.float32) - np.float32(self.levels)
-        return level * base.spread(scales, count, self.bucket)
+        return self._turned_back(level * base.spread(scales, count, self.bucket))
+
+    def from_levels(self, levels: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """Multiplies levels by the units; the inverse rotation follows, as it is linear."""
+        return self._turned_back(super().from_levels(levels, norms))
 
     def variance_factor(self, count: int) -> float:
         """The bound that holds for every tensor, where d is the bucket's size.
@@ -128,15 +155,25 @@ class ECQ(LevelCodec):
     def native(self) -> dict[str, int | float]:
         """The C interface's ``variant`` (the norm), ``levels``, ``coding``, ``grouping`` and ``group``."""
         return {
-            "variant": _NORMS[self.norm],
+            "variant": _ROTATED if self.rotate else _NORMS[self.norm],
             "levels": self.levels,
             "coding": base.CODINGS[self.coding],
             **base.native_grouping(self.bucket),
         }
 
+    def _turned(self, x: np.ndarray) -> np.ndarray:
+        if not self.rotate:
+            return x
+        with np.errstate(over="ignore", invalid="ignore"):
+            return rotation.rotate(x, self.bucket)  # type: ignore[arg-type]
+
+    def _turned_back(self, x: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return rotation.rotate_back(x, self.bucket) if self.rotate else x  # type: ignore[arg-type]
+
     def _norm(self, bucket: np.ndarray) -> np.float32:
         largest = np.max(np.abs(bucket))
-        if not np.isfinite(largest):
+        if not np.isfinite(largest) or (self.rotate and largest > rotation.LARGEST):
             return np.float32(np.inf)
         if self.norm == "linf":
             return largest

@@ -275,7 +275,7 @@ def _read(word: torch.Tensor) -> int:
 
 def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:
     """Whether the CUDA library can encode tensors of a shape with a codec."""
-    return spec_pointer(codec, shape) is not None
+    return codec.on_device and spec_pointer(codec, shape) is not None
 
 
 def keep_from_reuse(*tensors: torch.Tensor) -> None:

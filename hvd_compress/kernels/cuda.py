@@ -385,7 +385,7 @@ def spec_for(codec: Codec, shape: Shape) -> Spec:
         KernelError: the codec has no CUDA kernels.
     """
     spec = spec_of(codec, shape)
-    if spec is None or codec.varies:
+    if spec is None or codec.varies or not codec.on_device:
         raise KernelError(f"{codec!r} has no CUDA kernel: keep its gradients on the CPU")
     return spec
 

@@ -582,7 +582,7 @@ class Compressor(tf.Module, HorovodCompressor):
 def _kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool]:
     """The setting that decides on kernels for GPUs, for messages, and whether there are such kernels."""
     for codec in codecs:
-        if spec_of(codec, ()) is None:
+        if spec_of(codec, ()) is None or not codec.on_device:
             return repr(codec), False
     return f"exchange={exchange!r}", _EXCHANGES[exchange].on_gpu
 

@@ -85,9 +85,10 @@ class ECQ(Compressor):
         norm: Literal["l2", "linf"] = codecs.ECQ.norm,
         bucket: int | Literal["tensor"] = codecs.ECQ.bucket,
         coding: Literal["plain", "entropy"] = codecs.ECQ.coding,
+        rotate: bool = codecs.ECQ.rotate,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(codecs.ECQ(levels, norm, bucket, coding), **options)
+        super().__init__(codecs.ECQ(levels, norm, bucket, coding, rotate), **options)
 
 
 @guard
@@ -104,9 +105,10 @@ class QSGD(Compressor):
         norm: Literal["l2", "linf"] = codecs.QSGD.norm,
         bucket: int | Literal["tensor"] = codecs.QSGD.bucket,
         coding: Literal["plain", "entropy"] = codecs.QSGD.coding,
+        rotate: bool = codecs.QSGD.rotate,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(codecs.QSGD(levels, norm, bucket, coding), **options)
+        super().__init__(codecs.QSGD(levels, norm, bucket, coding, rotate), **options)
 
 
 @guard

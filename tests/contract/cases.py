@@ -39,6 +39,7 @@ _PAYLOADS: list[Row] = [
     (Ternary(bucket="tensor"), NONE),
     (ECQ(), WEAK),
     (ECQ(coding="entropy"), WEAK),
+    (ECQ(bucket=1024, rotate=True), WEAK),
     (Ternary(coding="entropy"), NONE),
     (TopK(256, 24, 2), FULL),
     (BF16(), NONE),
@@ -50,6 +51,7 @@ _LEVELS: list[Row] = [
     (Ternary(64), ErrorFeedback(0.1, 0.9)),
     (ECQ(), WEAK),
     (ECQ(2, "linf", "tensor"), NONE),
+    (ECQ(3, bucket=256, rotate=True), ErrorFeedback(0.1, 0.9)),
     (ECQ(100, "l2", 128), FULL),
 ]
 ROWS: dict[str, list[Row]] = {

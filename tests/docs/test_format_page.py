@@ -38,6 +38,7 @@ from hvd_compress.codecs.payload import (
     payload_length,
     read_header,
 )
+from hvd_compress.codecs.rotation import rotate_back
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.reference import ReferenceKernels
 
@@ -110,7 +111,10 @@ def test_codec_ids_and_settings(codec: type[Codec]) -> None:
 
 @pytest.mark.parametrize(
     "codec",
-    [OneBit(), Int8(), Ternary(), Ternary(clip=None), ECQ(), FP16(), BF16(), BF16("stochastic")],
+    [
+        *(OneBit(), Int8(), Ternary(), Ternary(clip=None), ECQ(), ECQ(rotate=True)),
+        *(FP16(), BF16(), BF16("stochastic")),
+    ],
 )
 def test_configuration_hash(snippets: dict[str, Any], codec: Codec) -> None:
     assert snippets["configuration_hash"](codec.to_config()) == codec.config_hash()
@@ -281,6 +285,12 @@ def test_entropy_coded_codes(
 def test_magnitudes(snippets: dict[str, Any], kind: Any) -> None:
     found = [snippets["magnitude"](kind, c) for c in range(128)]
     np.testing.assert_array_equal(found, magnitudes(kind))
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 100, 255, 256])
+def test_rotated_groups(snippets: dict[str, Any], count: int) -> None:
+    x = np.random.default_rng(count).normal(size=count).astype(np.float32)
+    assert snippets["rotated_back"](x.tolist()) == rotate_back(x, 256).tolist()
 
 
 def test_noise(snippets: dict[str, Any]) -> None:

@@ -32,11 +32,15 @@ inline Case MakeCase(const uint8_t* bytes) {
   hvdc_spec& spec = all.spec;
   spec.codec = 1 + bytes[0] % 7;
   spec.config_hash = kConfigHash;
-  static const uint32_t kVariants[] = {1, 6, 1, 2, 1, 2, 1};
+  static const uint32_t kVariants[] = {1, 6, 1, 3, 1, 2, 1};
   spec.variant = bytes[1] % kVariants[spec.codec - 1];
   spec.grouping = bytes[2] % (spec.codec == HVDC_ONEBIT ? 4 : 2);
   spec.group = 64u * (1 + bytes[3] % 48);
   if (bytes[3] == 255) spec.group = 65536;
+  if (spec.codec == HVDC_ECQ && spec.variant == HVDC_ROTATED_LINF) {
+    spec.grouping = HVDC_CONTIGUOUS;
+    spec.group = 64u << bytes[3] % 11;
+  }
   spec.levels = 1 + bytes[4] % 127;
   spec.factor = kFactors[bytes[5] % 6];
   if (spec.codec == HVDC_INT8 && spec.factor == 0) spec.factor = 1;

@@ -38,6 +38,8 @@ struct Coder {
   static constexpr bool kCast = type == CodeType::kHalf || type == CodeType::kWord;
   // Whether codes of a finite group cannot decode to Inf, as where the scale is made by UnitOf.
   static constexpr bool kAlwaysFinite = false;
+  // Whether groups may be rotated (IsRotated).
+  static constexpr bool kRotates = false;
   // Whether it has Codes(), for several vectors at a time.
   static constexpr bool kTogether = false;
 };

@@ -15,6 +15,9 @@ namespace HVDC_ARCH {
 // norm.
 HVDC_HD float EcqNorm(const hvdc_spec& spec, uint32_t largest, double square) {
   if (largest >= kInfinityBits) return BitsFloat(kInfinityBits);
+  if (spec.variant == HVDC_ROTATED_LINF && BitsFloat(largest) > kLargestRotated) {
+    return BitsFloat(kInfinityBits);
+  }
   if (spec.variant == HVDC_L2) return static_cast<float>(__builtin_sqrt(square));
   return BitsFloat(largest);
 }
@@ -37,6 +40,7 @@ HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, float norm) {
 template <class V>
 struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
   static constexpr bool kAlwaysFinite = true;
+  static constexpr bool kRotates = true;
   using F = typename V::F;
   using I = typename V::I;
   using M = typename V::M;

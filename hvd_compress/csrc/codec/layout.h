@@ -67,6 +67,11 @@ HVDC_HD bool IsContiguous(const hvdc_spec& spec) {
   return !IsCast(spec) && spec.grouping == HVDC_CONTIGUOUS;
 }
 
+// Whether groups are rotated before they are quantized.
+HVDC_HD bool IsRotated(const hvdc_spec& spec) {
+  return spec.codec == HVDC_ECQ && spec.variant == HVDC_ROTATED_LINF;
+}
+
 // Whether payloads may be shorter than what the layout says.
 HVDC_HD bool IsEntropyCoded(const hvdc_spec& spec) { return spec.coding == HVDC_ENTROPY; }
 
@@ -129,7 +134,8 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
     case HVDC_TERNARY:
       return positive || spec.factor == 0;
     case HVDC_ECQ:
-      return spec.variant <= HVDC_LINF && spec.levels >= 1 && spec.levels <= 127;
+      return spec.variant <= HVDC_ROTATED_LINF && spec.levels >= 1 && spec.levels <= 127 &&
+             (!IsRotated(spec) || (IsContiguous(spec) && !(spec.group & (spec.group - 1))));
     case HVDC_TOPK:
       return spec.grouping == HVDC_CONTIGUOUS && spec.levels >= 1 && spec.levels <= spec.group &&
              spec.variant >= 1 && (spec.variant <= 8 || spec.variant == kTopKFloatBits);

@@ -18,6 +18,8 @@ constexpr int kPhiloxRounds = 7;
 
 constexpr uint32_t kInfinityBits = 0x7F800000u;
 constexpr uint32_t kNanBits = 0x7FC00000u;
+// The largest norm of a rotated group, of which decoded numbers stay finite.
+constexpr float kLargestRotated = 0x1p119f;
 constexpr float kTiny = 0x1p-120f;  // groups with a smaller scale are sent as zeros
 
 // Where the parts of a payload stand, in bytes from its start.

@@ -111,7 +111,7 @@ struct ChunkDecoder {
   // The sum of a whole chunk stays in the cache while payloads are added to it one by one, since
   // each has its own table.
   static void Sum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
-    if (job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32) {
+    if (job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32 && !IsRotated(*job.spec)) {
       return job.accumulate ? Direct<true>(job, first, last, scratch)
                             : Direct<false>(job, first, last, scratch);
     }
@@ -124,7 +124,7 @@ struct ChunkDecoder {
         const int64_t count = BlockElements(job.layout, block);
         const uint8_t* const bytes = codes.Next(block, count);
         float* const sums = scratch.x + (block - first) * job.layout.block;
-        Blocks::Dequantize(coder, bytes, 0, count, AddSink<V>{sums});
+        Blocks::Add(job, coder, bytes, 0, count, scratch, sums);
       }
     }
     Finish<V>(job, scratch.x, elements, first * job.layout.block);

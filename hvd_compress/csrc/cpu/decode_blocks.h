@@ -6,6 +6,7 @@
 
 #include "cpu/blocks.h"
 #include "cpu/packing.h"
+#include "cpu/rotation.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -24,6 +25,12 @@ struct AddSink {  // added
   HVDC_HD void Put(int64_t i, typename V::F decoded) const {
     V::Store(to + i, V::Add(V::Load(to + i), decoded));
   }
+  float* to;
+};
+
+template <class V>
+struct StoreSink {
+  HVDC_HD void Put(int64_t i, typename V::F decoded) const { V::Store(to + i, decoded); }
   float* to;
 };
 
@@ -131,6 +138,28 @@ struct BlockDecoder {
     }
   }
 
+  // Adds a block of a payload to sums, from element begin on. A rotated block, from 0 on, turns
+  // back first, in scratch.lower.
+  static void Add(const DecodeJob& job, const C& coder, const T* codes, int64_t begin,
+                  int64_t count, const Scratch& scratch, float* sums) {
+    if constexpr (C::kRotates) {
+      if (IsRotated(*job.spec)) {
+        const float* const turned = scratch.lower;
+        TurnBack(coder, codes, job.layout.block, count, scratch.lower);
+        for (int64_t i = 0; i < count; i += kLanes) AddSink<V>{sums}.Put(i, V::Load(turned + i));
+        return;
+      }
+    }
+    Dequantize(coder, codes, begin, count, AddSink<V>{sums});
+  }
+
+  // What the codes of a rotated group decode to; up to a tile more is written.
+  static void TurnBack(const C& coder, const T* codes, int64_t group, int64_t count, float* to) {
+    Dequantize(coder, codes, 0, count, StoreSink<V>{to});
+    TransformGroup<V>(to, group, count);
+    ChangeSigns<V>(to, to, count);
+  }
+
   // Scales of the block into the coder.
   static void OpenScales(const DecodeJob& job, const uint8_t* payload, int64_t block, int64_t count,
                          const Scratch& scratch, C* coder) {
@@ -168,7 +197,7 @@ struct BlockDecoder {
 
   static void Sum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
     C coder(CoderSetup{job.spec, job.tables});
-    const bool direct = job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32;
+    const bool direct = job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32 && !IsRotated(*job.spec);
     for (int64_t block = first; block < last; ++block) {
       const int64_t start = block * job.layout.block;
       const int64_t count = BlockElements(job.layout, block);
@@ -189,7 +218,7 @@ struct BlockDecoder {
       for (int32_t k = 0; k < job.count; ++k) {
         const uint8_t* payload = job.payloads + k * job.stride;
         const T* codes = Open(job, payload, block, count, scratch, &coder);
-        Dequantize(coder, codes, done, count, AddSink<V>{scratch.x});
+        Add(job, coder, codes, done, count, scratch, scratch.x);
       }
       Finish<V>(job, scratch.x + done, count - done, start + done);
     }

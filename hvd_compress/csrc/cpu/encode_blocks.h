@@ -6,6 +6,7 @@
 
 #include "codec/philox.h"
 #include "cpu/blocks.h"
+#include "cpu/decode_blocks.h"
 #include "cpu/packing.h"
 #include "cpu/prepare.h"
 
@@ -165,9 +166,37 @@ struct BlockEncoder {
     return V::LargestLane(largest);
   }
 
+  // The same for a block that RotateBlock has rotated; what is decoded turns back before it is
+  // subtracted.
+  static uint32_t QuantizeRotated(const EncodeJob& job, const C& coder, bool scale_kept,
+                                  int64_t block, const Scratch& scratch, T* codes) {
+    const int64_t start = block * job.layout.block;
+    const int64_t count = BlockElements(job.layout, block);
+    float* const x = scratch.lower;
+    if (!scale_kept) memset(x, 0, static_cast<size_t>(count) * sizeof(float));
+    const Ahead ahead(job, block + 1);
+    Quantize<false>(coder, job.noise, start, count, x, x, {}, codes, ahead);
+    if (job.mode == Mode::kNone) return 0;
+    float* const decoded = scratch.upper;
+    BlockDecoder<V, C>::TurnBack(coder, codes, job.layout.block, count, decoded);
+    const float* const kept = job.mode == Mode::kGeneral ? scratch.kept : scratch.x;
+    const ResidualSink<V> residual = {job.residual + start, job.next_residual + start, job.stream};
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      residual.From(i).template Put<true>(0, V::Load(kept + i), V::Load(decoded + i));
+    }
+    for (; i < count; ++i) job.next_residual[start + i] = kept[i] - decoded[i];
+    return 0;
+  }
+
   // A block that has been prepared, by a coder that has its scale, which may be too small.
   static uint32_t QuantizeBlock(const EncodeJob& job, const C& coder, bool scale_kept,
                                 int64_t block, const Scratch& scratch, T* codes) {
+    if constexpr (C::kRotates) {
+      if (IsRotated(*job.spec)) {
+        return QuantizeRotated(job, coder, scale_kept, block, scratch, codes);
+      }
+    }
     const int64_t start = block * job.layout.block;
     const int64_t count = BlockElements(job.layout, block);
     const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
@@ -244,7 +273,8 @@ struct BlockEncoder {
                      EncodeResult* result) {
     const Layout& layout = job.layout;
     const bool contiguous = IsContiguous(*job.spec);
-    const StatsKind kind = contiguous ? KindOf(*job.spec) : StatsKind::kNone;
+    const bool rotated = IsRotated(*job.spec);
+    const StatsKind kind = contiguous && !rotated ? KindOf(*job.spec) : StatsKind::kNone;
     const PrepareFunction prepare = PickPrepare<V>(kind, job.dtype, job.mode);
     C coder(CoderSetup{job.spec, job.tables});
     GroupScale scale = job.group;
@@ -260,6 +290,7 @@ struct BlockEncoder {
       if (contiguous || scale.finite) {
         prepare(job, start, count, scratch.x, scratch.kept, &stats);
       }
+      if (rotated) RotateBlock<V>(job, block, scratch, &stats);
       if (contiguous) {
         scale = ScaleOf(*job.spec, stats, count);
         if constexpr (C::kType == CodeType::kBit) {

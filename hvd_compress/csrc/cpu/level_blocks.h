@@ -61,11 +61,14 @@ inline void UnpackLanes(const C& coder, const uint32_t* words, int64_t count, in
 template <class V>
 inline void LevelNorms(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                        float* norms) {
-  const PrepareFunction prepare = PickPrepare<V>(KindOf(*job.spec), job.dtype, job.mode);
+  const bool rotated = IsRotated(*job.spec);
+  const StatsKind kind = rotated ? StatsKind::kNone : KindOf(*job.spec);
+  const PrepareFunction prepare = PickPrepare<V>(kind, job.dtype, job.mode);
   for (int64_t block = first; block < last; ++block) {
     const int64_t count = BlockElements(job.layout, block);
     GroupStats stats = {};
     prepare(job, block * job.layout.block, count, scratch.x, scratch.kept, &stats);
+    if (rotated) RotateBlock<V>(job, block, scratch, &stats);
     norms[block] = NormOf(*job.spec, stats, count);
   }
 }
@@ -95,6 +98,7 @@ struct LevelBlocks {
       }
       GroupStats unused = {};
       prepare(job, block * job.layout.block, count, scratch.x, scratch.kept, &unused);
+      if (IsRotated(*job.spec)) RotateBlock<V>(job, block, scratch, &unused);
       coder.SetGroup(scale);
       BlockEncoder<V, C>::QuantizeBlock(job, coder, scale.kept, block, scratch, scratch.codes);
       memset(scratch.codes + count, static_cast<int>(coder.ZeroCode()), kTile);
@@ -111,6 +115,10 @@ struct LevelBlocks {
       coder.SetGroup(ScaleOfBlock(*job.spec, levels, block));
       const C fixed = coder;  // a copy whose members can stay in registers
       UnpackLanes<V>(fixed, WordsOf(levels, job.layout, block), count, levels.bits, scratch.x);
+      if (IsRotated(*job.spec)) {
+        TransformGroup<V>(scratch.x, job.layout.block, count);
+        ChangeSigns<V>(scratch.x, scratch.x, count);
+      }
       Finish<V>(job, scratch.x, count, block * job.layout.block);
     }
   }

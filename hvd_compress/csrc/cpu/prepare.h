@@ -7,9 +7,11 @@
 
 #include "codec/cast.h"
 #include "codec/feedback.h"
+#include "codec/layout.h"
 #include "codec/stats.h"
 #include "codec/sums.h"
 #include "cpu/kernels.h"
+#include "cpu/rotation.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -137,6 +139,25 @@ inline PrepareFunction PickPrepare(StatsKind kind, int dtype, Mode mode) {
     default:
       return PickDtype<V, StatsKind::kMoments>(dtype, mode);
   }
+}
+
+// Rotates a block that has been prepared into scratch.lower, and takes its sums.
+template <class V>
+inline void RotateBlock(const EncodeJob& job, int64_t block, const Scratch& scratch,
+                        GroupStats* stats) {
+  const int64_t count = BlockElements(job.layout, block);
+  if (job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32) {
+    // Vectors would read past the end of the gradient.
+    const float* gradient = static_cast<const float*>(job.gradient) + block * job.layout.block;
+    memcpy(scratch.x, gradient, static_cast<size_t>(count) * sizeof(float));
+  }
+  ChangeSigns<V>(scratch.x, scratch.lower, count);
+  TransformGroup<V>(scratch.lower, job.layout.block, count);
+  EncodeJob rotated = {};
+  rotated.gradient = scratch.lower;
+  const PrepareFunction sums =
+      Preparer<V, StatsKind::kLargest, HVDC_DTYPE_FLOAT32, Mode::kNone>::Run;
+  sums(rotated, 0, count, scratch.upper, scratch.upper, stats);
 }
 
 }  // namespace HVDC_ARCH

@@ -53,8 +53,10 @@ inline int Settle(int status, const hvdc_cuda_queue& queue) {
   return Check(cudaStreamSynchronize(StreamOf(queue)));
 }
 
-// Entropy codes are the CPU's.
-inline bool HasKernel(const hvdc_spec& spec) { return ValidSpec(spec) && !IsEntropyCoded(spec); }
+// Entropy codes and rotations are the CPU's.
+inline bool HasKernel(const hvdc_spec& spec) {
+  return ValidSpec(spec) && !IsEntropyCoded(spec) && !IsRotated(spec);
+}
 
 // Checks a spec, and finds the layout of its payload.
 template <class Job>

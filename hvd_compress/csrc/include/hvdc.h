@@ -42,7 +42,7 @@ enum hvdc_int8_variant {
   HVDC_E5M2 = 5
 };
 enum hvdc_rounding { HVDC_NEAREST = 0, HVDC_STOCHASTIC = 1 };
-enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1 };
+enum hvdc_norm { HVDC_L2 = 0, HVDC_LINF = 1, HVDC_ROTATED_LINF = 2 };
 enum hvdc_coding { HVDC_PLAIN = 0, HVDC_ENTROPY = 1 };
 
 // 0 is success; everything else leaves the outputs unspecified, and nothing else touched.

@@ -131,6 +131,15 @@ struct Avx2 {
 
   // float32.
   HVDC_HD static F Set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  // The lanes at a distance, of 1, 2, 4 or 8, in each other's place.
+  template <int distance>
+  HVDC_HD static F SwapLanes(F x) {
+    if constexpr (distance == 8) return {x.b, x.a};
+    return {SwapEight<distance>(x.a), SwapEight<distance>(x.b)};
+  }
+  HVDC_HD static I Xor(I x, I y) {
+    return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
+  }
   HVDC_HD static F Add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   HVDC_HD static F Sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
   HVDC_HD static F Mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -340,6 +349,12 @@ struct Avx2 {
   }
   HVDC_HD static __m256i ExpandEight(const uint16_t* p, uint32_t mask) {
     return _mm256_cvtepu16_epi32(_mm_shuffle_epi8(Load128(p), Load128(kOrders.expand[mask])));
+  }
+  template <int distance>
+  HVDC_HD static __m256 SwapEight(__m256 x) {
+    if constexpr (distance == 1) return _mm256_permute_ps(x, 0xB1);
+    if constexpr (distance == 2) return _mm256_permute_ps(x, 0x4E);
+    return _mm256_permute2f128_ps(x, x, 1);
   }
   HVDC_HD static __m256i Lookup8(I table, __m256i index) {
     const __m256 low = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(table.a, index));

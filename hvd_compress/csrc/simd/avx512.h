@@ -93,6 +93,14 @@ struct Avx512 {
 
   // float32.
   HVDC_HD static F Set(float x) { return _mm512_set1_ps(x); }
+  // The lanes at a distance, of 1, 2, 4 or 8, in each other's place.
+  template <int distance>
+  HVDC_HD static F SwapLanes(F x) {
+    if constexpr (distance == 1) return _mm512_permute_ps(x, 0xB1);
+    if constexpr (distance == 2) return _mm512_permute_ps(x, 0x4E);
+    return _mm512_shuffle_f32x4(x, x, distance == 4 ? 0xB1 : 0x4E);
+  }
+  HVDC_HD static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
   HVDC_HD static F Add(F a, F b) { return _mm512_add_ps(a, b); }
   HVDC_HD static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   HVDC_HD static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }

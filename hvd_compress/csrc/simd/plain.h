@@ -111,6 +111,12 @@ struct Plain {
 
   // float32.
   HVDC_HD static F Set(float x) { HVDC_LANES(F, x); }
+  // The lanes at a distance, of 1, 2, 4 or 8, in each other's place.
+  template <int distance>
+  HVDC_HD static F SwapLanes(F x) {
+    HVDC_LANES(F, x.v[l ^ distance]);
+  }
+  HVDC_HD static I Xor(I a, I b) { HVDC_CHANGE(a, ^= b.v[l]); }
   HVDC_HD static F Add(F a, F b) { HVDC_CHANGE(a, += b.v[l]); }
   HVDC_HD static F Sub(F a, F b) { HVDC_CHANGE(a, -= b.v[l]); }
   HVDC_HD static F Mul(F a, F b) { HVDC_CHANGE(a, *= b.v[l]); }
