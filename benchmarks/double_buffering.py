@@ -21,7 +21,8 @@ from torch.nn import functional as F
 import hvd_compress.distributed as hvdc
 from benchmarks import compressions, group_job, turns
 from benchmarks.command_line import compression
-from benchmarks.papers import models
+from benchmarks.models.chains import sigmoids
+from benchmarks.models.torch import chain
 from benchmarks.tables import Table
 from hvd_compress.optim import DoubleBuffering
 
@@ -41,7 +42,7 @@ class Way:
 
     def __init__(self, chosen: compressions.Compression, enabled: bool, width: int) -> None:
         torch.manual_seed(0)
-        self._model = models.sigmoid(_INPUTS, width)
+        self._model = chain.build(sigmoids(3, width), 10, (_INPUTS,))
         named = list(self._model.named_parameters())
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
         compressor = compressions.make(hvdc, chosen.name, **chosen.options)

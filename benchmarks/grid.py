@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 import hvd_compress.distributed as hvdc
 from benchmarks import compressions, group_job, turns
-from benchmarks.papers import models
+from benchmarks.models.chains import sigmoids
+from benchmarks.models.torch import chain
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, Int8, NoCompression
 from hvd_compress.model_parallel import ColumnParallelLinear, ParallelGroup, RowParallelLinear
@@ -54,7 +55,7 @@ class Layout:
         codec, name, options = KINDS[kind]
         self._idle = shape == ALONE and dist.get_rank() > 0
         self._samples = batch // shape[0]
-        self._net: nn.Module = models.sigmoid(_INPUTS, width)
+        self._net: nn.Module = chain.build(sigmoids(3, width), 10, (_INPUTS,))
         self._compressor: hvdc.Compressor | None = None
         if shape != ALONE:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "model"))

@@ -60,8 +60,7 @@ def _model(name: str) -> tuple[nn.Module, torch.Tensor]:
     spec = MODELS[name]
     if spec.data == "text":
         return build(name), torch.randint(spec.classes, (_BATCH, *spec.input))
-    height, width, channels = spec.input
-    return build(name), torch.randn(_BATCH, channels, height, width)
+    return build(name), torch.randn(_BATCH, spec.input[-1], *spec.input[:-1])
 
 
 class Horovod:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.models.chains import CHAINS, Chain
+
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A model's outside.
 
     Attributes:
-        input: height, width and channels of an image, or the tokens of a text.
+        input: height, width and channels of an image, the tokens of a text, or the length of a vector.
         classes: number of classes, or of different tokens.
         parameters: trainable numbers, as everybody counts them.
         last_layer: name pattern of the classifier, which TernGrad leaves uncompressed.
@@ -24,11 +26,46 @@ class ModelSpec:
     data: str
 
 
+CIFAR_DEPTHS = (20, 32, 44, 56, 110)
+"""Of the ResNets for images of CIFAR-10 (He et al., section 4.2)."""
+
+
 MODELS: dict[str, ModelSpec] = {
     "lenet": ModelSpec((28, 28, 1), 10, 61_706, "fc3.*", "digits"),
+    "cifarnet": ModelSpec((24, 24, 3), 10, 1_068_298, "fc3.*", "synthetic"),
     "alexnet": ModelSpec((224, 224, 3), 1000, 61_100_840, "fc3.*", "synthetic"),
+    "vgg_a": ModelSpec((224, 224, 3), 1000, 132_863_336, "fc3.*", "synthetic"),
+    "googlenet": ModelSpec((224, 224, 3), 1000, 6_998_552, "fc1.*", "synthetic"),
     "resnet20": ModelSpec((32, 32, 3), 10, 269_722, "fc.*", "synthetic"),
+    "resnet32": ModelSpec((32, 32, 3), 10, 464_154, "fc.*", "synthetic"),
+    "resnet44": ModelSpec((32, 32, 3), 10, 658_586, "fc.*", "synthetic"),
+    "resnet56": ModelSpec((32, 32, 3), 10, 853_018, "fc.*", "synthetic"),
+    "resnet110": ModelSpec((32, 32, 3), 10, 1_727_962, "fc.*", "synthetic"),
     "resnet50": ModelSpec((224, 224, 3), 1000, 25_557_032, "fc.*", "synthetic"),
+    # The paper does not say what goes in. With eleven frames of 24 filters and their first and second
+    # derivatives, there are 46 million parameters, as published.
+    "dnn": ModelSpec((792,), 9304, 45_866_072, "fc8.*", "synthetic"),
     "gpt": ModelSpec((64,), 256, 470_784, "head.*", "text"),
 }
 """Every model, by the name that command lines use."""
+
+
+def chain_of(name: str, norm: str | None = None, dropout: float | None = None) -> Chain | None:
+    """A model's layers, if they follow one another.
+
+    Args:
+        name: the model's.
+        norm: as for :meth:`benchmarks.models.chains.Chain.variant`.
+        dropout: as for that.
+
+    Raises:
+        ValueError: the model has no such variant.
+    """
+    if name in CHAINS:
+        try:
+            return CHAINS[name].variant(norm, dropout)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    if norm is not None or dropout is not None:
+        raise ValueError(f"{name}: expected its own normalization, and no dropout")
+    return None

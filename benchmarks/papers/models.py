@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from benchmarks import data as data_sets
 from benchmarks.data import Data
 from benchmarks.models import MODELS
+from benchmarks.models.chains import CHAINS, Chain, Dense, Dropout, sigmoids
 from benchmarks.models.torch import build as build_common
-from benchmarks.models.torch.lenet import LeNet
+from benchmarks.models.torch import chain
 
 RELU, SIGMOID, DROPOUT = "relu", "sigmoid", "dropout"
+
+
+def dropout(hidden: int = 2, width: int = 1024) -> Chain:
+    """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4)."""
+    return Chain((Dropout(0.2), *(Dense(width), Dropout(0.3)) * hidden))
+
+
+_OWN = {RELU: Chain((Dense(128),)), SIGMOID: sigmoids(3, 128), DROPOUT: dropout()}
 
 
 def build(name: str, image: tuple[int, ...], classes: int = 10) -> nn.Module:
@@ -24,18 +31,8 @@ def build(name: str, image: tuple[int, ...], classes: int = 10) -> nn.Module:
         image: height, width and channels of an input image; it comes channels-first.
         classes: how many.
     """
-    inputs = math.prod(image)
-    if name == RELU:
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, classes)
-        )
-    if name == SIGMOID:
-        return sigmoid(inputs, classes=classes)
-    if name == DROPOUT:
-        return dropout(inputs, classes=classes)
-    if name == "lenet":
-        return LeNet(classes, image)
-    return build_common(name, classes)
+    own = _OWN.get(name) or CHAINS.get(name)
+    return chain.build(own, classes, image) if own else build_common(name, classes)
 
 
 def data(name: str, choice: str) -> Data:
@@ -54,34 +51,6 @@ def data(name: str, choice: str) -> Data:
     if found.test is None:
         raise ValueError(f"{choice}: expected images to test on, got none")
     return found
-
-
-def sigmoid(inputs: int, width: int = 128, hidden: int = 3, classes: int = 10) -> nn.Module:
-    """Fully connected, with sigmoids, as 1-bit SGD's networks (section 5: seven layers of 2,048)."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for _ in range(hidden):
-        # Weights for which activations of sigmoids neither saturate nor vanish.
-        linear = nn.Linear(inputs, width)
-        nn.init.normal_(linear.weight, std=4 / inputs**0.5)
-        layers += [linear, nn.Sigmoid()]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
-
-
-def dropout(inputs: int, hidden: int = 2, width: int = 1024, classes: int = 10) -> nn.Module:
-    """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4).
-
-    Args:
-        inputs: pixels of an image.
-        hidden: layers between.
-        width: units of each.
-        classes: how many.
-    """
-    layers: list[nn.Module] = [nn.Flatten(), nn.Dropout(0.2)]
-    for _ in range(hidden):
-        layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(0.3)]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
 class WorkerGradients:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.distributed as hvdc
 from benchmarks.data import batches
 from benchmarks.data.samples import Data
-from benchmarks.models.torch.lenet import LeNet
+from benchmarks.models.torch import chain
 from benchmarks.papers import models, training
 from benchmarks.papers.experiment import Advance
 from hvd_compress import ddp
@@ -109,6 +109,10 @@ def _group(kind: str, *, exact_own: bool) -> ParallelGroup:
     )
 
 
+def _dropout(images: Data, hidden: int, width: int) -> nn.Module:
+    return chain.build(models.dropout(hidden, width), images.classes, images.image)
+
+
 class _Dense:
     """The paper's network for MNIST, with dropout, each layer spread over the ranks."""
 
@@ -116,7 +120,7 @@ class _Dense:
         self, kind: str, width: int, images: Data, *, exact_own: bool = False, hidden: int = 2
     ) -> None:
         self._group = _group(kind, exact_own=exact_own)
-        self._whole = models.dropout(math.prod(images.image), hidden, width, images.classes)
+        self._whole = _dropout(images, hidden, width)
         *first, last = _linears(self._whole)
         self._hidden = [
             ColumnParallelLinear.from_linear(one, self._group, gather_output=False) for one in first
@@ -149,7 +153,7 @@ class _DataParallel:
     """The same network on every rank, for a part of the mini-batch."""
 
     def __init__(self, kind: str, width: int, images: Data) -> None:
-        self._whole = models.dropout(math.prod(images.image), 2, width, images.classes)
+        self._whole = _dropout(images, 2, width)
         self.parameters = list(self._whole.parameters())
         self._keys = [name for name, _ in self._whole.named_parameters()]
         self._compressor = hvdc.Compressor(_codec(kind, _ERRORS), threshold=0)
@@ -173,7 +177,7 @@ class _Convolutional:
 
     def __init__(self, kind: str, width: int, images: Data) -> None:
         self._group = _group(kind, exact_own=True)
-        self._whole = LeNet(images.classes, images.image)
+        self._whole: Any = models.build("lenet", images.image, images.classes)
         net = self._whole
         convolutions = nn.Sequential(
             net.conv1,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
+from benchmarks.models.chains import CHAINS, Conv, Dense, Inception, Mean, Pool
 from hvd_compress.perfmodel.networks import Layer, Network, network_of
 
 CLASSES = 1000
@@ -22,30 +24,22 @@ class _Builder:
         self.layers: list[Layer] = []
         self.channels, self.extent = 3, IMAGE
 
-    def conv(
-        self,
-        name: str,
-        channels: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        norm: bool = False,
-        after: int | None = None,
-    ) -> None:
+    def conv(self, name: str, spec: Conv, *, after: int | None = None) -> None:
         """Adds a convolution with bias, or one without bias and a batch norm.
 
         Args:
+            name: the layer's.
+            spec: its shape.
             after: the number of the input's channels, if it differs from that of the layer before.
         """
         inputs = self.channels if after is None else after
-        padding = kernel // 2 if padding is None else padding
-        self.extent = (self.extent + 2 * padding - kernel) // stride + 1
+        channels, kernel = spec.channels, spec.kernel
+        self.extent = (self.extent + 2 * spec.padding - kernel) // spec.stride + 1
         self.channels = channels
         weight = (channels, inputs, kernel, kernel)
         work = math.prod(weight) * self.extent**2
-        self.layers.append(Layer(name, (weight,) if norm else (weight, (channels,)), work))
-        if norm:
+        self.layers.append(Layer(name, (weight,) if spec.batch else (weight, (channels,)), work))
+        if spec.batch:
             # Its arithmetic is negligible compared to the convolution's.
             self.layers.append(Layer(f"{name}.norm", ((channels,), (channels,)), 0))
 
@@ -54,98 +48,61 @@ class _Builder:
         room = self.extent + 2 * padding - kernel
         self.extent = (-(-room // stride) if ceil else room // stride) + 1
 
-    def linear(self, name: str, outputs: int, inputs: int | None = None) -> None:
+    def linear(self, name: str, outputs: int) -> None:
         """Adds a fully connected layer."""
-        inputs = self.channels * self.extent**2 if inputs is None else inputs
+        inputs = self.channels * self.extent**2
         self.layers.append(Layer(name, ((outputs, inputs), (outputs,)), outputs * inputs))
         self.channels, self.extent = outputs, 1
 
 
-def alexnet() -> Network:
-    """AlexNet in one tower (Krizhevsky, "One weird trick", 2014), as in PyTorch."""
+def _chain(name: str) -> Network:
+    """A network that is a chain; layers are numbered through, so that AlexNet's dense ones begin at 6."""
     net = _Builder()
-    net.conv("conv1", 64, 11, stride=4, padding=2)
-    net.pool(3, 2)
-    net.conv("conv2", 192, 5)
-    net.pool(3, 2)
-    net.conv("conv3", 384, 3)
-    net.conv("conv4", 256, 3)
-    net.conv("conv5", 256, 3)
-    net.pool(3, 2)
-    for name, outputs in (("fc6", 4096), ("fc7", 4096), ("fc8", CLASSES)):
-        net.linear(name, outputs)
-    return Network("alexnet", tuple(net.layers))
-
-
-def vgg_a() -> Network:
-    """VGG-A with 11 layers (Simonyan and Zisserman, 2014, table 1)."""
-    net = _Builder()
-    for stage, widths in enumerate(((64,), (128,), (256, 256), (512, 512), (512, 512)), 1):
-        for index, width in enumerate(widths, 1):
-            net.conv(f"conv{stage}_{index}", width, 3)
-        net.pool(2, 2)
-    for name, outputs in (("fc6", 4096), ("fc7", 4096), ("fc8", CLASSES)):
-        net.linear(name, outputs)
-    return Network("vgg_a", tuple(net.layers))
-
-
-def googlenet() -> Network:
-    """GoogLeNet (Szegedy et al., 2014, table 1), without the two auxiliary classifiers."""
-    net = _Builder()
-    net.conv("conv1", 64, 7, stride=2)
-    net.pool(3, 2, ceil=True)
-    net.conv("conv2.reduce", 64, 1)
-    net.conv("conv2", 192, 3)
-    net.pool(3, 2, ceil=True)
-    for name, *widths in (
-        ("3a", 64, 96, 128, 16, 32, 32),
-        ("3b", 128, 128, 192, 32, 96, 64),
-        ("4a", 192, 96, 208, 16, 48, 64),
-        ("4b", 160, 112, 224, 24, 64, 64),
-        ("4c", 128, 128, 256, 24, 64, 64),
-        ("4d", 112, 144, 288, 32, 64, 64),
-        ("4e", 256, 160, 320, 32, 128, 128),
-        ("5a", 256, 160, 320, 32, 128, 128),
-        ("5b", 384, 192, 384, 48, 128, 128),
-    ):
-        if name in ("4a", "5a"):
-            net.pool(3, 2, ceil=True)
-        one, reduce3, three, reduce5, five, project = widths
-        inputs = net.channels
-        net.conv(f"{name}.1x1", one, 1)
-        net.conv(f"{name}.3x3.reduce", reduce3, 1, after=inputs)
-        net.conv(f"{name}.3x3", three, 3)
-        net.conv(f"{name}.5x5.reduce", reduce5, 1, after=inputs)
-        net.conv(f"{name}.5x5", five, 5)
-        net.conv(f"{name}.pool", project, 1, after=inputs)
-        net.channels = one + three + five + project
-    net.linear("fc", CLASSES, net.channels)
-    return Network("googlenet", tuple(net.layers))
+    number = 0
+    for layer in CHAINS[name].layers:
+        number += isinstance(layer, Conv | Inception | Dense)
+        if isinstance(layer, Conv):
+            net.conv(f"conv{number}", layer)
+        elif isinstance(layer, Pool):
+            net.pool(layer.kernel, layer.stride, ceil=layer.ceil)
+        elif isinstance(layer, Inception):
+            inputs = net.channels
+            for branch, convolutions in enumerate(layer.branches, 1):
+                net.channels = inputs
+                for depth, one in enumerate(convolutions, 1):
+                    net.conv(f"inception{number}.{branch}.{depth}", one)
+            net.channels = layer.channels
+        elif isinstance(layer, Mean):
+            net.extent = 1
+        elif isinstance(layer, Dense):
+            net.linear(f"fc{number}", layer.units)
+    net.linear(f"fc{number + 1}", CLASSES)
+    return Network(name, tuple(net.layers))
 
 
 def resnet50() -> Network:
     """ResNet-50 (He et al., 2015, table 1), with strides in the 3x3 convolutions, as is usual today."""
     net = _Builder()
-    net.conv("conv1", 64, 7, stride=2, norm=True)
+    net.conv("conv1", Conv(64, 7, 2, batch=True))
     net.pool(3, 2, 1)
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 2):
         for index in range(blocks):
             name, inputs, extent = f"conv{stage}_{index + 1}", net.channels, net.extent
             stride = 2 if stage > 2 and index == 0 else 1
-            net.conv(f"{name}.1", width, 1, norm=True)
-            net.conv(f"{name}.2", width, 3, stride=stride, norm=True)
-            net.conv(f"{name}.3", 4 * width, 1, norm=True)
+            net.conv(f"{name}.1", Conv(width, 1, batch=True))
+            net.conv(f"{name}.2", Conv(width, 3, stride, batch=True))
+            net.conv(f"{name}.3", Conv(4 * width, 1, batch=True))
             if index == 0:
                 net.extent = extent
-                net.conv(f"{name}.shortcut", 4 * width, 1, stride=stride, norm=True, after=inputs)
-    net.linear("fc", CLASSES, net.channels)
+                shortcut = Conv(4 * width, 1, stride, batch=True)
+                net.conv(f"{name}.shortcut", shortcut, after=inputs)
+    net.extent = 1
+    net.linear("fc", CLASSES)
     return Network("resnet50", tuple(net.layers))
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {
-    "alexnet": alexnet,
-    "googlenet": googlenet,
-    "vgg_a": vgg_a,
+    **{name: partial(_chain, name) for name in ("alexnet", "googlenet", "vgg_a")},
     "resnet50": resnet50,
 }
 """The networks by the names that command lines and profiles use."""

@@ -20,11 +20,71 @@ def test_parameters_and_layer_names(name):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].data != "text"])
 def test_images_become_logits(name):
-    height, width, channels = MODELS[name].input
+    *sides, channels = MODELS[name].input
 
-    logits = build(name, classes=7)(torch.zeros(2, channels, height, width))
+    with torch.no_grad():
+        logits = build(name, classes=7).eval()(torch.zeros(2, channels, *sides))
 
     assert logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "million"),
+    # The ResNets: He et al., table 6. The DNN: Seide et al., section 5. CifarNet: TensorFlow's tutorial.
+    [
+        *(("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85)),
+        *(("resnet110", 1.7), ("dnn", 46), ("cifarnet", 1.07)),
+    ],
+)
+def test_papers_round_to_these_numbers(name, million):
+    decimals = len(str(million).partition(".")[2])
+    assert round(MODELS[name].parameters / 1e6, decimals) == million
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("alexnet", 1152), ("vgg_a", 2752), ("cifarnet", 128), ("googlenet", 7280)],
+)
+def test_batch_normalization_takes_the_place_of_biases(name, channels):
+    with torch.device("meta"):
+        model = build(name, norm="batch")
+
+    count = sum(p.numel() for p in model.parameters())
+    assert count == MODELS[name].parameters + channels, "two numbers a channel instead of one"
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert "BatchNorm2d" in kinds and "LocalResponseNorm" not in kinds
+
+
+def test_responses_are_normalized_as_in_the_paper():
+    model = build("alexnet", norm="lrn")
+    x = torch.randn(1, 8, 1, 1)
+
+    got = model.lrn1(x).flatten()
+
+    squares = [(x[0, max(0, i - 2) : i + 3] ** 2).sum() for i in range(8)]
+    wanted = x.flatten() / (2 + 1e-4 * torch.stack(squares)) ** 0.75
+    assert torch.allclose(got, wanted)
+    assert not hasattr(build("alexnet"), "lrn1")
+
+
+def test_dropout_is_the_share_that_is_asked_for():
+    with torch.device("meta"):
+        own, fewer = build("alexnet"), build("alexnet", dropout=0.2)
+
+    assert [model.dropout1.p for model in (own, fewer)] == [0.5, 0.2]
+    assert [model.dropout2.p for model in (own, fewer)] == [0.5, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("resnet20", {"norm": "lrn"}), ("vgg_a", {"norm": "lrn"}), ("dnn", {"norm": "batch"})),
+        *(("lenet", {"dropout": 0.5}), ("gpt", {"dropout": 0.5})),
+    ],
+)
+def test_variants_that_a_model_does_not_have(name, options):
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        build(name, **options)
 
 
 def test_a_token_is_predicted_from_those_before_it():

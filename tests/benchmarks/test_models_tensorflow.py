@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def test_parameters_layer_names_and_shapes(name: str) -> None:
     assert model.output_shape == (None, *places, spec.classes)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet", "cifarnet", "dnn", "resnet20"])
 def test_weights_begin_where_those_of_torch_do(name: str) -> None:
     """By standard deviation, layer by layer; batch normalisation begins with ones and zeros."""
     ours = [np.asarray(v) for v in build(name).trainable_variables]
@@ -42,22 +44,37 @@ def test_weights_begin_where_those_of_torch_do(name: str) -> None:
             assert left.std() == pytest.approx(right.std(), rel=0.15)
 
 
-def test_residual_blocks_add_what_torch_adds() -> None:
-    """ResNet-20 with torch's weights, moved to where TensorFlow keeps them, gives torch's logits."""
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [("resnet32", None), ("cifarnet", None), ("googlenet", None), ("googlenet", "batch")],
+)
+def test_models_with_the_weights_of_torch_give_its_logits(name: str, norm: str | None) -> None:
+    """Weights are moved to where TensorFlow keeps them."""
     import torch
 
-    theirs, ours = build_torch("resnet20", 10).eval(), build("resnet20", 10)
-    for variable, parameter in zip(ours.trainable_variables, theirs.parameters(), strict=True):
+    theirs, ours = build_torch(name, 10, norm).eval(), build(name, 10, norm)
+    variables = sorted(ours.trainable_variables, key=lambda one: _place(parameter_name(one)))
+    for variable, parameter in zip(variables, theirs.parameters(), strict=True):
         value = parameter.detach().numpy()
         axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[value.ndim]
+        if name == "cifarnet" and len(value.shape) == 2 and len(value) == 384:
+            value = value.reshape(384, 64, 36).transpose(0, 2, 1).reshape(384, -1)
         variable.assign(value.transpose(axes))
-    images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+    images = np.random.default_rng(0).standard_normal((2, *MODELS[name].input), np.float32)
 
     got = keras.ops.convert_to_numpy(ours(images, training=False))
 
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
+    assert wanted.std() > 0.01
+
+
+def _place(name: str) -> tuple[int, ...]:
+    """Keras sorts by distance from the input, which mixes the branches of an inception."""
+    kind = ("conv", "inception", "fc")
+    at = [position for position, one in enumerate(kind) if re.match(rf"{one}\d+[._]", name)]
+    return (at[0], *map(int, re.findall(r"\d+", name))) if at else ()
 
 
 def test_the_transformer_with_the_weights_of_torch_gives_its_logits() -> None:

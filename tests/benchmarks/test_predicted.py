@@ -156,7 +156,7 @@ def test_routers_are_those_of_training() -> None:
         if not tensor.route.uncompressed
     }
     assert list(encoded) == [
-        *(f"features.{index}.weight" for index in (3, 6, 8, 10)),
+        *(f"conv{number}.weight" for number in (2, 3, 4, 5)),
         "fc1.weight",
         "fc2.weight",
     ]

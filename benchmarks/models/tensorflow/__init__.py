@@ -8,27 +8,28 @@ hold other elements than torch's do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 
-from benchmarks.models import MODELS
-from benchmarks.models.tensorflow.alexnet import alexnet
-from benchmarks.models.tensorflow.lenet import lenet
-from benchmarks.models.tensorflow.resnet import resnet20, resnet50
+from benchmarks.models import CIFAR_DEPTHS, MODELS, chain_of
+from benchmarks.models.tensorflow import chain, resnet
 from benchmarks.models.tensorflow.transformer import gpt
 
 _BUILDERS: dict[str, Callable[[int], keras.Model]] = {
-    "lenet": lenet,
-    "alexnet": alexnet,
-    "resnet20": resnet20,
-    "resnet50": resnet50,
+    **{f"resnet{depth}": partial(resnet.of_cifar, depth) for depth in CIFAR_DEPTHS},
+    "resnet50": resnet.resnet50,
     "gpt": gpt,
 }
 
 
-def build(name: str, classes: int | None = None) -> keras.Model:
-    """A freshly initialised model, with as many classes as its paper's unless told otherwise."""
-    return _BUILDERS[name](MODELS[name].classes if classes is None else classes)
+def build(
+    name: str, classes: int | None = None, norm: str | None = None, dropout: float | None = None
+) -> keras.Model:
+    """A freshly initialised model; the arguments are those of :func:`benchmarks.models.torch.build`."""
+    spec = MODELS[name]
+    classes, variant = classes or spec.classes, chain_of(name, norm, dropout)
+    return chain.build(variant, classes, spec.input, name) if variant else _BUILDERS[name](classes)
 
 
 def parameter_name(variable: keras.Variable) -> str:

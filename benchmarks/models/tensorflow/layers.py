@@ -11,27 +11,6 @@ import math
 from keras import initializers, layers
 
 
-def convolution(
-    filters: int,
-    kernel: int,
-    channels_in: int,
-    *,
-    name: str,
-    strides: int = 1,
-    padding: str = "valid",
-) -> layers.Layer:
-    """A two-dimensional convolution with biases, and ReLU."""
-    return layers.Conv2D(
-        filters,
-        kernel,
-        strides=strides,
-        padding=padding,
-        activation="relu",
-        name=name,
-        **uniform(channels_in * kernel**2),
-    )
-
-
 def linear(units: int, inputs: int, *, name: str, activation: str | None = None) -> layers.Layer:
     """A fully connected layer with biases."""
     return layers.Dense(units, name=name, activation=activation, **uniform(inputs))
@@ -44,3 +23,8 @@ def uniform(fan_in: int) -> dict[str, initializers.Initializer]:
         f"{what}_initializer": initializers.RandomUniform(-bound, bound)
         for what in ("kernel", "bias")
     }
+
+
+def batch_norm(name: str | None = None) -> layers.Layer:
+    """Batch normalization with torch's constants."""
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)

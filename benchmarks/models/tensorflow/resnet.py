@@ -1,22 +1,22 @@
-"""ResNet-20 and ResNet-50 (He et al., "Deep residual learning for image recognition", 2016)."""
+"""ResNets (He et al., "Deep residual learning for image recognition", 2016): CIFAR-10's, and ResNet-50."""
 
 from __future__ import annotations
 
 import keras
 from keras import initializers, layers, ops
 
-from benchmarks.models.tensorflow.layers import linear
+from benchmarks.models.tensorflow.layers import batch_norm, linear
 
 
-def resnet20(classes: int) -> keras.Model:
-    """Section 4.2: 32x32 images, three stages of three basic blocks, 16, 32 and 64 channels."""
+def of_cifar(depth: int, classes: int) -> keras.Model:
+    """Section 4.2: 32x32 images, three stages of n basic blocks, 16, 32 and 64 channels; depth 6 n + 2."""
     images = keras.Input((32, 32, 3))
     x = layers.ReLU()(_conv_bn(images, 16))
     for width, stride in ((16, 1), (32, 2), (64, 2)):
-        for block in range(3):
+        for block in range(depth // 6):
             x = _basic_block(x, width, stride if block == 0 else 1)
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(images, linear(classes, 64, name="fc")(x), name="resnet20")
+    return keras.Model(images, linear(classes, 64, name="fc")(x), name=f"resnet{depth}")
 
 
 def resnet50(classes: int) -> keras.Model:
@@ -44,4 +44,4 @@ def _conv_bn(x: keras.KerasTensor, width: int, stride: int = 1) -> keras.KerasTe
     x = layers.ZeroPadding2D(1)(x)
     he_fan_out = initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
     x = layers.Conv2D(width, 3, strides=stride, use_bias=False, kernel_initializer=he_fan_out)(x)
-    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+    return batch_norm()(x)

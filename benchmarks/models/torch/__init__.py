@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
-from benchmarks.models import MODELS
-from benchmarks.models.torch.alexnet import AlexNet
-from benchmarks.models.torch.lenet import LeNet
-from benchmarks.models.torch.resnet import resnet20, resnet50
+from benchmarks.models import CIFAR_DEPTHS, MODELS, chain_of
+from benchmarks.models.torch import chain, resnet
 from benchmarks.models.torch.transformer import gpt
 
 _BUILDERS: dict[str, Callable[[int], nn.Module]] = {
-    "lenet": LeNet,
-    "alexnet": AlexNet,
-    "resnet20": resnet20,
-    "resnet50": resnet50,
+    **{f"resnet{depth}": partial(resnet.of_cifar, depth) for depth in CIFAR_DEPTHS},
+    "resnet50": resnet.resnet50,
     "gpt": gpt,
 }
 
 
-def build(name: str, classes: int | None = None) -> nn.Module:
-    """A freshly initialised model, with as many classes as its paper's unless told otherwise."""
-    return _BUILDERS[name](MODELS[name].classes if classes is None else classes)
+def build(
+    name: str, classes: int | None = None, norm: str | None = None, dropout: float | None = None
+) -> nn.Module:
+    """A freshly initialised model.
+
+    Args:
+        name: the model's.
+        classes: how many; None is as many as its paper's.
+        norm: as for :meth:`benchmarks.models.chains.Chain.variant`.
+        dropout: as for that.
+
+    Raises:
+        ValueError: the model has no such variant.
+    """
+    spec = MODELS[name]
+    classes, variant = classes or spec.classes, chain_of(name, norm, dropout)
+    return chain.build(variant, classes, spec.input) if variant else _BUILDERS[name](classes)

@@ -1,4 +1,4 @@
-"""ResNet-20 and ResNet-50 (He et al., "Deep residual learning for image recognition", 2016)."""
+"""ResNets (He et al., "Deep residual learning for image recognition", 2016): CIFAR-10's, and ResNet-50."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class ResNet(nn.Module):
         return self.fc(self.stages(self.stem(x)).mean((2, 3)))
 
 
-def resnet20(classes: int) -> ResNet:
-    """Section 4.2: 32x32 images, three stages of three basic blocks, 16, 32 and 64 channels."""
+def of_cifar(depth: int, classes: int) -> ResNet:
+    """Section 4.2: 32x32 images, three stages of n basic blocks, 16, 32 and 64 channels; depth 6 n + 2."""
     stages: list[nn.Module] = []
     channels = 16
     for width, stride in ((16, 1), (32, 2), (64, 2)):
-        for block in range(3):
+        for block in range(depth // 6):
             stages.append(BasicBlock(channels, width, stride if block == 0 else 1))
             channels = width
     stem = nn.Sequential(_conv_bn(3, 16, 3), nn.ReLU(inplace=True))
