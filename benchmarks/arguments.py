@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.command_line import Parser, compression, positive
+from benchmarks.command_line import Parser, compression, positive, share
 from benchmarks.compressions import option
-from benchmarks.models import MODELS
-from benchmarks.settings import OPTIMIZERS, Settings
+from benchmarks.models import MODELS, chain_of
+from benchmarks.models.chains import NORMS
+from benchmarks.paper_recipes import PAPERS
+from benchmarks.settings import BORDERS, OPTIMIZERS, SCHEDULES, Settings
 from benchmarks.trainers import ABILITIES, FRAMEWORKS
 from hvd_compress.codecs import codec_names
 
@@ -23,8 +26,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "horovodrun, and write what came out as JSON.",
     )
     add = parser.add_argument
+    add("--recipe", choices=tuple(PAPERS),
+        help="a paper's options (benchmarks/paper_recipes.py); others override them")  # fmt: skip
     add("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     add("--model", choices=tuple(MODELS), required=True)
+    add("--norm", choices=NORMS, help="what normalizes convolutions; default: the model's own")
+    add(
+        "--dropout",
+        type=share,
+        help="the share of numbers that are dropped; default: the model's own",
+    )
     add("--compression", nargs="+", type=compression, required=True, metavar="NAME[:key=value,...]",
         help="one or several: none fp16 bf16 onebit int8 ternary ecq qsgd topk, powersgd (PyTorch's "
         "frameworks), auto, which chooses by measurement, local, which exchanges nothing, "
@@ -41,10 +52,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=32, help="samples a rank and step")
     add("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0])
     add("--lr", type=float, default=0.01)
-    add("--schedule", choices=("cosine", "polynomial", "constant"), default="cosine")
+    add("--schedule", choices=SCHEDULES, default="cosine")
     add("--power", type=float, default=0.5, help="of the polynomial schedule")
+    add("--drops", type=_drops, default=(), metavar="AT,AT,...",
+        help="where the staircase falls: steps, or shares of all steps below 1")  # fmt: skip
+    add("--drop-factor", type=share, default=0.1, help="what it is multiplied by there")
     add("--lr-warmup", type=int, default=0, help="steps in which the learning rate rises")
+    add(
+        "--margin",
+        type=int,
+        default=0,
+        help="pixels by which images are larger than what is cut from them",
+    )
     add("--shift", type=int, default=0, help="pixels by which training images move at random")
+    add("--border", choices=tuple(BORDERS), default="edge", help="what comes in there")
+    add("--mirror", type=share, default=0.0, help="the share of training images that are mirrored")
     add("--momentum", type=float, default=0.9, help="of SGD")
     add("--weight-decay", type=float, default=0.0)
     add("--averaging", type=float, default=0.0,
@@ -61,9 +83,28 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--quiet", action="store_true", help="do not print the table")
     add("--explain", action="store_true", help="print why auto chose what it chose")
     add("--resume", action="store_true", help="keep the runs that OUT holds already")
-    chosen = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    chosen = parser.parse_args([*_recipe(given), *given])
     _check(parser, chosen)
     return chosen
+
+
+def _recipe(given: list[str]) -> list[str]:
+    """The options of the recipe that is named, if one is."""
+    finder = Parser(add_help=False)
+    finder.add_argument("--recipe")
+    name = finder.parse_known_args(given)[0].recipe
+    return [text for option in PAPERS.get(name, {}).items() for text in option]
+
+
+def _drops(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) <= 0:
+        raise argparse.ArgumentTypeError(f"expected positive numbers with commas, got {text!r}")
+    return values
 
 
 def _check(parser: Parser, chosen: argparse.Namespace) -> None:
@@ -84,6 +125,15 @@ def _check(parser: Parser, chosen: argparse.Namespace) -> None:
                     f"argument --{name}: expected {_listed(values)} with --framework {framework}, got "
                     f"{str(one)!r}"
                 )
+    if bool(chosen.drops) != (chosen.schedule == "staircase"):
+        parser.error(
+            f"argument --drops: expected some with --schedule staircase, and none without, got "
+            f"{len(chosen.drops)} with {chosen.schedule}"
+        )
+    try:
+        chain_of(chosen.model, chosen.norm, chosen.dropout)
+    except ValueError as error:
+        parser.error(f"arguments --norm and --dropout: {error}")
     if chosen.averaging and framework not in ("torch", "ddp"):
         parser.error(
             f"argument --averaging: expected 0 with --framework {framework}, got {chosen.averaging}"

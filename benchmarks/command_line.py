@@ -30,6 +30,17 @@ def positive(text: str) -> int:
     return value
 
 
+def share(text: str) -> float:
+    """A type of arguments: numbers from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return value
+
+
 def compression(text: str) -> str:
     """A type of arguments: ``NAME`` or ``NAME:key=value,...``, whose settings are checked later."""
     name = text.partition(":")[0]

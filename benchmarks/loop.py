@@ -10,14 +10,33 @@ import numpy as np
 
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.data import Data, augment, batches
+from benchmarks.models import MODELS
 from benchmarks.results import Epoch, Point, Run, Seconds
-from benchmarks.settings import Settings
+from benchmarks.settings import BORDERS, Settings
 
 _UNTIMED_STEPS = 3
 """Steps at the start whose time is not counted: names are negotiated, memory is allocated."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 """What :class:`benchmarks.data.samples.Samples` loads, and its labels."""
+
+
+TOP = 5
+"""So many labels may be named for a sample in an accuracy of models that have more than twice as many."""
+
+
+class Score(NamedTuple):
+    """What a model makes of some labels.
+
+    Attributes:
+        right: how many it finds most likely.
+        near: how many are among the :data:`TOP` that it finds most likely.
+        bits: the sum of their cross-entropies.
+    """
+
+    right: int
+    near: int
+    bits: float
 
 
 class Counters(Protocol):
@@ -54,8 +73,8 @@ class Session(Protocol):
         """Called once, after the last step: exchanges what ranks have kept to themselves until then."""
         ...
 
-    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
-        """How many labels the model finds most likely, and the sum of their cross-entropies in bits."""
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
+        """What the model makes of the labels."""
         ...
 
     def residual_norm(self) -> float:
@@ -119,15 +138,13 @@ def run(
         parts = _epoch(trainer, data, settings, seed, len(ends))[: total - done]
         rates = [settings.learning_rate(done + i, total) for i in range(len(parts))]
         steps.start()
-        session.train(
-            _load(data, parts, settings.shift, (seed, done, trainer.rank)), rates, steps.ended
-        )
+        session.train(_load(data, parts, settings, (seed, done, trainer.rank)), rates, steps.ended)
         done += len(parts)
         ends.append(done)
         if done == total:
             steps.finish(session.finish)
         test = done == total or test_every_epoch
-        tests.append(_test(trainer, data, session, settings.batch_size) if test else None)
+        tests.append(_test(trainer, data, session, settings) if test else None)
 
     losses = trainer.gather(np.array(steps.losses)).mean(0)
     seconds = np.array(steps.seconds)
@@ -152,6 +169,7 @@ def run(
         curve=_curve(losses, elapsed.mean(0), sent, settings.curve_points),
         epochs=_epochs(losses, ends, tests),
         test_accuracy=None if tests[-1] is None else tests[-1].accuracy,
+        test_top5=None if tests[-1] is None or data.classes <= 2 * TOP else tests[-1].near,
         test_bits=None if tests[-1] is None else tests[-1].bits,
         uncompressed_bytes_per_step=uncompressed,
         message_bytes_per_step=message,
@@ -208,11 +226,18 @@ class _Steps:
 
 
 def _load(
-    data: Data, parts: list[np.ndarray], shift: int, key: tuple[int, int, int]
+    data: Data, parts: list[np.ndarray], settings: Settings, key: tuple[int, int, int]
 ) -> Iterator[Batch]:
     seed, first, rank = key
     for step, indices in enumerate(parts, first):
-        inputs = augment.shift(data.train.load(indices), shift, [seed, step, rank])
+        inputs = augment.crop(
+            data.train.load(indices),
+            _size(settings),
+            settings.shift,
+            BORDERS[settings.border],
+            [seed, step, rank],
+        )
+        inputs = augment.mirror(inputs, settings.mirror, [seed, step, rank, 1])
         yield inputs, data.train.labels[indices]
 
 
@@ -229,25 +254,33 @@ def _epoch(
     )
 
 
+def _size(settings: Settings) -> tuple[int, ...]:
+    """Height and width of what the model takes, if it takes images."""
+    return MODELS[settings.model].input[:2]
+
+
 class Test(NamedTuple):
     """What a model makes of the test samples.
 
     Attributes:
         accuracy: labels that it finds most likely, by all labels.
+        near: labels that are among the :data:`TOP` most likely, by all labels.
         bits: the mean cross-entropy of a label, in bits.
     """
 
     accuracy: float
+    near: float
     bits: float
 
 
-def _test(trainer: Trainer, data: Data, session: Session, batch_size: int) -> Test | None:
+def _test(trainer: Trainer, data: Data, session: Session, settings: Settings) -> Test | None:
     if data.test is None:
         return None
     labels = data.test.labels
-    own = np.zeros(2)
-    for part in batches.share(len(labels), 8 * batch_size, rank=trainer.rank, size=trainer.size):
-        own += session.evaluate(data.test.load(part), labels[part])
+    own, together = np.zeros(3), 8 * settings.batch_size
+    for part in batches.share(len(labels), together, rank=trainer.rank, size=trainer.size):
+        inputs = augment.middle(data.test.load(part), _size(settings))
+        own += session.evaluate(inputs, labels[part])
     return Test(*(trainer.gather(own).sum(0) / labels.size).tolist())
 
 

@@ -16,10 +16,12 @@ _ABSENT = "-"
 
 
 def training_table(outcome: Results) -> Table:
-    """One line a compression, means over its seeds."""
+    """One line a compression, means over its seeds; with the top-5 accuracy, if it was measured."""
+    top5 = any(run.test_top5 is not None for run in outcome.runs)
     header = (
         "compression",
         "test accuracy",
+        *(["top 5"] if top5 else []),
         "test bits",
         "bytes/step",
         "ratio",
@@ -29,7 +31,7 @@ def training_table(outcome: Results) -> Table:
         "residual",
         "ranks agree",
     )
-    return Table(header, [_row(name, runs) for name, runs in by_compression(outcome).items()])
+    return Table(header, [_row(name, runs, top5) for name, runs in by_compression(outcome).items()])
 
 
 def by_compression(outcome: Results) -> dict[str, list[Run]]:
@@ -66,10 +68,11 @@ def main(command_line: list[str] | None = None) -> int:
     return min(1, check(outcome))
 
 
-def _row(name: str, runs: list[Run]) -> list[str]:
+def _row(name: str, runs: list[Run], top5: bool) -> list[str]:
     return [
         name,
         _mean(runs, lambda r: r.test_accuracy, lambda x: f"{100 * x:.2f}%"),
+        *([_mean(runs, lambda r: r.test_top5, lambda x: f"{100 * x:.2f}%")] if top5 else []),
         _mean(runs, lambda r: r.test_bits, lambda x: f"{x:.3f}"),
         _mean(runs, lambda r: r.message_bytes_per_step, si_bytes),
         _mean(runs, lambda r: r.compression_ratio, lambda x: f"{x:.1f}"),

@@ -73,6 +73,8 @@ class Run:
         parameters_identical: whether all ranks ended with the same bits; None where each trained alone.
         test_bits: mean cross-entropy of a test label after the last step, in bits: bits a byte of text;
             None without test samples, or where it was not measured.
+        test_top5: test labels among the five most likely, by all, after the last step; None without test
+            samples, with up to ten classes, or in older files.
         train_seconds: all steps, and what ranks exchange after the last one, on the slowest rank; without
             tests. None in older files.
     """
@@ -94,6 +96,7 @@ class Run:
     parameters_identical: bool | None
     test_bits: float | None = None
     train_seconds: float | None = None
+    test_top5: float | None = None
 
     @property
     def codec_seconds_per_step(self) -> float:

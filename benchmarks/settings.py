@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SGD, ADAMW, ONEBIT_ADAM, MUON = "sgd", "adamw", "onebit-adam", "muon"
-OPTIMIZERS = (SGD, ADAMW, ONEBIT_ADAM, MUON)
+SGD, ADAM, ADAMW, RMSPROP = "sgd", "adam", "adamw", "rmsprop"
+ONEBIT_ADAM, MUON = "onebit-adam", "muon"
+OPTIMIZERS = (SGD, ADAM, ADAMW, RMSPROP, ONEBIT_ADAM, MUON)
+RMSPROP_DECAY = 0.9
+"""Of the mean square (Tieleman and Hinton, 2012)."""
+SCHEDULES = ("cosine", "polynomial", "staircase", "constant")
+BORDERS = {"edge": "edge", "zero": "constant"}
+"""What lies around an image that is moved, by numpy's names."""
 
 
 @dataclass(frozen=True)
@@ -15,17 +21,26 @@ class Settings:
 
     Attributes:
         model: the model's name.
+        norm: what normalizes its convolutions, as :meth:`benchmarks.models.chains.Chain.variant` takes it.
+        dropout: the share of numbers that it drops; None is the model's own, as is None of ``norm``.
         epochs: how often every sample is seen, where ``steps`` is None.
         steps: how many steps are made, whatever that is in epochs.
         batch_size: samples a rank and step: images, or windows of text.
         optimizer: one of :data:`OPTIMIZERS`.
         lr: the learning rate at the start.
-        schedule: ``"cosine"`` and ``"polynomial"`` let it fall to zero, ``"constant"`` does not.
+        schedule: one of :data:`SCHEDULES`; the first two let it fall to zero.
         power: of the polynomial decay, ``(1 - step / steps)^power`` (TernGrad's experiments: 0.5).
+        drops: where the staircase's learning rate falls: steps, or shares of the training below 1.
+        drop_factor: what it is multiplied by there.
         lr_warmup: steps in which the learning rate rises from zero.
+        margin: images are read with so many more pixels on both axes than the model takes, and cut: at
+            random in training, in the middle in tests. So are those of data sets that have larger ones.
         shift: training images are moved by up to so many pixels at random.
+        border: what comes in there, one of :data:`BORDERS`; zero is the mean of the data set.
+        mirror: the share of training images that are mirrored.
         momentum: of SGD.
-        weight_decay: of the optimizer.
+        weight_decay: of the optimizer: of AdamW, 1-bit Adam and Muon decoupled from the gradient; otherwise
+            added to it, after the exchange.
         averaging: decay of the moving average of the weights that is tested, in PyTorch (TernGrad's
             experiments: 0.9999); 0 tests the weights themselves.
         threads: threads a rank computes with.
@@ -36,6 +51,8 @@ class Settings:
     """
 
     model: str
+    norm: str | None = None
+    dropout: float | None = None
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
@@ -43,8 +60,13 @@ class Settings:
     lr: float = 0.01
     schedule: str = "cosine"
     power: float = 0.5
+    drops: tuple[float, ...] = ()
+    drop_factor: float = 0.1
     lr_warmup: int = 0
+    margin: int = 0
     shift: int = 0
+    border: str = "edge"
+    mirror: float = 0.0
     momentum: float = 0.9
     weight_decay: float = 0.0
     averaging: float = 0.0
@@ -65,4 +87,7 @@ class Settings:
             return lr
         if self.schedule == "polynomial":
             return lr * (1 - step / total) ** self.power
+        if self.schedule == "staircase":
+            passed = sum(step >= (drop if drop >= 1 else drop * total) for drop in self.drops)
+            return lr * self.drop_factor**passed
         return lr * 0.5 * (1 + math.cos(math.pi * step / total))

@@ -29,7 +29,7 @@ def main(command_line: list[str] | None = None) -> int:
             compressions.parse(text, dict(args.option), model.last_layer)
             for text in args.compression
         ]
-        images = data.load(model, args.data)
+        images = data.load(model, args.data, args.margin)
     trainer = trainers.load(args.framework, args.threads)
     if args.explain and trainer.rank == 0 and all(one.name != AUTO for one in chosen):
         print("--explain: nothing to explain, since no compression is auto", file=sys.stderr)
@@ -109,10 +109,11 @@ def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> re
     Raises:
         ValueError: the file's runs were made with other settings.
     """
+    recipe = dataclasses.asdict(arguments.settings(args))
     configuration = {
         "framework": args.framework,
         "data": data_name,
-        **dataclasses.asdict(arguments.settings(args)),
+        **{key: _as_json(value) for key, value in recipe.items()},
         "options": {key: _as_json(value) for key, value in args.option},
     }
     fresh = results.Results(

@@ -14,43 +14,57 @@ _ON_DISK = (mnist, cifar10, imagenet)
 _IN_PACKAGES = {"digits": digits, mnist5k.NAME: mnist5k}
 
 
-def load(model: ModelSpec, choice: str | Path | None = None) -> Data:
+def load(model: ModelSpec, choice: str | Path | None = None, margin: int = 0) -> Data:
     """A model's data.
 
     Args:
         model: what is trained.
         choice: as for :func:`read`; of text, a file or folder; None is the model's default.
+        margin: as for that.
+
+    Returns:
+        Samples of the model's shape, or larger images.
 
     Raises:
         ValueError: the folder holds nothing that is known, or samples of another shape.
     """
+    if len(model.input) != 3 and margin:
+        raise ValueError(f"expected images around which to leave a margin, got {model.input}")
     if model.data == "text":
         (context,) = model.input
         return text.load(context, None if choice is None else Path(choice))
     if choice is None and model.data == "synthetic":
-        return synthetic.load(model.input, model.classes)
-    data = read(choice or model.data, model.input)
-    if data.image != model.input:
+        return synthetic.load(_enlarged(model.input, margin), model.classes)
+    if len(model.input) != 3:
+        raise ValueError(f"expected no data but noise for vectors of length {model.input[0]}")
+    data = read(choice or model.data, model.input, margin)
+    if data.image[2] != model.input[2] or min(data.image[:2]) < max(model.input[:2]):
         raise ValueError(f"{data.name}: expected images of shape {model.input}, got {data.image}")
     return data
 
 
-def read(choice: str | Path, image: tuple[int, ...]) -> Data:
+def read(choice: str | Path, image: tuple[int, ...], margin: int = 0) -> Data:
     """Images, as near to a shape as the data set can be.
 
     Args:
         choice: ``"digits"``, ``"mnist5k"``, or a folder, whose format is told by its files.
         image: height, width and channels.
+        margin: by how many pixels height and width are to be larger than that.
 
     Raises:
         ValueError: the folder holds nothing that is known.
     """
+    larger = _enlarged(image, margin)
     if str(choice) in _IN_PACKAGES:
-        return _IN_PACKAGES[str(choice)].load(image)
+        return _IN_PACKAGES[str(choice)].load(larger)
     path = Path(choice)
     for reader in _ON_DISK:
         if reader.found(path):
-            return reader.load(path, image)
+            return reader.load(path, larger, margin)
     names = " or ".join(_IN_PACKAGES)
     files = "; ".join(reader.EXPECTED for reader in _ON_DISK)
     raise ValueError(f"expected {names}, or a folder with one of: {files}; got {path}")
+
+
+def _enlarged(image: tuple[int, ...], margin: int) -> tuple[int, ...]:
+    return tuple(side + margin for side in image[:2]) + image[2:] if margin else image

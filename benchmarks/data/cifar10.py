@@ -33,8 +33,8 @@ def found(path: Path) -> bool:
     return (path / "data_batch_1").is_file()
 
 
-def load(path: Path, image: tuple[int, ...]) -> Data:
-    """CIFAR-10, 32x32x3."""
+def load(path: Path, image: tuple[int, ...], margin: int = 0) -> Data:
+    """CIFAR-10, 32x32x3, whatever is asked for."""
     train = _part(sorted(path.glob("data_batch_*")))
     return Data("cifar10", 10, train, _part([path / "test_batch"]))
 

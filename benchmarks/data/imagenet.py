@@ -13,7 +13,7 @@ _ENDINGS = {".jpg", ".jpeg", ".png"}
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 _CROP = 0.875
-"""Side of the crop by the shorter side of the image: 224 / 256."""
+"""Side of what a model takes by the shorter side of the image: 224 / 256."""
 
 
 def found(path: Path) -> bool:
@@ -21,21 +21,23 @@ def found(path: Path) -> bool:
     return (path / "train").is_dir()
 
 
-def load(path: Path, image: tuple[int, ...]) -> Data:
-    """The folder's images at the size that a model wants; ``val`` may be missing."""
+def load(path: Path, image: tuple[int, ...], margin: int = 0) -> Data:
+    """The folder's images at the size that a model wants, and a margin around them; ``val`` may be missing.
+
+    With a margin of 32 and a model that takes 224x224, the whole of an image's shorter side is there.
+    """
     classes = sorted(entry.name for entry in (path / "train").iterdir() if entry.is_dir())
-    train = FolderImages(path / "train", classes, image)
-    test = FolderImages(path / "val", classes, image) if (path / "val").is_dir() else None
+    train = FolderImages(path / "train", classes, image, margin)
+    test = FolderImages(path / "val", classes, image, margin) if (path / "val").is_dir() else None
     return Data(path.name, len(classes), train, test)
 
 
 class FolderImages:
-    """Image files, read when they are asked for: scaled, and cut to the middle square.
+    """Image files, read when they are asked for: scaled, and cut to the middle square."""
 
-    There is no augmentation: codecs are compared, not recipes.
-    """
-
-    def __init__(self, folder: Path, classes: list[str], image: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, classes: list[str], image: tuple[int, ...], margin: int
+    ) -> None:
         """Lists the files.
 
         Raises:
@@ -51,6 +53,7 @@ class FolderImages:
             raise ValueError(f"{folder}: expected {EXPECTED}, got no image")
         self.labels = np.array(labels, np.int64)
         self._side, _, channels = image
+        self._crop = min(1.0, _CROP * self._side / (self._side - margin))
         self._mode = "RGB" if channels == 3 else "L"
 
     def load(self, indices: np.ndarray) -> np.ndarray:
@@ -62,7 +65,7 @@ class FolderImages:
 
         with Image.open(file) as opened:
             picture = opened.convert(self._mode)
-        crop = min(picture.size) * _CROP
+        crop = min(picture.size) * self._crop
         left, top = ((extent - crop) / 2 for extent in picture.size)
         picture = picture.resize(
             (self._side, self._side),

@@ -21,13 +21,14 @@ def found(path: Path) -> bool:
     return _file(path, "train-images") is not None
 
 
-def load(path: Path, image: tuple[int, ...]) -> Data:
+def load(path: Path, image: tuple[int, ...], margin: int = 0) -> Data:
     """MNIST.
 
     Args:
         path: the folder.
         image: height, width and channels that a model wants. Around larger ones there is a black border,
             and all channels are alike; images are never made smaller.
+        margin: what of it is a margin, which does not matter here.
     """
     return Data("mnist", 10, _part(path, "train", image), _part(path, "t10k", image))
 

@@ -23,13 +23,14 @@ class SyntheticImages:
         self._image = image
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """Images, shape=(len(indices), height, width, channels), dtype float32."""
+        """Images, shape=(len(indices), height, width, channels), or vectors, dtype float32."""
         return np.stack([self._make(int(i)) for i in indices])
 
     def _make(self, index: int) -> np.ndarray:
         noise = np.random.default_rng([1, index]).standard_normal(self._image, np.float32)
         label = int(self.labels[index])
         coarse = np.random.default_rng([2, label]).standard_normal((4, 4, 1), np.float32)
-        height, width, _ = self._image
+        height, width, _ = (*self._image, 1, 1)[:3]
         pattern = coarse.repeat(-(-height // 4), 0).repeat(-(-width // 4), 1)
-        return noise + np.float32(0.5) * pattern[:height, :width]
+        patterned = noise.reshape(height, width, -1) + np.float32(0.5) * pattern[:height, :width]
+        return patterned.reshape(self._image)

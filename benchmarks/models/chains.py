@@ -110,14 +110,14 @@ class Chain:
     Attributes:
         layers: all but the last.
         activation: ``"relu"`` or ``"sigmoid"``.
-        he: whether first weights have He's deviation; otherwise it is torch's default, or with sigmoids one
-            for which activations neither saturate nor vanish.
+        xavier: whether first weights are those of Caffe's filler of that name; otherwise they are torch's
+            default, or with sigmoids such that activations neither saturate nor vanish.
         norm: one of :data:`NORMS`, which the network has by itself.
     """
 
     layers: tuple[Layer, ...]
     activation: str = "relu"
-    he: bool = False
+    xavier: bool = False
     norm: str = "none"
 
     def variant(self, norm: str | None = None, dropout: float | None = None) -> Chain:
@@ -143,7 +143,7 @@ class Chain:
         """The standard deviation of normal first weights; None: uniform within ``1 / sqrt(fan_in)``."""
         if self.activation == "sigmoid":
             return 4 / math.sqrt(fan_in)
-        return math.sqrt(2 / fan_in) if self.he else None
+        return 1 / math.sqrt(fan_in) if self.xavier else None
 
 
 def _altered(layer: Layer, norm: str, dropout: float | None) -> Layer:
@@ -184,7 +184,7 @@ CHAINS: dict[str, Chain] = {
             *(Conv(64, 5), _CEIL, _CIFARNET_LRN, Conv(64, 5), _CIFARNET_LRN, _CEIL),
             *(Dense(384), Dropout(0.0), Dense(192)),
         ),
-        he=True,
+        xavier=True,
         norm="lrn",
     ),
     # Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition", 2014.
@@ -194,7 +194,7 @@ CHAINS: dict[str, Chain] = {
             *(Conv(512, 3), Conv(512, 3), _HALVES, Conv(512, 3), Conv(512, 3), _HALVES),
             *(Dense(4096), Dropout(0.5), Dense(4096), Dropout(0.5)),
         ),
-        he=True,
+        xavier=True,
     ),
     # Szegedy et al., "Going deeper with convolutions", 2014, table 1; without auxiliary classifiers, as
     # in TernGrad.
@@ -209,7 +209,7 @@ CHAINS: dict[str, Chain] = {
             *(Inception(256, 160, 320, 32, 128, 128), Inception(384, 192, 384, 48, 128, 128)),
             *(Mean(), Dropout(0.4)),
         ),
-        he=True,
+        xavier=True,
         norm="lrn",
     ),
     # 1-bit SGD, section 5, for Switchboard.

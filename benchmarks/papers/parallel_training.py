@@ -177,25 +177,19 @@ class _Convolutional:
 
     def __init__(self, kind: str, width: int, images: Data) -> None:
         self._group = _group(kind, exact_own=True)
-        self._whole: Any = models.build("lenet", images.image, images.classes)
-        net = self._whole
-        convolutions = nn.Sequential(
-            net.conv1,
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            net.conv2,
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
+        self._whole = models.build("lenet", images.image, images.classes)
+        modules = list(self._whole.children())
+        dense = next(at for at, one in enumerate(modules) if isinstance(one, nn.Linear))
+        convolutions = nn.Sequential(*modules[:dense])
         self._convolutions = DistributedDataParallel(convolutions)
         self._compressor = ddp.Compressor(self._convolutions, _codec(kind, _ERRORS), threshold=0)
         self._convolutions.register_comm_hook(self._compressor, ddp.hook)
         outer = {"batch_parallel": True}
+        first, second, last = _linears(self._whole)
         self._layers = (
-            ColumnParallelLinear.from_linear(net.fc1, self._group, gather_output=False, **outer),
-            RowParallelLinear.from_linear(net.fc2, self._group, input_is_parallel=True),
-            RowParallelLinear.from_linear(net.fc3, self._group, **outer),
+            ColumnParallelLinear.from_linear(first, self._group, gather_output=False, **outer),
+            RowParallelLinear.from_linear(second, self._group, input_is_parallel=True),
+            RowParallelLinear.from_linear(last, self._group, **outer),
         )
         self.parameters = [
             *convolutions.parameters(),

@@ -8,7 +8,9 @@ from importlib import import_module
 from benchmarks import quiet
 from benchmarks.compressions import AUTO, LOCAL, STOCK
 from benchmarks.loop import Trainer
-from benchmarks.settings import ADAMW, MUON, ONEBIT_ADAM, SGD
+from benchmarks.settings import ADAM, ADAMW, MUON, ONEBIT_ADAM, RMSPROP, SGD
+
+_OPTIMIZERS = (SGD, ADAM, ADAMW, RMSPROP)
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,13 @@ class Abilities:
     """
 
     compressions: tuple[str, ...]
-    optimizers: tuple[str, ...] = (SGD, ADAMW)
+    optimizers: tuple[str, ...] = _OPTIMIZERS
     is_torch: bool = True
 
 
 ABILITIES = {
-    "torch": Abilities((AUTO, LOCAL), (SGD, ADAMW, ONEBIT_ADAM)),
-    "ddp": Abilities((AUTO, LOCAL, STOCK), (SGD, ADAMW, MUON)),
+    "torch": Abilities((AUTO, LOCAL), (*_OPTIMIZERS, ONEBIT_ADAM)),
+    "ddp": Abilities((AUTO, LOCAL, STOCK), (*_OPTIMIZERS, MUON)),
     "fsdp": Abilities((AUTO, LOCAL, STOCK)),
     "diloco": Abilities((LOCAL, STOCK)),
     "tensorflow": Abilities((AUTO, LOCAL, STOCK), is_torch=False),

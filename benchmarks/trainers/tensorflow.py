@@ -1,7 +1,7 @@
 """Training with a ``tf.function`` and a stock Horovod's gradient tape.
 
-The optimizer is Keras's: its momentum holds the learning rates under which gradients came in, and weight
-decay is decoupled from the gradient, unlike torch's.
+The optimizer is Keras's, whose momentum holds the learning rates under which gradients came in, unlike
+torch's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import horovod.tensorflow as hvd
 import keras
@@ -20,9 +20,9 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from benchmarks import compressions
 from benchmarks.compressions import LOCAL, STOCK, Compression
-from benchmarks.loop import Batch
+from benchmarks.loop import TOP, Batch, Score
 from benchmarks.models.tensorflow import build, parameter_name
-from benchmarks.settings import Settings
+from benchmarks.settings import ADAM, ADAMW, RMSPROP, RMSPROP_DECAY, Settings
 from hvd_compress.ranks.counters import Counters
 
 
@@ -63,11 +63,14 @@ class TensorFlowSession:
     def finish(self) -> None:
         """Nothing is left: ranks exchange in every step."""
 
-    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
         logits = self._model(tf.constant(inputs), training=False)
         loss = self._cross_entropy(logits, tf.constant(labels))
-        right = int((logits.numpy().argmax(-1) == labels).sum())
-        return right, float(loss) * labels.size / math.log(2)
+        found = logits.numpy()
+        right = int((found.argmax(-1) == labels).sum())
+        own = np.take_along_axis(found, np.asarray(labels, np.int64)[..., None], -1)
+        near = int(((found > own).sum(-1) < TOP).sum())
+        return Score(right, near, float(loss) * labels.size / math.log(2))
 
     def residual_norm(self) -> float:
         return self._compressor.residual_norm() if self._compressor else 0.0
@@ -109,10 +112,27 @@ class TensorFlowSession:
 
 
 def _optimizer(settings: Settings) -> keras.optimizers.Optimizer:
-    decay = settings.weight_decay
-    if settings.optimizer == "adamw":
-        return keras.optimizers.AdamW(settings.lr, weight_decay=decay)
-    return keras.optimizers.SGD(settings.lr, settings.momentum, weight_decay=decay or None)
+    lr, decay = settings.lr, settings.weight_decay
+    if settings.optimizer == ADAMW:
+        return keras.optimizers.AdamW(lr, weight_decay=decay)
+    if settings.optimizer == ADAM:
+        return _decayed(keras.optimizers.Adam, decay)(lr, epsilon=1e-8)
+    if settings.optimizer == RMSPROP:  # Keras adds it under the root.
+        return _decayed(keras.optimizers.RMSprop, decay)(lr, rho=RMSPROP_DECAY, epsilon=1e-16)
+    return _decayed(keras.optimizers.SGD, decay)(lr, settings.momentum)
+
+
+def _decayed(kind: Any, decay: float) -> Any:
+    """The optimizer with an L2 penalty, as in the papers and in torch: Keras's decay passes momentum by."""
+    if not decay:
+        return kind
+
+    class Decayed(kind):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            decayed = keras.ops.add(gradient, keras.ops.multiply(decay, variable))
+            super().update_step(decayed, variable, learning_rate)
+
+    return Decayed
 
 
 class TensorFlowTrainer:
@@ -129,7 +149,8 @@ class TensorFlowTrainer:
     ) -> TensorFlowSession:
         keras.backend.clear_session()  # Otherwise layers are numbered through all runs.
         keras.utils.set_random_seed(seed)
-        return self._session(build(settings.model, classes), settings, compression, seed)
+        model = build(settings.model, classes, settings.norm, settings.dropout)
+        return self._session(model, settings, compression, seed)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         local = tf.constant(np.ascontiguousarray(values, np.float64))

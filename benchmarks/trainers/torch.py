@@ -17,11 +17,11 @@ from torch.nn import functional as F
 import hvd_compress.torch as hvdc
 from benchmarks import compressions
 from benchmarks.compressions import LOCAL, Compression
-from benchmarks.loop import Batch
+from benchmarks.loop import TOP, Batch, Score
 from benchmarks.models.torch import build
 from benchmarks.models.torch.average import WeightAverage
 from benchmarks.models.torch.paced import Paced
-from benchmarks.settings import MUON, ONEBIT_ADAM, Settings
+from benchmarks.settings import ADAM, ADAMW, MUON, ONEBIT_ADAM, RMSPROP, RMSPROP_DECAY, Settings
 from benchmarks.trainers import process_group
 from benchmarks.trainers.muon import MuonAndAdamW
 from hvd_compress import distributed
@@ -101,13 +101,15 @@ class TorchSession:
         return loss.item()
 
     @torch.no_grad()
-    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
         if self._average is not None and self._averaged is None:
             self._averaged = self._average.model()
         tested = self._averaged or self._plain
         tested.eval()
-        loss, right = self._cross_entropy(tested, inputs, labels)
-        return int(right.sum()), float(loss) * labels.size / math.log(2)
+        loss, logits, wanted = self._cross_entropy(tested, inputs, labels)
+        above = (logits > logits.gather(1, wanted[:, None])).sum(1)
+        right = int((logits.argmax(1) == wanted).sum())
+        return Score(right, int((above < TOP).sum()), float(loss) * labels.size / math.log(2))
 
     def residual_norm(self) -> float:
         return float(self.compressor.residual_norm()) if self.compressor else 0.0
@@ -120,15 +122,15 @@ class TorchSession:
 
     def _cross_entropy(
         self, model: nn.Module, inputs: np.ndarray, labels: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean over the labels, and which labels get the largest logit, shape=(labels,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The mean over the labels; the logits, shape=(labels, classes); and the labels."""
         x = torch.from_numpy(inputs).to(self._device)
         if x.dim() == 4:  # Images, whose channels torch has first.
             x = x.permute(0, 3, 1, 2).contiguous()
         wanted = torch.from_numpy(labels).to(self._device).long().flatten()
         with torch.autocast(self._device, torch.bfloat16, enabled=self._autocast):
             logits = model(x).flatten(0, -2)
-            return F.cross_entropy(logits, wanted), logits.argmax(1) == wanted
+            return F.cross_entropy(logits, wanted), logits, wanted
 
 
 def options_of(compression: Compression, seed: int) -> dict[str, Any]:
@@ -150,10 +152,15 @@ def optimizer(model: nn.Module, settings: Settings) -> Any:
     """The recipe's optimizer for all parameters of a model."""
     if settings.optimizer == MUON:
         return MuonAndAdamW(model, settings)
-    parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
+    parameters = model.parameters()
+    own: Any = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.optimizer == ADAMW:
+        return torch.optim.AdamW(parameters, **own)
+    if settings.optimizer == ADAM:
+        return torch.optim.Adam(parameters, **own)
+    if settings.optimizer == RMSPROP:
+        return torch.optim.RMSprop(parameters, alpha=RMSPROP_DECAY, **own)
+    return torch.optim.SGD(parameters, momentum=settings.momentum, **own)
 
 
 def _adams_compressor(compression: Compression, seed: int) -> distributed.Compressor:
@@ -198,7 +205,8 @@ class TorchTrainer:
         return self._session(self._build(settings, classes), settings, compression, seed)
 
     def _build(self, settings: Settings, classes: int) -> nn.Module:
-        return build(settings.model, classes).to(settings.device)
+        model = build(settings.model, classes, settings.norm, settings.dropout)
+        return model.to(settings.device)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         local = torch.from_numpy(np.ascontiguousarray(values, np.float64))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import data
+from benchmarks import data, settings
 from benchmarks.data import augment, batches, cifar10, digits, mnist, mnist5k, text
 from benchmarks.models import MODELS
 
@@ -81,17 +81,40 @@ def test_enlarging_keeps_the_mean_and_the_gradient():
     assert np.allclose(large, large[0])
 
 
-def test_shifted_images_repeat_their_edge():
+@pytest.mark.parametrize("border", settings.BORDERS.values())
+@pytest.mark.parametrize("size", [(6, 6), (4, 4)])
+def test_images_are_cut_out_of_a_border_at_random(border, size):
+    images = np.arange(1, 1 + 2 * 6 * 6, dtype=np.float32).reshape(2, 6, 6, 1)
+
+    moved = augment.crop(images, size, 2, border, [0, 1])
+
+    assert np.array_equal(moved, augment.crop(images, size, 2, border, [0, 1]))
+    assert not np.array_equal(moved, augment.crop(images, size, 2, border, [0, 2]))
+    for before, after in zip(images[..., 0], moved[..., 0], strict=True):
+        wide = np.pad(before, 2, mode=border)
+        starts = range(10 - size[0] + 1)
+        windows = [wide[y : y + size[0], x : x + size[1]] for y in starts for x in starts]
+        assert any(np.array_equal(after, window) for window in windows)
+
+
+def test_larger_images_are_cut_in_the_middle_and_others_stay():
     images = np.arange(2 * 6 * 6, dtype=np.float32).reshape(2, 6, 6, 1)
 
-    moved = augment.shift(images, 2, [0, 1])
+    assert np.array_equal(augment.middle(images, (4, 4)), images[:, 1:5, 1:5])
+    assert augment.middle(images, (6, 6)) is images
+    assert augment.crop(images, (6, 6), 0, "edge", [0]) is images
 
-    assert np.array_equal(moved, augment.shift(images, 2, [0, 1]))
-    assert not np.array_equal(moved, augment.shift(images, 2, [0, 2]))
-    for before, after in zip(images[..., 0], moved[..., 0], strict=True):
-        wide = np.pad(before, 2, mode="edge")
-        windows = [wide[y : y + 6, x : x + 6] for y in range(5) for x in range(5)]
-        assert any(np.array_equal(after, window) for window in windows)
+
+def test_half_of_the_images_are_mirrored():
+    images = np.random.default_rng(0).standard_normal((400, 3, 4, 2)).astype(np.float32)
+
+    moved = augment.mirror(images, 0.5, [0, 1])
+
+    same = (moved == images).all((1, 2, 3))
+    assert 150 < same.sum() < 250
+    assert np.array_equal(moved[~same], images[~same][:, :, ::-1])
+    assert np.array_equal(moved, augment.mirror(images, 0.5, [0, 1]))
+    assert augment.mirror(images, 0.0, [0, 1]) is images
 
 
 def test_synthetic_images_are_the_same_every_time():
@@ -178,6 +201,8 @@ def test_cifar10(tmp_path):
     for name in ("data_batch_1", "data_batch_2", "test_batch"):
         (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
 
+    smaller = data.load(MODELS["cifarnet"], tmp_path)
+    assert smaller.image == (32, 32, 3), "to be cut to 24x24"
     found = data.load(MODELS["resnet20"], tmp_path)
 
     assert len(found.train.labels) == 8 and _labels(found.test).tolist() == [3, 1, 4, 1]
@@ -205,6 +230,29 @@ def test_imagenet_folder(tmp_path):
     images = found.train.load(np.array([0, 1]))
     assert images.shape == (2, 224, 224, 3)
     assert images[0, :, :, 0].min() > 2 and images[1, :, :, 2].min() > 2
+
+
+def test_an_imagenet_folder_with_a_margin_has_more_of_its_images(tmp_path):
+    shade = np.arange(0, 256, dtype=np.uint8).repeat(256).reshape(256, 256)
+    for part in ("train", "val"):
+        (tmp_path / part / "n01").mkdir(parents=True)
+        Image.fromarray(np.stack([shade] * 3, -1)).save(tmp_path / part / "n01" / "a.png")
+
+    large = data.load(MODELS["alexnet"], tmp_path, margin=32).train.load(np.array([0]))
+    small = data.load(MODELS["alexnet"], tmp_path).train.load(np.array([0]))
+
+    assert large.shape == (1, 256, 256, 3) and small.shape == (1, 224, 224, 3)
+    assert np.allclose(augment.middle(large, (224, 224)), small), "of the same scale"
+
+
+def test_noise_for_vectors_is_all_that_there_is():
+    noise = data.load(MODELS["dnn"])
+    assert noise.image == (792,) and noise.classes == 9304
+
+    with pytest.raises(ValueError, match="expected no data but noise for vectors of length 792"):
+        data.load(MODELS["dnn"], "mnist5k")
+    with pytest.raises(ValueError, match="expected images around which to leave a margin"):
+        data.load(MODELS["dnn"], margin=2)
 
 
 def test_a_folder_without_images(tmp_path):
@@ -255,7 +303,9 @@ def test_too_little_text(tmp_path):
 
 def test_text_cannot_be_shifted():
     with pytest.raises(ValueError, match=r"expected images to shift, got samples of shape \(64,\)"):
-        augment.shift(np.zeros((2, 64), np.int64), 2, [0])
+        augment.crop(np.zeros((2, 64), np.int64), (64,), 2, "edge", [0])
+    with pytest.raises(ValueError, match=r"expected images to shift, got samples of shape \(64,\)"):
+        augment.mirror(np.zeros((2, 64), np.int64), 0.5, [0])
 
 
 def _labels(samples):

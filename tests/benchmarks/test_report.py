@@ -60,6 +60,16 @@ def test_table_shows_means_over_seeds():
     ]  # fmt: skip
 
 
+def test_top_five_have_a_column_where_they_were_measured():
+    outcome = _results(_run("onebit", test_top5=0.75), _run("none"))
+
+    table = report.training_table(outcome)
+
+    place = table.header.index("top 5")
+    assert [row[place] for row in table.rows] == ["75.00%", "-"]
+    assert "top 5" not in report.training_table(_results(_run())).header
+
+
 def test_absent_numbers_are_dashes():
     row = report.training_table(_results(_run(accuracy=None, compression_ratio=None))).rows[0]
 

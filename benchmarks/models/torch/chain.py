@@ -105,7 +105,7 @@ class _Builder:
     def _activation(self) -> nn.Module:
         return _ACTIVATIONS[self._chain.activation]()
 
-    def _start(self, weight: nn.Parameter, fan_in: int | None) -> None:
+    def _start(self, weight: torch.Tensor, fan_in: int | None) -> None:
         deviation = None if fan_in is None else self._chain.deviation(fan_in)
         if deviation is not None:
             nn.init.normal_(weight, std=deviation)
