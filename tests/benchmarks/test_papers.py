@@ -35,10 +35,12 @@ from benchmarks.papers.entropy import Histogram
 from benchmarks.papers.experiment import Claim, Experiment
 from benchmarks.papers.native import Native
 from benchmarks.papers.registry import EXPERIMENTS
+from benchmarks.papers.small_buckets import Reference, SmallTernary
 from benchmarks.tables import Table
 from benchmarks.verdicts import Verdict
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import magnitudes
+from hvd_compress.codecs.payload import open_payload
 from hvd_compress.engine.owner_steps import AdaGrad
 from hvd_compress.exchanges.reference import Simulation
 from tests.codecs.cases import normal
@@ -226,6 +228,26 @@ def test_the_entropy_of_codes(codec: Codec) -> None:
     assert histogram.coded_bits == pytest.approx(histogram.code_bits + 32 * scales / 640)
     assert histogram.packed_bits == codec.bits_per_element((640,))
     assert histogram.zeros == pytest.approx(np.mean(codes == 0))
+
+
+def test_buckets_of_16_are_those_of_tensors_of_16() -> None:
+    """Kernels refuse them. Each has the scale that its elements would have by themselves."""
+    with pytest.raises(ValueError, match=r"Ternary.bucket: expected a multiple of 64 .* got 16"):
+        Ternary(16)
+    x = np.random.default_rng(0).standard_normal(40).astype(np.float32)
+    shown: list[np.ndarray] = []
+    arithmetic = Reference(lambda codec, shape, noise, payload: shown.append(payload))
+
+    got = arithmetic.through(SmallTernary(16), (40,), x, NoiseKey(1, 2, 3, 4))
+
+    parts = [x[:16], x[16:32], x[32:]]
+    scales = Ternary("tensor").norms
+    largest = [float(scales(part)[0]) for part in parts]
+    for value, scale in zip(np.split(got, [16, 32]), largest, strict=True):
+        assert {abs(float(one)) for one in value} <= {0.0, np.float32(scale)} and value.any()
+    _, sent, codes = open_payload(SmallTernary(16), (40,), 4, shown[0])
+    assert np.array_equal(sent, np.float32(largest))
+    assert np.array_equal(SmallTernary(16).dequantize(sent, codes, (40,)), got)
 
 
 @pytest.mark.parametrize("kind", int8_errors.KINDS)
