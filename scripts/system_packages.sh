@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that only continuous integration needs: clang with its sanitizer and
-# fuzzer runtime for the native tests, and iproute2 for tests with network namespaces. Without them
-# those tests are skipped, with the reason.
+# fuzzer runtimes for the native tests, and iproute2 for the tests with network namespaces. Without
+# these packages, the tests are skipped and say why.
 set -euo pipefail
 
 packages=(clang-14 libclang-rt-14-dev iproute2)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""List the files of hvd_compress whose functions run in one training step, with the number of calls.
+"""List the files of hvd_compress whose functions run in one training step, with their numbers of calls.
 
     python scripts/walk.py {horovod,ddp,fsdp,diloco} [--functions]
 
 Two ranks train a small network on the CPU with OneBit and exchange="allgather". The first steps, in which
-the ranks agree and plans are made, are left out. Calls are counted in one step of the first rank, on all
-threads: those of Python, and those in which PyTorch calls back when a collective has ended.
+the ranks agree and make plans, are left out. Calls are counted in one step of the first rank, on Python's
+threads and on those in which PyTorch runs callbacks when a collective has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAUNCHERS = {
 
 
 def main() -> int:
-    """Starts the ranks; or, on a rank, trains."""
+    """Starts the ranks or, on a rank, trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("frontend", choices=FRONTENDS)
     parser.add_argument("--functions", action="store_true", help="list every function, too")
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def traced(step: Callable[[], None]) -> Counter[tuple[str, str]]:
-    """Runs a step, and counts the calls of this package's functions by file and by qualified name."""
+    """Runs a step and counts the calls of this package's functions by file and qualified name."""
     import torch
 
     calls: Counter[tuple[str, str]] = Counter()
@@ -66,7 +66,7 @@ def traced(step: Callable[[], None]) -> Counter[tuple[str, str]]:
             calls[code.co_filename.removeprefix(_PACKAGE), code.co_qualname] += 1
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
-        # A thread of PyTorch gets a new state for each call into Python, without the profiler.
+        # Each call from a thread of PyTorch's into Python gets a new thread state, without the profiler.
         def noted(*arguments: Any) -> Any:
             before = sys.getprofile()
             sys.setprofile(note)
@@ -78,7 +78,7 @@ def traced(step: Callable[[], None]) -> Counter[tuple[str, str]]:
         return noted
 
     class Adding:
-        """PyTorch's method of a future, with callbacks that are counted."""
+        """Replaces a method of PyTorch's futures by one whose callbacks are counted."""
 
         def __init__(self, name: str) -> None:
             self._plain = getattr(torch._C.Future, name)
@@ -99,7 +99,7 @@ def traced(step: Callable[[], None]) -> Counter[tuple[str, str]]:
 
 
 def report(frontend: str, calls: Counter[tuple[str, str]], *, functions: bool = False) -> str:
-    """The files in alphabetical order, with the number of calls in each of them."""
+    """The files in alphabetical order, each with its number of calls, as text."""
     by_file: dict[str, Counter[str]] = defaultdict(Counter)
     for (file, function), count in calls.items():
         by_file[file][function] += count
@@ -112,7 +112,7 @@ def report(frontend: str, calls: Counter[tuple[str, str]], *, functions: bool = 
 
 
 def _training(frontend: str) -> tuple[int, Callable[[], None]]:
-    """This rank's number, and a function that makes one training step."""
+    """Returns this rank's number and a function that runs one training step."""
     import torch
     from torch import nn
 
@@ -197,7 +197,7 @@ _PREPARED = {"horovod": _horovod, "ddp": _ddp, "fsdp": _fsdp, "diloco": _diloco}
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
-    """Leaves the lines of the description as they are."""
+    """A formatter of help that keeps the description's line breaks."""
 
 
 if __name__ == "__main__":
