@@ -1,4 +1,4 @@
-"""Horovod that is initialized again in running processes, with fewer ranks or with all of them."""
+"""Initializes Horovod again in running processes, with fewer ranks or with all of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _servers = []
 
 
 def initialize_again(hvd: Any, size: int) -> bool:
-    """Ends Horovod on all ranks of a job, and starts it with the first ones of them.
+    """Shuts down Horovod on all ranks of a job, and initializes it on the first ``size`` of them.
 
     Args:
         hvd: a framework's Horovod.
-        size: how many go on.
+        size: the number of ranks that continue.
 
     Returns:
-        Whether this rank is one of them.
+        Whether this rank continues.
     """
     return start_at(hvd, next_places(hvd, size)[0], size)
 
 
 def next_places(hvd: Any, *sizes: int) -> list[int]:
-    """Where the ranks will meet, for each of the next calls of :func:`start_at`; all ranks call it."""
+    """The rendezvous ports for the next calls of :func:`start_at`, by size; every rank must call this."""
     ports = None
     if hvd.rank() == 0:
         ports = []
         for size in sizes:
-            # One of its own: the first server still has the addresses of all ranks.
+            # A new server, because the old one still has the addresses of all ranks.
             server = RendezvousServer()
             ports.append(server.start())
             server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
@@ -39,15 +39,15 @@ def next_places(hvd: Any, *sizes: int) -> list[int]:
 
 
 def start_at(hvd: Any, port: int, size: int) -> bool:
-    """Ends Horovod on a rank where it runs, and starts it with the first ranks of the job.
+    """Shuts down Horovod on this rank, and initializes it if the rank is one of the first ``size``.
 
     Args:
         hvd: a framework's Horovod.
-        port: of :func:`next_places`.
-        size: how many go on.
+        port: a port from :func:`next_places`.
+        size: the number of ranks that continue.
 
     Returns:
-        Whether this rank is one of them.
+        Whether this rank continues.
     """
     hvd.shutdown()
     if int(os.environ["HOROVOD_RANK"]) >= size:

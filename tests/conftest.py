@@ -1,4 +1,4 @@
-"""Every test gets its markers here; tests that need the same ranks follow each other, and share a job."""
+"""Gives tests their markers, and orders them so that tests on the same ranks can share a job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from tests import jobs, units
 
-# PyPI's PyTorch brings it along. After TensorFlow, its import is a segmentation fault.
+# Triton is installed with PyPI's PyTorch. Imported after TensorFlow, it ends in a segmentation fault.
 with contextlib.suppress(ImportError):
     import triton  # noqa: F401
 
-# A machine that others use, too, may stop for longer than any example takes.
+# On a machine with other users, an example can take arbitrarily long.
 hypothesis.settings.register_profile(
     "shared machine",
     deadline=None,
@@ -75,13 +75,13 @@ MARKERS = {
     "scripts/test_release.py": ("exhaustive",),
     "unused": ("exhaustive",),
 }
-"""By the path of a folder or file within tests. A test on ranks is never quick; on more than two
-ranks, the contract is exhaustive."""
+"""The markers of tests, by the path of a folder or file within tests. Tests on ranks are never quick;
+the contract on more than two ranks is exhaustive."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks a test, before ``-m`` selects."""
+    """Marks a test before ``-m`` selects tests."""
     place = _place(item)
     on_ranks = hasattr(getattr(item, "function", None), "job_name")
     for path in (place, *place.parents):
@@ -94,7 +94,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Moves each test on ranks to the first of its unit that needs the same ones."""
+    """Moves each test on ranks behind the first test of its unit that needs the same ranks."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: units.place(_place(item).as_posix()))
     sharing: dict[jobs.Kind, list[pytest.Item]] = {}
@@ -111,14 +111,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares each collection of garbage the tests and all that they import."""
+    """Excludes the tests and all that they import from garbage collection."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files_of_others() -> Iterator[None]:
-    """Removes what torchrun, TensorFlow and ranks that were killed leave behind."""
-    tempfile.gettempdir()  # Remembered: what pytest keeps of a failed test outlives the tests.
+    """Removes the temporary files that torchrun, TensorFlow and killed ranks leave behind."""
+    tempfile.gettempdir()  # Cached, so that files of failed tests, which pytest keeps, are not removed.
     with (
         tempfile.TemporaryDirectory(prefix="hvdc_", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -129,14 +129,14 @@ def _temporary_files_of_others() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What ``-n auto`` means: one process for chosen tests, which take less time than others' start."""
+    """The number of processes for ``-n auto``: no further ones for chosen tests, which are over sooner."""
     chosen = config.option.file_or_dir or config.option.keyword
     return 0 if chosen else units.PROCESSES
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deals out units, where ``-n`` asks for several processes."""
+    """The scheduler that distributes units if ``-n`` asks for several processes."""
     return units.scheduler(config, log)
 
 

@@ -1,9 +1,9 @@
-"""The device that the tests of PyTorch's frontends are to run on."""
+"""The device on which the tests of PyTorch's frontends run."""
 
 from __future__ import annotations
 
 import os
 
 TYPE = os.environ.get("HVDC_TEST_DEVICE", "cpu")
-"""``HVDC_TEST_DEVICE=cuda``: models and gradients are on a GPU, which ranks share where there are fewer
-GPUs than ranks; then their messages go through the host. The reference always computes on the host."""
+"""The type of device for models and gradients: ``HVDC_TEST_DEVICE``, or ``cpu``. With ``cuda``, if there
+are fewer GPUs than ranks, ranks share them and send through the host. The reference runs on the host."""

@@ -19,14 +19,14 @@ STEP = re.compile(
 
 
 class _SurvivorLostError(Exception):
-    """Gloo has aborted the rank that was left, too, as docs/elastic.md says that it sometimes does."""
+    """Gloo has also aborted the remaining rank, which docs/elastic.md says can happen."""
 
 
 class _Job(ElasticJob):
     """A script of the documentation under elastic Horovod.
 
     Attributes:
-        survivor: a process without which the job has lost what it knew; None if there are several.
+        survivor: the only process that has the job's state; None if several processes have it.
     """
 
     survivor: int | None = None
@@ -36,7 +36,7 @@ class _Job(ElasticJob):
         super().__init__(folder, jobs.forked(launcher, f"docs/examples/{script}", *arguments))
 
     def steps(self) -> list[tuple[int, int, int, int, float, float]]:
-        """Step or epoch, rank, ranks, process, loss and share of the bytes, in the order of printing."""
+        """The step or epoch, rank, ranks, process, loss and share of bytes of each line printed so far."""
         found = STEP.findall(self.printed)
         return [(*map(int, one[:4]), float(one[4]), float(one[5])) for one in found]
 
@@ -50,15 +50,15 @@ class _Job(ElasticJob):
 
 
 def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int) -> None:
-    """Kills one of two ranks, has another host take its place, and adds a third one.
+    """Kills one of two ranks, replaces it by a rank on another host, and adds a third rank.
 
-    The job goes on from the last commit with compressed messages, ends with the same weights on all ranks,
-    and has learnt. If Horovod loses the other rank with the one that is killed, there is a second job.
+    The job must continue from the last commit with compressed messages, learn, and end with the same
+    weights on all ranks. If Horovod loses both ranks, a second job is tried.
 
     Args:
-        folder: for the job's files.
-        script: of the documentation.
-        arguments: of the script.
+        folder: the folder for the job's files.
+        script: the name of a script in docs/examples.
+        arguments: the script's arguments.
         begun: the step or epoch at which the rank is killed.
     """
     try:
@@ -75,7 +75,7 @@ def _kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int
             next(process for _, rank, _, process, *_ in job.steps() if rank == wanted)
             for wanted in (0, 1)
         )
-        job.change(add=1)  # The killed one's host is not used again: this one takes its place.
+        job.change(add=1)  # Horovod does not use a killed rank's host again.
         os.kill(victim, signal.SIGKILL)
         job.until(lambda: any(rank == 1 and p != victim for _, rank, _, p, *_ in job.steps()))
         job.survivor = None

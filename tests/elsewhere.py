@@ -1,18 +1,14 @@
-"""A CUDA device that is not there: its tensors have their numbers in the memory of the host.
+"""An emulated CUDA device, whose tensors keep their numbers in host memory.
 
-As on a real device, an operation on tensors in both places is an error, unless the operation copies.
+As with a real device, an operation on tensors of both devices is an error, unless the operation copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.utils._pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import device
 
@@ -24,7 +20,7 @@ class Elsewhere(torch.Tensor):
     """A tensor of :data:`CUDA`.
 
     Attributes:
-        numbers: the numbers, on the host.
+        numbers: a tensor on the host with the same elements.
     """
 
     numbers: torch.Tensor
@@ -37,7 +33,7 @@ class Elsewhere(torch.Tensor):
             strides=numbers.stride(),
             storage_offset=numbers.storage_offset(),
             dtype=numbers.dtype,
-            device="meta",  # Whose guards PyTorch has in every build.
+            device="meta",  # Every build of PyTorch has the meta device's guards.
         )
         made.numbers = numbers
         return made  # type: ignore[no-any-return]
@@ -65,22 +61,8 @@ class Elsewhere(torch.Tensor):
         return pytree.tree_map(_there, out) if there else out
 
 
-class _Mode(TorchDispatchMode):
-    """Makes new tensors of the device, of which no other tensor needs to be one."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return Elsewhere.__torch_dispatch__(func, types, args, kwargs)
-
-
-@contextmanager
-def a_device() -> Iterator[None]:
-    """Lets tensors be made on :data:`CUDA`, and be copied there."""
-    with mock.patch.object(torch.cuda, "_lazy_init", lambda: None), _Mode():
-        yield
-
-
 def elsewhere(value: Any) -> Any:
-    """The same value, with copies of all tensors in containers on :data:`CUDA`, if only in tests."""
+    """Copies a nested container with its tensors on :data:`CUDA`, emulated unless tests run on a GPU."""
     if device.TYPE != "cpu":
         return pytree.tree_map(lambda one: one.to(CUDA) if torch.is_tensor(one) else one, value)
     return pytree.tree_map(lambda one: _there(one.clone()) if torch.is_tensor(one) else one, value)

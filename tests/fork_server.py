@@ -1,11 +1,11 @@
-"""Ranks that begin with their framework imported: forked, where an import takes longer than most tests.
+"""Forks processes from a server that has imported their framework, which takes longer than most tests.
 
-A server imports modules once. ``python -I -S tests/fork_server.py SOCKET MODULE ...`` is what
-``python -m MODULE ...`` would be, in a process forked from the server, with the caller's environment,
-folder and standard streams; with a script in place of the module, what ``python SCRIPT ...`` would be. The
-caller ends as that process does, passes signals on to it, and takes it with it when it is killed.
+``python -I -S tests/fork_server.py SOCKET MODULE ...`` does the same as ``python -m MODULE ...``, and with
+a script instead of the module the same as ``python SCRIPT ...``, in a process forked from the server, with
+the caller's environment, folder and standard streams. The caller passes signals on to that process and
+ends with its status; if the caller is killed, the server kills the process.
 
-This file imports little, because each call reads it.
+This file imports little, because every call imports it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _STREAMS = (0, 1, 2)
 
 
 def serve(path: str, modules: Sequence[str]) -> None:
-    """Serves calls until standard input ends. Returns in the forked processes only when they have ended.
+    """Serves calls until standard input ends; in a forked process, runs the call's program.
 
     Args:
-        path: of the socket; who connects before the modules are imported has to wait.
-        modules: to be imported.
+        path: the socket's path; calls wait until the modules are imported.
+        modules: the names of the modules to import.
     """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{path}.new")
@@ -38,7 +38,7 @@ def serve(path: str, modules: Sequence[str]) -> None:
         os.rename(f"{path}.new", path)  # A caller that finds the path can connect.
         for module in modules:
             importlib.import_module(module)
-        # What is imported stays, so that no process has to look through it, and copy it, for garbage.
+        # Garbage collections in the processes need not traverse, and thereby copy, the modules' objects.
         gc.collect()
         gc.freeze()
         call = _Server(listener).run()
@@ -47,10 +47,10 @@ def serve(path: str, modules: Sequence[str]) -> None:
 
 
 class _Call:
-    """What a caller asks for: a line of JSON, and its standard streams.
+    """A caller's request: a line of JSON and the caller's standard streams.
 
     Args:
-        connection: of the caller.
+        connection: the connection to the caller.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -64,7 +64,7 @@ class _Call:
             os.close(stream)
 
     def run(self) -> None:
-        """Becomes what was asked for, in a session of its own."""
+        """Runs the requested program in this process, in a session of its own."""
         os.setsid()
         for stream, number in zip(self._streams, _STREAMS, strict=True):
             os.dup2(stream, number)
@@ -83,10 +83,10 @@ class _Call:
 
 
 class _Server:
-    """Forks for calls, and tells the callers how these end.
+    """Forks a process for each call, and sends the caller its exit status.
 
     Args:
-        listener: where callers connect.
+        listener: the socket that callers connect to.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -103,7 +103,7 @@ class _Server:
             self._selector.register(source, selectors.EVENT_READ)
 
     def run(self) -> _Call | None:
-        """Serves; returns the call in a process that was forked for it, and None at the end."""
+        """Serves calls; returns the call in a process forked for it, and None in the server at the end."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is sys.stdin:
@@ -116,10 +116,10 @@ class _Server:
                     self._ended.recv(1 << 10)
                     self._reap()
                 elif key.data in self._callers:
-                    # The caller is gone. A process that has ended, too, is no longer listed.
+                    # The caller has been killed, and its process still runs: it is in the list.
                     try:
                         os.killpg(key.data, signal.SIGKILL)
-                    except ProcessLookupError:  # No session of its own yet.
+                    except ProcessLookupError:  # The process has no session of its own yet.
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(key.data, signal.SIGKILL)
                     self._selector.unregister(key.fileobj)
@@ -154,20 +154,20 @@ class _Server:
 
 
 def _tell(connection: socket.socket, number: int) -> None:
-    """Sends a number to a caller, which may have been killed."""
+    """Sends a number to a caller, unless the caller has been killed."""
     with contextlib.suppress(ConnectionError):
         connection.sendall(b"%d\n" % number)
 
 
 def call(path: str, command: Sequence[str]) -> int:
-    """Calls a server, and waits for the end.
+    """Runs a program through a server and waits for its end.
 
     Args:
-        path: of its socket.
+        path: the path of the server's socket.
         command: a module or a script, and its arguments.
 
     Returns:
-        The exit status; minus the number of the signal that ended the process.
+        The exit status, or minus the number of the signal that ended the process.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

@@ -1,4 +1,4 @@
-"""Which frameworks the tests can count on."""
+"""Checks for the frameworks that tests need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def without_tensorflow() -> str | None:
-    """Why tests of TensorFlow cannot run here; None if they can."""
+    """The reason why tests of TensorFlow cannot run; None if they can."""
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed; `make setup` installs it"
     horovod = importlib.util.find_spec("horovod")
@@ -19,7 +19,7 @@ def without_tensorflow() -> str | None:
 
 
 def without_keras() -> str | None:
-    """Why tests of Keras 3 cannot run here; None if they can."""
+    """The reason why tests of Keras 3 cannot run; None if they can."""
     if reason := without_tensorflow():
         return reason
     version = importlib.metadata.version("keras")

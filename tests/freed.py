@@ -1,4 +1,4 @@
-"""What a process has, and whether it goes back to that when something is dropped."""
+"""A check that dropped objects free their memory, threads and file descriptors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable
 
 
 def _open() -> tuple[int, int]:
-    """Threads, and descriptors."""
+    """The numbers of this process's threads and open file descriptors."""
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
 def assert_freed(make: Callable[[], Iterable[object]], times: int = 3) -> None:
-    """Fails unless what is made is freed, with its threads and descriptors, once nothing refers to it.
+    """Fails unless objects are freed, with their threads and descriptors, once nothing refers to them.
 
     Args:
-        make: makes and uses something; returns objects that have to be freed afterwards.
-        times: how often.
+        make: makes and uses objects, and returns those that must be freed afterwards.
+        times: the number of calls of ``make``.
     """
-    list(make())  # What a process makes once, it keeps.
+    list(make())  # The first call may also make what a process keeps.
     gc.collect()
     gc.freeze()  # Other tests' objects make collections slow.
     try:
@@ -37,7 +37,7 @@ def assert_freed(make: Callable[[], Iterable[object]], times: int = 3) -> None:
 
 
 def _settled(alive: Callable[[], list[object]], before: tuple[int, int] | None) -> tuple[int, int]:
-    """What is open when threads have had time to end; ends early where it is as before."""
+    """Waits for threads to end, at most until all is as before; returns the numbers of :func:`_open`."""
     end = time.monotonic() + (2 if before is None else 60)
     while time.monotonic() < end:
         if before is not None and _open() <= before and not alive():

@@ -1,9 +1,8 @@
 """Jobs of ranks, in which tests run one after the other.
 
-Starting ranks takes longer than most tests, so that those of a unit (:mod:`tests.units`) which ask for the
-same ranks share a job. It is started when the first of them is wanted, and after a test that fails, for
-those that are left.
-Its processes are forked from one that has imported their framework, see :mod:`tests.fork_server`.
+Starting ranks takes longer than most tests, so the tests of a unit (:mod:`tests.units`) that ask for the
+same ranks share a job. A job starts with the first of these tests and ends with a test that fails; the
+remaining tests run in a new one. Its processes are forked by a server (:mod:`tests.fork_server`).
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 TIMEOUT = 300
-"""Seconds for a test, or for a command."""
+"""The time limit of a test, or of a command, in seconds."""
 
 PASSED = "passed"
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""One thread a rank: the ranks share this machine's cores."""
+"""Variables of all processes: one thread for each rank, because ranks share the machine's cores."""
 
 _PRINTED = 20_000
-"""Characters of what a job printed last that stand in a failure."""
+"""The number of characters from the end of a job's output that a failure shows."""
 
 
 Environment = tuple[tuple[str, str], ...]
@@ -41,13 +40,13 @@ Environment = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Kind:
-    """What tests have in common that share a job.
+    """The properties by which tests share a job.
 
     Attributes:
-        launcher: see :data:`LAUNCHERS`.
-        ranks: how many.
-        environment: variables beside this process's own.
-        unit: of the tests, see :mod:`tests.units`.
+        launcher: a key of :data:`LAUNCHERS`.
+        ranks: the number of ranks.
+        environment: environment variables in addition to this process's own.
+        unit: the tests' unit, see :mod:`tests.units`.
     """
 
     launcher: str
@@ -70,7 +69,7 @@ def _torchrun(count: int) -> list[str]:
     return ["torch.distributed.run", *options]
 
 
-# torch imports torch._dynamo with the first optimizer of a process, which takes as long as torch itself.
+# A process's first optimizer imports torch._dynamo, which takes as long as importing torch.
 _TORCH = ("torch._dynamo", "pytest")
 _HOROVOD = ("horovod.torch", "horovod.runner.launch", *_TORCH)
 _DISTRIBUTED = ("torch.distributed.run", *_TORCH)
@@ -85,10 +84,10 @@ LAUNCHERS: dict[str, tuple[Callable[[int], list[str]], tuple[str, ...]]] = {
     "tensorflow on two hosts": (_two_hosts, _TENSORFLOW),
     "tensorflow with a GPU": (_horovodrun, _TENSORFLOW),
 }
-"""A launcher's module with its arguments, and what its processes and the ranks import. ``two hosts``: half
-of the ranks on what Horovod takes for another host. ``two nodes``: the same for ``torch.distributed``.
-``tensorflow``: Horovod for TensorFlow, whose ranks do not know those of Horovod for torch. ``with a GPU``:
-an emulated one, where the machine has none."""
+"""For each launcher, its module and arguments for a number of ranks, and the modules that its processes
+and the ranks import. ``two hosts``: half of the ranks run on what Horovod takes for another host.
+``two nodes``: the same for ``torch.distributed``. ``tensorflow``: Horovod for TensorFlow, whose ranks
+cannot communicate with those of Horovod for torch. ``with a GPU``: an emulated GPU if there is no other."""
 
 
 def run(
@@ -99,14 +98,14 @@ def run(
     *,
     check: bool = False,
 ) -> str:
-    """Runs a command on ``count`` ranks and returns what it printed, whatever became of it.
+    """Runs a command on ``count`` ranks and returns its output, even if the command fails.
 
     Args:
-        launcher: see :data:`LAUNCHERS`.
-        count: of ranks.
-        command: that each of them runs: of :func:`forked`, unless it has to begin with nothing imported.
-        environment: variables beside this process's own.
-        check: whether it has to succeed.
+        launcher: a key of :data:`LAUNCHERS`.
+        count: the number of ranks.
+        command: each rank's command: one from :func:`forked`, unless it must begin with nothing imported.
+        environment: environment variables in addition to this process's own.
+        check: whether to raise an AssertionError unless the command succeeds.
     """
     arguments, modules = LAUNCHERS[launcher]
     started = fork_server(modules, ()).command(*arguments(count), *command)
@@ -117,30 +116,30 @@ def run(
 
 
 def forked(launcher: str, program: str, *arguments: str) -> list[str]:
-    """The command of a process that begins with what a launcher's processes import.
+    """The command of a process that begins with the modules of a launcher imported.
 
     Args:
-        launcher: see :data:`LAUNCHERS`.
+        launcher: a key of :data:`LAUNCHERS`.
         program: a module or a script.
-        arguments: of the program.
+        arguments: the program's arguments.
     """
     _, modules = LAUNCHERS[launcher]
     return fork_server(modules, ()).command(program, *arguments)
 
 
 class _ForkServer:
-    """A server of :mod:`tests.fork_server`, until this process ends.
+    """A server of :mod:`tests.fork_server` that lives until this process ends.
 
     Args:
-        modules: that it imports.
-        environment: variables that they read, beside this process's own.
+        modules: the modules that the server imports.
+        environment: environment variables for the imports, in addition to this process's own.
     """
 
     def __init__(self, modules: Sequence[str], environment: Environment) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._socket = str(Path(self._folder.name, "socket"))
         serve = f"from tests.fork_server import serve; serve({self._socket!r}, {modules!r})"
-        # It ends when standard input does, with this process.
+        # The server ends when its standard input is closed, at the end of this process.
         self._process = subprocess.Popen(
             [sys.executable, "-c", serve],
             cwd=ROOT,
@@ -150,21 +149,21 @@ class _ForkServer:
         )
         while not Path(self._socket).exists():
             if self._process.poll() is not None:
-                raise RuntimeError("expected a server that forks, got one that has ended")
+                raise RuntimeError("expected a fork server, but its process ended at the start")
             time.sleep(0.02)
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """A command that runs a module as ``python -m`` would, or a script as ``python`` would."""
+        """The command that runs a module or a script in a process forked from the server."""
         caller = str(ROOT / "tests" / "fork_server.py")
         return [sys.executable, "-I", "-S", caller, self._socket, program, *arguments]
 
 
 fork_server = functools.cache(_ForkServer)
-"""The server of some modules and variables: one of each in this process."""
+"""Returns this process's only server for the given modules and variables; starts it at the first call."""
 
 
 class _Running:
-    """A command on ranks, and a file with what it prints; leaving ends all of its processes."""
+    """A running command with its output in a file; leaving the context ends all of its processes."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._file = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
@@ -190,7 +189,7 @@ class _Running:
         return self._process.poll() is None
 
     def ended(self, seconds: float) -> bool:
-        """Waits for the end, and says whether it has come."""
+        """Waits up to ``seconds`` for the command's end; returns whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return not self.alive
@@ -204,7 +203,7 @@ class _Running:
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # Ranks have sessions of their own under horovodrun, which ends them when it is told to end.
+            # horovodrun's ranks have sessions of their own; it ends them when it gets SIGTERM.
             os.killpg(self._process.pid, signal.SIGTERM)
         if not self.ended(10):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -214,14 +213,14 @@ class _Running:
 
 
 class Job:
-    """Tests on the ranks that they ask for.
+    """A job that runs tests on ranks.
 
     Args:
-        kind: of ranks.
-        names: of the tests, ``module:function``, in their order.
+        kind: the kind of job.
+        names: the tests, as ``module:function``, in order.
 
     Attributes:
-        over: whether a test has failed, or was the last: those that are left need another job.
+        over: whether the job has ended, with a test that failed or with the last one.
     """
 
     def __init__(self, kind: Kind, names: Sequence[str]) -> None:
@@ -230,7 +229,7 @@ class Job:
         self._ranks = kind.ranks
         self._folder = tempfile.TemporaryDirectory()
         arguments, modules = LAUNCHERS[kind.launcher]
-        # Horovod reads its variables when it is initialized.
+        # Horovod reads its own variables only when it is initialized.
         read = tuple(one for one in kind.environment if not one[0].startswith("HOROVOD_"))
         server = fork_server(modules, read)
         ranks = server.command("tests.ranks", kind.launcher, self._folder.name, *names)
@@ -238,16 +237,16 @@ class Job:
         self._running = _Running(launcher, dict(kind.environment))
 
     def outcomes(self, name: str) -> list[str]:
-        """:data:`PASSED` or a traceback of each rank; waits for the test, or the job's end."""
+        """Waits for a test, or the job's end; returns :data:`PASSED` or a traceback for each rank."""
         until = time.monotonic() + TIMEOUT
-        # A job that has ended writes nothing more: this is asked before the outcomes are read.
+        # Asked before the outcomes are read: a job that has ended writes no more of them.
         while (alive := self._running.alive) and time.monotonic() < until:
             if None not in self._read(name):
                 break
             time.sleep(0.02)
         outcomes = self._read(name)
         if any(text != PASSED for text in outcomes) or name == self.names[-1]:
-            # The others of a rank that raised are ended by the launcher.
+            # If a rank has raised, the launcher ends the others.
             self._running.ended(max(1.0, until - time.monotonic()) if alive else 0)
             outcomes = self._read(name)
             late = "\ntimed out" if self._running.alive else ""
@@ -263,7 +262,7 @@ class Job:
 
 
 def outcome(folder: str, name: str, rank: int) -> Path:
-    """Where a rank writes what became of a test."""
+    """The path of the file to which a rank writes a test's outcome."""
     return Path(folder) / f"{name}.{rank}"
 
 
@@ -272,17 +271,17 @@ _jobs: dict[Kind, Job] = {}
 
 
 def share(kind: Kind, names: Sequence[str]) -> None:
-    """Has tests share a job, in this order."""
+    """Plans a job that runs tests in this order."""
     _planned[kind] = list(names)
 
 
 def outcomes(kind: Kind, name: str, *, alone: bool) -> list[str]:
-    """What became of a test on each rank; starts a job if it has to.
+    """A test's outcomes by rank, from a job that is started if there is none.
 
     Args:
-        kind: of ranks.
-        name: ``module:function``.
-        alone: whether in a job of its own.
+        kind: the kind of job.
+        name: the test, as ``module:function``.
+        alone: whether the test needs a job of its own.
     """
     if alone:
         return Job(kind, [name]).outcomes(name)

@@ -1,4 +1,4 @@
-"""Pickles that leave a trace where they are read."""
+"""Pickles that leave a trace when they are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class _Trace:
-    """An object whose pickle makes a file when it is read."""
+    """An object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class _Trace:
 
 
 def leaving(trace: Path) -> bytes:
-    """A pickle that makes a file where it is read; that it does has been tried."""
+    """Returns a pickle that creates the file ``trace`` when it is loaded, which is tried here first."""
     made = pickle.dumps(_Trace(trace))
     pickle.loads(made)
     trace.unlink()
@@ -29,7 +29,7 @@ def leaving(trace: Path) -> bytes:
 
 
 def saved_leaving(trace: Path) -> bytes:
-    """The same as ``torch.save`` makes it."""
+    """Returns such a pickle in the format of ``torch.save``, which is also tried first."""
     made = saved(_Trace(trace))
     torch.load(io.BytesIO(made), weights_only=False)
     trace.unlink()
@@ -37,7 +37,7 @@ def saved_leaving(trace: Path) -> bytes:
 
 
 def saved(state: Any) -> bytes:
-    """What ``torch.save`` makes of a state."""
+    """The bytes that ``torch.save`` writes for a state."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()

@@ -1,10 +1,8 @@
-"""Runs test functions on real ranks, of Horovod or of torch.distributed.
+"""Runs test functions on real ranks of Horovod or torch.distributed.
 
-``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``. With
-``launcher="two hosts"`` they are on two hosts, with ``launcher="torchrun"`` in a process group with gloo,
-and with ``launcher="two nodes"`` in one on what they take for two hosts.
-The tests of a folder that ask for the same ranks share a job; a body that leaves the ranks unusable, or
-that is about a job's beginning or end, asks for a job of its own with ``alone=True``.
+``@on_ranks(2)`` makes a test whose body runs on two ranks under ``horovodrun``; for other launchers, see
+:data:`tests.jobs.LAUNCHERS`. The tests of a unit that ask for the same ranks share a job. A test that
+leaves its ranks unusable, or concerns a job's beginning or end, needs its own job (``alone=True``).
 """
 
 from __future__ import annotations
@@ -26,7 +24,14 @@ def on_ranks(
     environment: dict[str, str] | None = None,
     launcher: str = "horovodrun",
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """A decorator: the body passes if it returns on every one of ``count`` ranks."""
+    """Returns a decorator that makes a test of a body, which passes if it returns on all ranks.
+
+    Args:
+        count: the number of ranks.
+        alone: whether the test needs a job of its own.
+        environment: environment variables of the ranks, in addition to this process's own.
+        launcher: a key of :data:`tests.jobs.LAUNCHERS`.
+    """
 
     def decorate(body: Callable[[], None]) -> Callable[[], None]:
         path = body.__module__.partition(".")[2].replace(".", "/") + ".py"
@@ -52,11 +57,11 @@ def on_ranks(
 def start(
     launcher: str, timeout: datetime.timedelta | None = None
 ) -> tuple[int, Callable[[], None]]:
-    """This rank, and a barrier among all ranks.
+    """Initializes the framework; returns this rank's number and a barrier among all ranks.
 
     Args:
-        launcher: see :mod:`tests.jobs`.
-        timeout: of a process group; None is the stock one.
+        launcher: a key of :data:`tests.jobs.LAUNCHERS`.
+        timeout: the timeout of a process group; None: PyTorch's default.
     """
     if launcher in ("horovodrun", "two hosts"):
         import horovod.torch as hvd
@@ -82,7 +87,7 @@ def start(
 
 
 def _backend(ranks: int) -> str:
-    """NCCL for tests on a GPU, as long as there is one for each rank: two ranks on one, it refuses."""
+    """The backend: with NCCL for tests on GPUs, unless ranks share a GPU, which NCCL refuses."""
     import torch
 
     by_nccl = device.TYPE == "cuda" and ranks <= torch.cuda.device_count()
@@ -90,7 +95,7 @@ def _backend(ranks: int) -> str:
 
 
 def _use_device() -> None:
-    """Makes new tensors those of the device that is tested. A rank alone does not skip its collectives."""
+    """Makes the tested device the default, and lets a single rank run its collectives, too."""
     import torch
 
     from hvd_compress.engine.comm import Collective
@@ -103,7 +108,7 @@ def _use_device() -> None:
 
 
 def _take_places_on_two_nodes(rank: int, size: int) -> None:
-    # Two of torchrun's agents would set the same, but take half a minute to agree on their end.
+    # Two agents of torchrun would set the same values, but take half a minute to end.
     first = (size + 1) // 2
     host, place, local = (0, rank, first) if rank < first else (1, rank - first, size - first)
     names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -127,14 +132,14 @@ def _main(launcher: str, folder: str, *names: str) -> None:
             test.body()
         except BaseException:
             _write(path, traceback.format_exc())
-            raise  # The other ranks' collectives would mix with those of the next test.
+            raise  # In a further test, this rank's collectives would not match those of the others.
         _write(path, jobs.PASSED)
         if test.shared_kind is not None:
-            barrier()  # A rank that leaves early would take the others' connections with it.
+            barrier()  # A rank that left early would close its connections to the others.
 
 
 def _write(path: os.PathLike[str], text: str) -> None:
-    # Renamed when it is whole: it is read as soon as it is there.
+    # Renamed when complete, because a reader takes the file as soon as it exists.
     whole = f"{os.fspath(path)}.part"
     with open(whole, "w", encoding="utf-8") as file:
         file.write(text)

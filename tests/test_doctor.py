@@ -1,4 +1,4 @@
-"""``hvd-compress doctor``, alone and on ranks."""
+"""``hvd-compress doctor``, in a single process and on ranks."""
 
 from __future__ import annotations
 

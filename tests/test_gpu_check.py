@@ -1,4 +1,4 @@
-"""The check for GPU machines records what it can and cannot do, and goes on."""
+"""scripts/gpu_check.py records the parts that pass, fail and cannot run, and continues."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _wheel(folder: Path, tag: str) -> None:
 def test_wheels_of_another_python_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are installed, and begin as installed packages do."""
+    """The other wheels are installed, and Python reads their ``.pth`` files."""
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
         pytest.skip("needs pip")
     monkeypatch.setattr(gpu_check, "SITE", tmp_path / "site")

@@ -1,4 +1,4 @@
-"""Who may import whom: the packages, as docs/architecture.md draws them."""
+"""The packages import each other only as docs/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -182,10 +182,10 @@ ALLOWED = {
         "hvd_compress.ddp",
     },
 }
-"""Beside the standard library."""
+"""The packages that each package may import, besides the standard library."""
 
 TYPES = {"exchanges": {"torch", "hvd_compress.engine"}}
-"""What else a package may import where only type checkers look: the arguments of exchanges."""
+"""Further packages that a package may import for type checkers only: the arguments of exchanges."""
 
 
 def _imports(path: Path, types: bool) -> Iterator[str]:
@@ -224,7 +224,7 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
 
 
 def test_exchanges_know_no_codec_by_name() -> None:
-    """Only the one that stands for "as it is", and the registry's names."""
+    """They may use only ``NoCompression`` and the registry's functions."""
     for path in (PACKAGE / "exchanges").rglob("*.py"):
         text = path.read_text()
         for codec in ("OneBit", "Int8", "Ternary", "ECQ", "BF16"):

@@ -1,4 +1,4 @@
-"""A frontend that lacks what it needs says what to install, in an interpreter that really lacks it."""
+"""A frontend without its framework says what to install, in an interpreter without that framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hvd_compress
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Packages of an environment with NumPy and this package, and nothing else."""
+    """A folder of packages that holds NumPy and this package, and nothing else."""
     spec = importlib.util.find_spec("numpy")
     assert spec and spec.origin
     numpy = Path(spec.origin).parent
@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def _import(module: str, site: Path) -> str:
-    """The last line of what the import prints."""
+    """Imports a module with the packages in ``site``; returns the last line of the output."""
     code = f"import sys; sys.path.append({str(site)!r}); import {module}; print('imported')"
     # -I and -S: nothing but the standard library is there beside it.
     done = subprocess.run(
@@ -58,7 +58,7 @@ def _import(module: str, site: Path) -> str:
 )
 def test_what_is_missing(frontend: str, there: tuple[str, ...], missing: str, site: Path) -> None:
     for name in there:
-        (site / name).mkdir()  # to be found is all that is asked of it
+        (site / name).mkdir()  # An empty folder is enough for the module to be found.
         (site / name / "__init__.py").touch()
     line = _import(f"hvd_compress.{frontend}", site)
     assert line.startswith(f"ModuleNotFoundError: hvd_compress.{frontend} needs {missing}")

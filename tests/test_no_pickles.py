@@ -1,4 +1,4 @@
-"""The package reads no pickle, neither of another rank nor of a file: it could run any code."""
+"""The package loads no pickle, neither from another rank nor from a file: a pickle can run any code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PACKAGE = Path(__file__).parent.parent / "hvd_compress"
 _MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 _OF_USERS = {"tensorflow/elastic.py: hvd.broadcast_object"}
-"""Horovod's own class of elastic states sends users' objects, which may be of any kind, by it."""
+"""The files that may use pickles: Horovod's own class of elastic states sends users' objects by them."""
 
 
 def _pickles(source: str) -> list[str]:
-    """What reads pickles, as it stands in the source."""
+    """The expressions in a module's source that load pickles."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -35,7 +35,7 @@ def _pickles(source: str) -> list[str]:
 
 
 def _of_objects(name: str) -> bool:
-    """Whether a function's name is that of a collective for pickled objects."""
+    """Whether a function is a collective for pickled objects, by its name."""
     return name.endswith(("_object", "_object_list")) and name.startswith(
         ("all_gather", "allgather", "gather", "broadcast", "scatter", "send", "recv")
     )

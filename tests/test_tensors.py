@@ -1,4 +1,4 @@
-"""No tensor of the package depends on what users set as defaults: each says its dtype and its device."""
+"""No tensor of the package depends on users' default dtype or device: each call names both."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MAKERS = {
     *("linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range"),
     *("scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
 }
-"""Functions of ``torch`` whose result ``set_default_dtype`` or ``set_default_device`` changes."""
+"""Functions of ``torch`` whose results depend on ``set_default_dtype`` or ``set_default_device``."""
 
 
 def _unnamed(source: str) -> list[str]:
-    """The calls that leave something to the defaults, as line number and text."""
+    """The calls that rely on a default dtype or device, each as a line number and text."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -25,7 +25,7 @@ def _unnamed(source: str) -> list[str]:
             named = {keyword.arg for keyword in node.keywords}
             if of_torch and called in _MAKERS and not named >= {"dtype", "device"}:
                 found.append(f"{node.lineno}: {ast.unparse(node)}")
-            # torch.Tensor(...) and its like take the defaults and cannot name others.
+            # torch.Tensor(...) and the like take the defaults and cannot name others.
             if of_torch and called.endswith("Tensor"):
                 found.append(f"{node.lineno}: {ast.unparse(node)}")
     return found

@@ -1,4 +1,4 @@
-"""Values that ranks tell each other, on whatever library."""
+"""A check of the functions by which ranks exchange small values, for every communication library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_compress.ranks.values import MOST_BYTES
 
 
 def check(tell: Callable[[Any, str], list[Any]], rank: int) -> None:
-    """Values come back on two ranks; a length beyond all bounds is an error on both."""
+    """Fails unless two ranks get each other's values, and both raise if one value is too long."""
     value = [{"rank": rank}, [None, float("inf")], "\u00e9" * rank]
     told = tell(value, "told")
     assert [one[0]["rank"] for one in told] == [0, 1]

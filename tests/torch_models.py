@@ -1,4 +1,4 @@
-"""PyTorch models whose gradients are known, and what they must become; for every frontend of PyTorch."""
+"""PyTorch models with known gradients, and the reference's averages; for every frontend of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests import device
 Shapes = Mapping[str, tuple[int, ...]]
 
 DEVICE = torch.device(device.TYPE)
-"""The device of models and gradients."""
+"""The device of models and gradients, see :mod:`tests.device`."""
 
 
 class Probe(torch.nn.Module):
-    """Parameters ``p`` whose loss is the sum of ``p * t``: the gradient is ``t``, exactly."""
+    """A model with the loss sum(p * t) over its parameters p, so that p's gradient is exactly t."""
 
     def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Probe(torch.nn.Module):
 
 
 def elsewhere(shape: tuple[int, ...]) -> torch.nn.Parameter:
-    """A parameter on a CUDA device, which need not be there: without memory, and not on the meta device."""
+    """A parameter on a CUDA device without memory; neither a GPU nor a CUDA build of PyTorch is needed."""
     with FakeTensorMode():
         return torch.nn.Parameter(torch.zeros(shape, device="cuda"))
 
 
 def targets(shapes: Shapes, rank: int, step: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Gradients of one rank at one step, the same wherever they are asked for."""
+    """A rank's gradients at a step, the same on every rank that computes them."""
     generator = torch.Generator("cpu").manual_seed(1000 * rank + step)
     return {
         name: (scale * torch.randn(s, generator=generator, device="cpu")).to(DEVICE)
@@ -55,7 +55,7 @@ def targets(shapes: Shapes, rank: int, step: int, scale: float = 1.0) -> dict[st
 
 
 def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
-    """Gradients that 1-bit codes carry without error: 1 or -2 everywhere, rank and step mixed in."""
+    """Gradients that 1-bit codes send without error: f or -2f everywhere; f depends on rank and step."""
     generator = torch.Generator("cpu").manual_seed(1000 * rank + step)
     factor = 2.0 ** (rank + step)
     made = {}
@@ -66,7 +66,7 @@ def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def phases_of(step: Callable[[], object]) -> Counter[str]:
-    """The labels of this package in a trace of a step, on all threads, with their numbers."""
+    """This package's labels in a trace of a step, on all threads, with their counts."""
     options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=options
@@ -79,7 +79,7 @@ def phases_of(step: Callable[[], object]) -> Counter[str]:
 
 
 class Simulation(reference.Simulation):
-    """The reference of gradients that are tensors."""
+    """The reference exchange, with tensors instead of arrays."""
 
     def average(  # type: ignore[override]
         self, gradients: Sequence[Mapping[str, torch.Tensor]], scale: float | None = None
@@ -89,7 +89,7 @@ class Simulation(reference.Simulation):
 
 
 def on_arrays(step: Any) -> reference.OwnerStep:
-    """An owner step as the reference takes it; its arithmetic is that of the device."""
+    """Wraps an owner step on tensors for the reference, which passes arrays; computes on the device."""
 
     def on_array(average: np.ndarray, state: dict[str, Any]) -> None:
         tensor = torch.from_numpy(average).to(DEVICE)
@@ -100,7 +100,7 @@ def on_arrays(step: Any) -> reference.OwnerStep:
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The same numbers; on the host, in the same memory."""
+    """The arrays as tensors on the device; on the host, they share memory."""
     return {name: torch.from_numpy(array).to(DEVICE) for name, array in arrays.items()}
 
 
@@ -117,7 +117,7 @@ def assert_same(
 
 
 def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
-    """Fails unless both hold the same names and the same numbers, bit for bit, wherever they are."""
+    """Fails unless both hold the same names and bit-identical tensors, on any devices."""
     assert left.keys() == right.keys(), (left.keys(), right.keys())
     for name in left:
         one, other = left[name].cpu(), right[name].cpu()

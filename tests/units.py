@@ -1,7 +1,7 @@
-"""How the tests are dealt out where several processes run them, with ``pytest -n``.
+"""Distributes the tests to several processes, for ``pytest -n``.
 
-A unit is what one process runs in one piece: the tests of a file, or of a folder whose files share ranks, a
-build or a network. Ranks often wait, and another process can use the processors meanwhile. Long units come
+A unit is a set of tests that run in the same process: those of a file, or of a folder whose files share
+ranks, a build or a network. While ranks wait, another process can use the processors. Long units come
 first, so that no process is left with a long one at the end.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TESTS = "tests"
 
 PROCESSES = 2
-"""While the ranks of one wait, the other has their processors."""
+"""The number of processes for ``-n auto``."""
 
 WHOLE = frozenset(
     (
@@ -34,7 +34,7 @@ WHOLE = frozenset(
         "torch",
     )
 )
-"""Folders that are a unit."""
+"""The folders that are units."""
 
 FIRST = (
     "contract/test_tensorflow.py",
@@ -53,27 +53,23 @@ FIRST = (
     "contract/test_torch.py",
     "ddp",
 )
-"""The longest units, the longest first."""
+"""The longest units, in descending order of their durations."""
 
 
 def unit(path: str) -> str:
-    """The unit of a file.
-
-    Args:
-        path: of the file in the folder of all tests, with slashes.
-    """
+    """The unit of a file, which is given by its path within tests, with slashes."""
     folder = path.partition("/")[0]
     return folder if folder in WHOLE else path
 
 
 def place(path: str) -> int:
-    """Where a file's unit stands among all, for sorting."""
+    """The position of a file's unit among all units, for sorting."""
     name = unit(path)
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """What gives pytest-xdist's processes one unit after the other, in the order of the collection."""
+    """The scheduler that gives pytest-xdist's processes one unit after the other, in collection order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):

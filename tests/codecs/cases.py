@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from hvd_compress.codecs import (
-    ECQ,
     Codec,
     ErrorFeedback,
     LevelCodec,
     NoiseKey,
-    Ternary,
     payload_length,
 )
 from hvd_compress.codecs.payload import HEADER_BYTES, checksum, open_payload
@@ -106,16 +103,6 @@ def any_change(
     units = int.from_bytes(changed[16:20].tobytes(), "little") >> 4
     seal(changed[: min(max(32, 16 * units), changed.size)])
     return changed
-
-
-def with_plain_codes(
-    codec: Ternary | ECQ, shape: Shape, x: np.ndarray, noise: NoiseKey
-) -> np.ndarray:
-    """What an entropy codec writes where its codes would not become shorter."""
-    payload = encode(replace(codec, coding="plain"), shape, x, noise=noise)
-    payload[4:8] = np.frombuffer(codec.config_hash().to_bytes(4, "little"), np.uint8)
-    seal(payload)
-    return payload
 
 
 def seal(payload: np.ndarray) -> None:

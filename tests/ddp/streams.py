@@ -108,7 +108,7 @@ class Streams(TorchDispatchMode):
             )  # As NCCL's process group does, until it is waited for.
 
     def land(self, *tensors: torch.Tensor) -> None:
-        """Has the current stream wait for the collectives so far, and gives up their tensors."""
+        """Makes the current stream wait for the collectives so far, and releases their tensors."""
         self._wait(self._current, self._clocks[NETWORK])
         for tensor in tensors:
             self._of(tensor).users.discard(NETWORK)

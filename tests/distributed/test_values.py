@@ -46,7 +46,7 @@ def test_values_of_other_lengths() -> None:
 
 
 class _OnASmallDevice(Collectives):
-    """Has memory for 100 bytes of messages at a time."""
+    """Collectives of a device with memory for 100 bytes of messages at a time."""
 
     def gather(self, message: torch.Tensor) -> torch.Tensor | None:
         assert message.numel() * self.size <= 100

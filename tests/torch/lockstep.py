@@ -113,7 +113,7 @@ class Lockstep:
         everybody: Sequence[Pending],
         alter: Callable[[Collective, list[torch.Tensor]], None] | None,
     ) -> None:
-        """Has some ranks that wait for the same collective get its results."""
+        """Gives the ranks that wait for one collective its results."""
         for rank, pending in enumerate(everybody):
             request = pending.request
             if request is None:

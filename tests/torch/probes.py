@@ -51,12 +51,12 @@ def watch(
     started: Callable[[str], None] = lambda name: None,
     result: Callable[[str, torch.Tensor], None] = lambda name, rows: None,
 ) -> None:
-    """Has functions called with every collective of a compressor's exchanges.
+    """Calls functions for every collective of a compressor's exchanges.
 
     Args:
-        compressor: on this rank.
+        compressor: this rank's compressor.
         started: called with a collective's name when it is started.
-        result: called with its name and its result, which may be altered in place.
+        result: called with a collective's name and result, which may be altered in place.
     """
     transport = compressor._step.transport
     start, wait = transport.start, transport.wait
