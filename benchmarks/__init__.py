@@ -1,1 +1,1 @@
-"""Measurements of hvd_compress: programs that write JSON, and pictures of it."""
+"""Measurements of hvd_compress: programs that write JSON records, and draw them."""

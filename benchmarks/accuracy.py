@@ -1,16 +1,15 @@
-"""Does compression cost accuracy? The same seeds with and without, on images or on text."""
+"""Compares trainings with and without compression from the same seeds, on images or on text."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import launch, recipes, report, results, trainers
-from benchmarks.command_line import Parser, compression
+from benchmarks import json_files, launch, recipes, report, results, trainers
+from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import STOCK
 from benchmarks.intervals import paired
 from benchmarks.recipes import Recipe
@@ -26,14 +25,14 @@ COMPRESSIONS = [
     "ternary",
     "ecq",
 ]
-"""1-bit SGD three times: with contiguous groups, the paper's columns, and without feedback."""
+"""The default compressions: 1-bit SGD with contiguous groups, the paper's columns, and without feedback."""
 SCHEMA = "hvd_compress/accuracy/1"
 FIRST_SEED = 100
-"""The recipe was chosen on smaller ones."""
+"""The smallest seed; recipes were chosen on smaller ones."""
 
 
 def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[dict[str, Any]]:
-    """Each compression beside the baseline's runs of the same seeds, in the recipe's unit."""
+    """One row for each compression: its mean and its difference to the baseline, paired by seed."""
     runs = report.by_compression(outcome)
 
     def measured(run: Run) -> float:
@@ -62,7 +61,7 @@ def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[
 
 
 def table(rows: list[dict[str, Any]], recipe: Recipe, baseline: str = BASELINE) -> Table:
-    """The comparison for reading."""
+    """The comparison as a table."""
     header = (
         "compression",
         "seeds",
@@ -92,10 +91,10 @@ def table(rows: list[dict[str, Any]], recipe: Recipe, baseline: str = BASELINE) 
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Trains whatever is missing in the output folder, then compares."""
+    """Makes the trainings that the output folder lacks, then compares them."""
     parser = Parser(
         prog="python -m benchmarks.accuracy",
-        description=f"{__doc__} Started again, it goes on where it stopped.",
+        description=f"{__doc__} If started again, it continues where it stopped.",
     )
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--recipe", choices=tuple(recipes.RECIPES), default="digits",
@@ -107,20 +106,20 @@ def main(command_line: list[str] | None = None) -> int:
     )
     parser.add_argument("--baseline", type=compression, metavar="NAME",
         help=f"default: {BASELINE}, but with diloco {STOCK}, DDP's exchange in every step")  # fmt: skip
-    parser.add_argument("--shards", type=_one_or_more, default=1,
+    parser.add_argument("--shards", type=positive, default=1,
         help="with fsdp: ranks of each of the two replicas; default: 1")  # fmt: skip
     parser.add_argument(
         "--hosts",
-        type=_one_or_more,
+        type=positive,
         default=1,
-        help="more than one: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
+        help="if more than 1: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
     )
     args = parser.parse_args(command_line)
     recipe = recipes.RECIPES[args.recipe]
     baseline = args.baseline or (STOCK if args.framework == "diloco" else BASELINE)
     ranks = args.hosts * args.shards * recipes.RANKS
     if args.hosts > 1 < args.shards:
-        parser.error("argument --shards: expected 1 with more than one host, got more")
+        parser.error(f"argument --shards: expected 1 with more than one host, got {args.shards}")
     runs = args.out / "runs.json"
     chosen = list(dict.fromkeys([baseline, *args.compression]))
     try:
@@ -148,17 +147,11 @@ def main(command_line: list[str] | None = None) -> int:
         "baseline": baseline,
         "compressions": rows,
     }
-    (args.out / "accuracy.json").write_text(json.dumps(summary, indent=1))
+    json_files.write(args.out / "accuracy.json", summary)
     shown = table(rows, recipe, baseline)
     (args.out / "accuracy.md").write_text(shown.markdown() + "\n")
     print(f"\n{shown.text()}\n\nwritten to {args.out}/accuracy.json and accuracy.md")
     return min(1, report.check(outcome))
-
-
-def _one_or_more(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
-    return int(text)
 
 
 def _several(text: str) -> int:

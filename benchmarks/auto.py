@@ -1,10 +1,10 @@
-"""Does ``Auto`` find the best choice? Its steps beside those of fixed choices, in one job.
+"""Compares the steps of ``Auto`` with those of fixed choices, in one job.
 
 ``python -m benchmarks.lab --hosts 4 --rate 1gbit -- python -m benchmarks.auto --json OUT``
 
-First ``Auto`` trains until its plan is settled, and what its steps took beyond as many steps with that plan
-is what planning cost. Then all choices train a few steps each, in turns, until the confidence interval of
-the ratio of ``Auto``'s time to the best fixed choice's is narrow enough.
+First, ``Auto`` trains until its plan is settled. The cost of planning is the time of these steps beyond
+that of as many steps with the plan. Then all choices train a few steps each, in turns, until the confidence
+interval of the ratio of ``Auto``'s time to the best fixed choice's is narrow enough.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ import horovod.torch as hvd
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import compressions, data, machine, trainers, turns
+from benchmarks import compressions, data, json_files, machine, trainers, turns
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import AUTO
 from benchmarks.intervals import paired
@@ -46,47 +45,47 @@ FIXED = [
 ]
 
 _FIRST = 3
-"""Steps at the start of any training that are not counted: memory is allocated, connections warm up."""
+"""The steps at the start of a training that are not counted: memory is allocated, connections warm up."""
 
 _SETTLING = 2
-"""Steps at the start of a turn that are not timed: names are negotiated anew after another choice's."""
+"""The steps at the start of a turn that are not timed: Horovod negotiates the tensors' names again."""
 
 _FEWEST_ROUNDS = 2
-"""Whatever the time: an interval needs two."""
+"""The smallest number of rounds, even if time is up: an interval needs two."""
 
 _LEAST_ROUNDS = 4
-"""Before an interval is believed."""
+"""The smallest number of rounds after which an interval is narrow enough to stop."""
 
 
 @dataclass
 class Contest:
-    """Seconds of a step of each choice, one number a round: the median of a turn.
+    """The step times of all choices.
 
     Attributes:
-        seconds: by choice.
+        seconds: for each choice, the median seconds of a step in its turn of each round.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def best(self, names: Sequence[str], without: int | None = None) -> str:
-        """The choice with the shortest steps in the middle of all rounds, or of all but one."""
+        """The choice with the smallest median step time over all rounds, or all but the given one."""
         taken = np.arange(self.rounds) != without
         return min(names, key=lambda name: float(np.median(np.array(self.seconds[name])[taken])))
 
     @property
     def rounds(self) -> int:
-        """How many have been made."""
+        """The number of rounds so far."""
         return len(self.seconds[AUTO])
 
     def ratio(self, name: str) -> tuple[float, float, float]:
-        """``Auto``'s time over a choice's: the geometric mean over rounds, and its 95% interval."""
+        """The ratio of ``Auto``'s time to a choice's: geometric mean over rounds, and 95% interval."""
         return self._ratio(self.seconds[name])
 
     def ratio_to_best(self, names: Sequence[str]) -> tuple[float, float, float]:
-        """``Auto``'s time over the best choice's.
+        """The ratio of ``Auto``'s time to the best choice's: geometric mean, and 95% interval.
 
-        In each round it is compared with what was best in the others: of several choices that are equally
-        good, the one that looks best in all rounds owes that to its luck in these very rounds.
+        In each round, ``Auto`` is compared with the choice that was best in the other rounds. The best
+        choice of all rounds, among equally good ones, would be best by chance in these very rounds.
         """
         chosen = (self.best(names, number) for number in range(self.rounds))
         return self._ratio([self.seconds[name][number] for number, name in enumerate(chosen)])
@@ -99,18 +98,18 @@ class Contest:
         return high - low < width
 
     def _ratio(self, other: Sequence[float]) -> tuple[float, float, float]:
-        # Of logarithms: the mean of noisy ratios is too high, whichever of the two is the divisor.
+        # With logarithms, because the mean of noisy ratios is too high whichever of the two divides.
         interval = paired(list(np.log(self.seconds[AUTO])), list(np.log(other)))
         mean, low, high = np.exp([interval.mean, interval.low, interval.high])
         return float(mean), float(low), float(high)
 
 
 class Job:
-    """All choices' models, optimizers and compressors, on one rank.
+    """The models, optimizers and compressors of all choices, on one rank.
 
     Args:
-        trainer: of torch.
-        settings: what to train; the learning rate stays.
+        trainer: the PyTorch trainer.
+        settings: the settings of all trainings, with a constant learning rate.
         names: the choices.
     """
 
@@ -129,7 +128,7 @@ class Job:
         }
 
     def train(self, name: str, steps: int) -> list[float]:
-        """Makes steps with a choice, the ranks beginning together; the seconds of each."""
+        """Makes steps with a choice, after a barrier; returns the seconds of each step."""
         hvd.barrier()
         ends = [time.perf_counter()]
         self.sessions[name].train(
@@ -141,7 +140,11 @@ class Job:
 
 
 def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
-    """Has ``Auto`` make its plan: after how many steps it has, and what they cost, in steps of the plan."""
+    """Trains until ``Auto`` has settled its plan; returns the number and the cost of these steps.
+
+    Raises:
+        RuntimeError: there is no settled plan after ``longest`` steps.
+    """
     compressor = job.sessions[AUTO].compressor
     assert isinstance(compressor, Planning)
     seconds: list[float] = []
@@ -150,7 +153,7 @@ def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
         bar.set_description(f"planning, {len(seconds)} steps", refresh=True)
     if not compressor.settled:
         raise RuntimeError(f"expected a plan within {longest} steps, got none")
-    # Means, not medians: now and then a step is longer with any choice.
+    # Means, not medians, because occasional long steps are part of the cost.
     planned = float(np.mean(job.train(AUTO, 48 + _SETTLING)[_SETTLING:]))
     counted = seconds[_FIRST:]
     return {
@@ -163,7 +166,7 @@ def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
 def compete(
     job: Job, fixed: Sequence[str], args: argparse.Namespace, bar: tqdm, trainer: TorchTrainer
 ) -> Contest:
-    """Rounds of turns, until the interval is narrow enough, or time is up."""
+    """Makes rounds of turns until the interval is narrow enough or time is up."""
     names = [AUTO, *fixed]
     contest = Contest({name: [] for name in names})
     started = time.monotonic()
@@ -187,7 +190,7 @@ def _interval(ratio: Sequence[float]) -> str:
 
 
 def table(record: dict[str, Any]) -> Table:
-    """One line a choice."""
+    """A table with one line for each choice."""
     rows = [
         [
             name,
@@ -200,7 +203,7 @@ def table(record: dict[str, Any]) -> Table:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """What the claims are about, in a few lines."""
+    """The main results as a few lines of text."""
     best, dense = record["best"], record["best_uncompressed"]
     to_best = _interval(record["ratio_to_best"])
     to_dense = _interval(record["ratio_to_best_uncompressed"])
@@ -215,7 +218,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Runs on every rank; the first one prints and writes."""
+    """Measures on every rank; the first one prints and writes the results."""
     args = _parse(command_line)
     fixed = list(dict.fromkeys([*UNCOMPRESSED, *args.compression]))
     trainer = _trainer(args)
@@ -255,8 +258,7 @@ def main(command_line: list[str] | None = None) -> int:
         "seconds": contest.seconds,
     }
     if trainer.rank == 0:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        json_files.write(args.json, record)
         print(f"{planning['explanation']}\n\n{table(record).text()}\n\n{summary(record)}")
     return 0
 
@@ -275,18 +277,18 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--lr", type=float, default=0.001, help="default: 0.001")
     add("--threads", type=positive, default=1, help="threads a rank; default: 1")
     add("--pace", type=float, metavar="SECONDS",
-        help="a step waits so long instead of computing, since a lab's hosts share processors")  # fmt: skip
+        help="in each step, wait so long instead of computing: a lab's hosts share processors")  # fmt: skip
     add("--compression", nargs="+", type=compression, default=FIXED, metavar="NAME[:key=value,...]",
         help=f"the fixed choices, {' and '.join(UNCOMPRESSED)} always among them; "
         f"default: {' '.join(FIXED)}")  # fmt: skip
     add(
         "--block", type=positive, default=10, help="timed steps of a choice in a round; default: 10"
     )
-    add("--rounds", type=positive, default=24, help="at most so many; default: 24")
-    add("--seconds", type=float, default=1800.0, help="no new round after so many; default: 1800")
+    add("--rounds", type=positive, default=24, help="the most rounds; default: 24")
+    add("--seconds", type=float, default=1800.0, help="no new round begins later; default: 1800")
     add("--width", type=float, default=0.03, metavar="RATIO",
-        help="how wide the interval may be in the end; default: 0.03")  # fmt: skip
-    add("--longest", type=positive, default=400, help="steps that a plan may take; default: 400")
+        help="the width of the interval at which to stop; default: 0.03")  # fmt: skip
+    add("--longest", type=positive, default=400, help="the most steps of planning; default: 400")
     args = parser.parse_args(command_line)
     if args.pace is not None and args.framework != FRAMEWORKS[0]:
         parser.error(f"argument --pace: expected --framework {FRAMEWORKS[0]}, got {args.framework}")

@@ -1,12 +1,11 @@
-"""How fast the codecs are: nanoseconds per element, multiples of ``torch.Tensor.copy_``, and bytes a second
-as a share of a triad's.
+"""Measures the codecs' speed: nanoseconds per element, multiples of the time of ``torch.Tensor.copy_``, and
+bandwidth as a share of a triad's.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks import machine
+from benchmarks import json_files, machine
 from benchmarks.codec_cases import CODECS, Buffers, CodecCase
 from benchmarks.codec_others import OTHERS, BitsAndBytesCase, PiQuantCase
 from benchmarks.command_line import Parser, positive
@@ -27,13 +26,13 @@ from hvd_compress.kernels.interface import Kernels
 SCHEMA = "hvd_compress/codec/1"
 QUICK_ELEMENTS = 1 << 16
 _MEASURED = {"encode": 4, "encode_with_feedback": 12, "decode": 4, "decode_and_add": 8}
-"""What is measured, and how many bytes an element of gradient, residual and output it moves."""
+"""The measured operations, and the bytes of gradient, residual and output that each moves per element."""
 
 
 def measure(
     case: CodecCase | BitsAndBytesCase | PiQuantCase, buffers: Buffers, repeats: int
 ) -> dict[str, Any]:
-    """Times and error of one case."""
+    """Measures the times and the error of one case."""
     destination, source = torch.from_numpy(buffers.out), torch.from_numpy(buffers.x)
     residual = torch.from_numpy(buffers.residual)
     timings: dict[str, Timing | None] = dict.fromkeys(_MEASURED)
@@ -60,13 +59,13 @@ def measure(
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Multiples of a copy, with ns per element and the share of a triad's bandwidth in brackets."""
+    """Multiples of a copy's time, with ns per element and the share of a triad's bandwidth in brackets."""
     header = ("codec", "bits", "error", *(name.replace("_", " ") for name in _MEASURED))
     return Table(header, [_row(name, row) for name, row in rows.items()])
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures the codecs one after the other."""
+    """Measures the codecs one after the other, prints a table and writes the record."""
     args = _parse(command_line)
     if args.device == "cuda":
         return _on_gpu(args)
@@ -100,12 +99,11 @@ def main(command_line: list[str] | None = None) -> int:
         "triad_gigabytes_per_second": _triad(rows),
         "codecs": rows,
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(result, indent=1))
+    json_files.write(args.json, result)
     shown = table(rows)
     print(shown.markdown() if args.markdown else shown.text())
     print(
-        f"\nmultiples of torch.Tensor.copy_ (ns per element; bytes a second, as a share of a triad's); a "
+        f"\nmultiples of torch.Tensor.copy_ (ns per element; share of a triad's bandwidth); a "
         f"copy took {result['copy_ns_per_element']:.3f} ns per element, a triad moved "
         f"{result['triad_gigabytes_per_second']:.1f} GB/s; {args.elements} float32, "
         f"{args.threads} threads, {isa}, {machine.description()['cpu']}"
@@ -114,7 +112,7 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 def _on_gpu(args: argparse.Namespace) -> int:
-    """At the size that is asked for, and at a small one, where launches count."""
+    """Measures on a GPU, at the given size and at a small one, for which launches take most of the time."""
     from benchmarks import codec_cuda
 
     sizes = dict.fromkeys((args.elements, min(args.elements, codec_cuda.SMALL_ELEMENTS)))
@@ -128,8 +126,7 @@ def _on_gpu(args: argparse.Namespace) -> int:
         "machine": machine.description(),
         "sizes": results,
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(record, indent=1))
+    json_files.write(args.json, record)
     for result in results:
         shown = codec_cuda.table(result)
         print(shown.markdown() if args.markdown else shown.text())
@@ -154,9 +151,9 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=positive, default=9)
     add("--kernels", choices=("cpu", "reference"), default="cpu")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--codec", nargs="+", default=["*"], metavar="NAME", help="how the names begin")
+    add("--codec", nargs="+", default=["*"], metavar="NAME", help="how codecs' names begin")
     add("--markdown", action="store_true", help="print the table as Markdown")
-    add("--quick", action="store_true", help="a tiny tensor, once: whether it works at all")
+    add("--quick", action="store_true", help="measure a tiny tensor once, to see whether it works")
     args = parser.parse_args(command_line)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: expected a GPU and a torch for CUDA, got neither or only one")
@@ -178,13 +175,13 @@ def _kernels(name: str, threads: int) -> Kernels:
 
 
 def _relative_error(x: np.ndarray, decoded: np.ndarray) -> float:
-    """``|x - decoded|^2 / |x|^2``."""
+    """The relative squared error, ``|x - decoded|^2 / |x|^2``."""
     difference = x - decoded
     return float(np.dot(difference, difference) / np.dot(x, x))
 
 
 def _triad(rows: dict[str, dict[str, Any]]) -> float:
-    """The median of what the triads moved, 10^9 bytes a second."""
+    """The median bandwidth of the triads in 10^9 bytes a second."""
     found = [
         row[name]["gigabytes_per_second"] / row[name]["bandwidth"]
         for row in rows.values()

@@ -1,4 +1,4 @@
-"""What the codec benchmark measures: every codec in its variants, behind one interface."""
+"""The cases of the codec benchmark: every codec in its variants, behind one interface."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ CODECS: dict[str, Codec] = {
     "ecq l2 4096 entropy": ECQ(4, "l2", 4096, "entropy"),
     "ecq linf 2048 entropy": ECQ(4, "linf", 2048, "entropy"),
 }
-"""Every variant, by the name that tables call it."""
+"""Every variant, by its name in tables."""
 
 
 @dataclass
 class Buffers:
-    """Memory that all cases share, so that none pays for the first touch of a page.
+    """Memory that all cases share, so that none includes the first access to a page.
 
-    It is PyTorch's, as that of gradients is: NumPy's large arrays begin 16 bytes behind a line of the
-    cache, and then each vector of 64 bytes lies in two lines.
+    PyTorch allocates it, as it does gradients: NumPy's large arrays begin 16 bytes behind the start of a
+    cache line, so that each vector of 64 bytes would lie in two lines.
 
     Attributes:
-        x: shape=(n,), dtype float32: what is encoded, normally distributed.
-        residual: of the same shape; its contents are scratch.
-        out: of the same shape; its contents are scratch.
+        x: the gradient to encode, normally distributed, shape=(n,), dtype float32.
+        residual: scratch memory of the same shape.
+        out: scratch memory of the same shape.
     """
 
     x: np.ndarray
@@ -79,38 +79,38 @@ class Buffers:
 
 
 class CodecCase:
-    """One of our codecs on one executor."""
+    """A codec of this package on one executor."""
 
     def __init__(self, codec: Codec, kernels: Kernels, buffers: Buffers) -> None:
         self.config: dict[str, Any] = codec.to_config()
         self.shape = matrix(buffers.x.size)
         self._codec, self._kernels, self._buffers = codec, kernels, buffers
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
-        # Of its own, so that the payload to be decoded stays that of the gradient alone.
+        # A second payload, so that the one to be decoded stays that of the gradient alone.
         self._fed = np.zeros_like(self._payload[0])
         self._coefficients = stable_feedback(codec, buffers.x.size)
         buffers.residual.fill(0)
 
     @property
     def bits(self) -> float:
-        """An element's bits in the payload that was encoded without error feedback."""
+        """The bits per element of the payload that was encoded without error feedback."""
         used = payload_length(self._payload[0], self._payload[0].size)
         return 8 * used / self._buffers.x.size
 
     def encode(self) -> None:
-        """Without error feedback."""
+        """Encodes without error feedback."""
         self._encode(ErrorFeedback(alpha=0.0), None, self._payload[0])
 
     def encode_with_feedback(self) -> None:
-        """The fused step: compensate, encode, keep what was lost."""
+        """Adds the residual, encodes, and keeps the error as the new residual, in one call."""
         self._encode(self._coefficients, self._buffers.residual, self._fed)
 
     def decode(self) -> None:
-        """Into memory that is overwritten."""
+        """Decodes, and overwrites the output."""
         self._decode(accumulate=False)
 
     def decode_and_add(self) -> None:
-        """Onto what the memory holds, as for the payload of one more rank."""
+        """Decodes, and adds to the output, as for the payload of one more rank."""
         self._decode(accumulate=True)
 
     def _encode(
@@ -138,10 +138,10 @@ class CodecCase:
 
 
 def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
-    """Error feedback as strong as the codec bears: its cost is measured, not its use.
+    """The strongest error feedback with which a codec's residual stays bounded.
 
-    Half the bound of ECQ-SGD's lemma 2 for the unbiased codecs, 1 for the others. Training refuses
-    feedback around a fixed range; the kernel's cost is measured there all the same.
+    Its coefficient is half the bound of ECQ-SGD's lemma 2 for unbiased codecs, and 1 for the others.
+    Training refuses feedback around a fixed range, but the kernel's cost is measured there, too.
     """
     if codec.error == "contractive":
         return ErrorFeedback(1.0, 1.0)
@@ -149,6 +149,6 @@ def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
 
 
 def matrix(count: int) -> tuple[int, int]:
-    """The shape nearest to a square, which columns and rows are taken of."""
+    """The shape nearest to a square, for codecs with groups of rows or columns."""
     rows = next(rows for rows in range(math.isqrt(count), 0, -1) if count % rows == 0)
     return rows, count // rows

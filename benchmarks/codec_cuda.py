@@ -1,8 +1,8 @@
 """The codecs' speed on a GPU, beside a device-to-device copy; ``benchmarks.codec --device cuda``.
 
-Every measurement is a CUDA graph of many calls, so that the time in which Python starts them does not
-count, and stands between two measurements of a copy. What is reported is how near the kernel comes to
-the copy's bandwidth, counting the bytes that have to move, each pass that the grouping forces included.
+Every measurement is a CUDA graph of many calls, so that Python's time to start them does not count, between
+two measurements of a copy. The result is a kernel's bandwidth as a share of the copy's, counting the bytes
+that must be moved, in each pass that the codec's groups need.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ MEASURED = (
     *("encode", "encode_with_feedback", "decode", "decode_and_add"),
     *("decode_8", "decode_64", "encode_bf16", "encode_at_8_bytes"),
 )
-"""``decode_8`` adds up eight payloads. ``encode_bf16`` has a gradient of that type; that of
-``encode_at_8_bytes`` begins at 8 modulo 16 bytes, as a later view in a bucket of DDP may."""
+"""The measured operations. ``decode_8`` adds up eight payloads. ``encode_bf16`` encodes bfloat16 gradients,
+``encode_at_8_bytes`` a gradient that begins at 8 modulo 16 bytes, as views in a bucket of DDP may."""
 
 TITLES = ("encode", "with feedback", "decode", "and add", "of 8", "of 64", "bf16", "at 8 bytes")
 SMALL_ELEMENTS = 1 << 20
 DEVICE = "cuda"
 _CALLS = 20
-"""Calls in one graph."""
+"""The number of calls in a graph."""
 
 HELD = 4096
-"""Contiguous groups up to this size are encoded in one pass over memory."""
+"""The size in elements up to which contiguous groups are encoded in one pass over memory."""
 
 Work = Callable[[], object]
 
 
 class Buffers:
-    """Device memory that all cases share: x, residual and out, shape=(n,), float32."""
+    """Device memory that all cases share: gradients, a residual and an output, shape=(n,)."""
 
     def __init__(self, elements: int) -> None:
         generator = torch.Generator(device=DEVICE).manual_seed(0)
@@ -54,7 +54,7 @@ class Buffers:
 
 
 class CodecCase:
-    """One of our codecs. Its attributes are what :data:`MEASURED` names, and bytes for each."""
+    """A codec of this package: the operations of :data:`MEASURED`, and the bytes that each must move."""
 
     def __init__(self, codec: Codec, kernels: CudaKernels, buffers: Buffers) -> None:
         elements = buffers.x.numel()
@@ -113,7 +113,7 @@ class CodecCase:
 
 
 class ComposedOneBit:
-    """1-bit SGD put together from torch calls, as a user without kernels would write it."""
+    """1-bit SGD composed of torch calls, as a user without kernels would write it."""
 
     name = "onebit 1024 composed of torch calls"
 
@@ -171,7 +171,7 @@ class BitsAndBytes:
 
 
 def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str, Any]:
-    """Measures the named codecs, and others' for comparison; a failure is recorded in its row."""
+    """Measures the named codecs, and other projects' if asked; a failure is recorded in its row."""
     buffers = Buffers(elements)
     kernels = CudaKernels(TorchDevice(torch))
     makers: dict[str, Callable[[], Any]] = {
@@ -203,7 +203,7 @@ def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str
 
 
 def measure(case: Any, buffers: Buffers, repeats: int) -> dict[str, Any]:
-    """Times of one case, each beside copies."""
+    """Measures the times of one case, each beside copies."""
     copy = graph_of(lambda: buffers.out.copy_(buffers.x))
     row: dict[str, Any] = {"config": case.config, "bits_per_element": case.bits}
     for name in MEASURED:
@@ -233,7 +233,7 @@ def measure(case: Any, buffers: Buffers, repeats: int) -> dict[str, Any]:
 
 
 def graph_of(work: Work) -> torch.cuda.CUDAGraph:
-    """A graph of :data:`_CALLS` calls, after a few that count for nothing."""
+    """Captures a graph of :data:`_CALLS` calls, after a few calls to warm up."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -251,7 +251,7 @@ def graph_of(work: Work) -> torch.cuda.CUDAGraph:
 
 
 def seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """How long one call in a graph takes."""
+    """The seconds of one call in a graph."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -261,7 +261,7 @@ def seconds(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def empty_launch() -> None:
-    """A kernel that ends at once."""
+    """Launches a kernel that ends at once."""
     torch.cuda._sleep(0)
 
 
@@ -290,7 +290,7 @@ def _row(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def _passes(codec: Codec) -> int:
-    """How often what is encoded has to be read: twice where its scale takes in more than is held."""
+    """The passes of encoding over the gradient: two if a scale needs more than :data:`HELD` elements."""
     group = getattr(codec, "group", getattr(codec, "bucket", None))
     if group is None:
         return 1

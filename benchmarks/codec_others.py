@@ -1,4 +1,4 @@
-"""Other people's codecs in the codec benchmark, where they are installed; none has error feedback."""
+"""Other projects' codecs in the codec benchmark, if they are installed; none has error feedback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.codec_cases import Buffers
 
 
 class BitsAndBytesCase:
-    """bitsandbytes' 8-bit dynamic map; it cannot add."""
+    """bitsandbytes' 8-bit dynamic map, which cannot add to an output."""
 
     module = "bitsandbytes"
     name = "bitsandbytes 4096"
@@ -27,11 +27,11 @@ class BitsAndBytesCase:
         self._x = torch.from_numpy(buffers.x)
 
     def encode(self) -> None:
-        """``quantize_blockwise``."""
+        """Calls ``quantize_blockwise``."""
         self._codes, self._state = self._functional.quantize_blockwise(self._x, blocksize=4096)
 
     def decode(self) -> np.ndarray:
-        """``dequantize_blockwise``, into new memory, since on CPUs it takes no other."""
+        """Calls ``dequantize_blockwise``, which on CPUs allocates its output."""
         return self._functional.dequantize_blockwise(self._codes, self._state).numpy()
 
 
@@ -52,7 +52,7 @@ class PiQuantCase:
         self._codes = torch.empty(self._x.numel(), dtype=torch.uint8)
 
     def encode(self) -> None:
-        """Scale and zero point, then the codes, rounded to the nearest."""
+        """Computes the scale and the zero point, then the codes, rounded to the nearest."""
         count, x = self._x.numel(), self._x.data_ptr()
         uint8, f32 = self._piquant.DataType.UINT8, self._piquant.DataType.F32
         self._scale = self._context.compute_quant_params_ptr_float32(x, uint8, count)
@@ -61,11 +61,11 @@ class PiQuantCase:
         self._context.quantize_ptr(x, f32, codes, uint8, count, *self._scale, nearest)
 
     def decode(self) -> None:
-        """Into memory that is overwritten."""
+        """Decodes, and overwrites the output."""
         self._decode(self._piquant.ReduceOp.SET)
 
     def decode_and_add(self) -> None:
-        """Onto what the memory holds."""
+        """Decodes, and adds to the output."""
         self._decode(self._piquant.ReduceOp.ADD)
 
     def _decode(self, reduction: Any) -> None:
@@ -77,4 +77,4 @@ class PiQuantCase:
 OTHERS = tuple(
     case for case in (BitsAndBytesCase, PiQuantCase) if importlib.util.find_spec(case.module)
 )
-"""Those that are installed."""
+"""The cases whose packages are installed."""

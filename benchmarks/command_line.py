@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""The parser and the argument types of the benchmarks' command lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OTHERS = (AUTO, LOCAL, STOCK)
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers wrong arguments in one line, without the usage, which is longer than a screen."""
+    """A parser that reports wrong arguments in one line, without the long usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists all options)\n")
 
 
 def positive(text: str) -> int:
-    """A type of arguments: integers from 1 on."""
+    """Reads a positive integer, as an argument type."""
     try:
         value = int(text)
     except ValueError:
@@ -42,7 +42,7 @@ def share(text: str) -> float:
 
 
 def compression(text: str) -> str:
-    """A type of arguments: ``NAME`` or ``NAME:key=value,...``, whose settings are checked later."""
+    """Checks the name in ``NAME`` or ``NAME:key=value,...``, as an argument type; settings come later."""
     name = text.partition(":")[0]
     names = (*codec_names(), *OTHERS)
     if name not in names:

@@ -1,4 +1,4 @@
-"""Compressions as they are written on a command line: ``NAME`` or ``NAME:key=value,key=value``."""
+"""Compressions in the form of command lines: ``NAME`` or ``NAME:key=value,key=value``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Options = dict[str, Any]
 TERNARY = "ternary"
 
 AUTO = "auto"
-"""What measures and decides by itself."""
+"""The compressor that measures the network and chooses codecs."""
 
 LOCAL = "local"
-"""No exchange at all: every rank trains alone, which shows how much an exchange costs at least."""
+"""Every rank trains alone: the time without any exchange."""
 
 STOCK = "stock"
-"""What the framework exchanges by itself in every step: Horovod, DDP or HSDP without any compressor."""
+"""The framework's own exchange in every step: Horovod, DDP or HSDP without a compressor."""
 
 _LISTS = ("exclude", "codecs", "exchanges")
-"""Settings whose values are several, separated by ``|``."""
+"""The settings that are lists, with values separated by ``|``."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Compression:
     """A codec's name and its settings.
 
     Attributes:
-        text: as it was written; tables and JSON call it so.
-        name: a codec's, or :data:`AUTO`, :data:`LOCAL` or :data:`STOCK`.
-        options: the codec's fields, ``alpha`` and ``beta``, and options of a compressor, by name.
+        text: the specification, by which tables and records name the compression.
+        name: the name of a codec, or :data:`AUTO`, :data:`LOCAL` or :data:`STOCK`.
+        options: the codec's fields, ``alpha`` and ``beta``, and a compressor's options, by name.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Compression:
     options: Options = field(default_factory=dict)
 
     def split(self) -> tuple[Route, Options]:
-        """The codec with its feedback and exchange, and the other options of a compressor.
+        """The route (codec, feedback and exchange), and the other options of a compressor.
 
         Raises:
             ValueError, TypeError: wrong fields of the codec, or wrong coefficients.
@@ -52,10 +52,13 @@ def make(frontend: Any, name: str, /, *model: Any, **options: Any) -> Any:
     """Makes a compressor.
 
     Args:
-        frontend: a module, such as :mod:`hvd_compress.ddp`.
-        name: of a codec, or :data:`AUTO`.
-        model: what the frontend's compressors are made for, if anything.
-        options: as those of a :class:`Compression`.
+        frontend: a frontend's module, such as :mod:`hvd_compress.ddp`.
+        name: the name of a codec, or :data:`AUTO`.
+        model: the positional arguments of the frontend's compressors before the route.
+        options: the options of a :class:`Compression`.
+
+    Raises:
+        TypeError: an option that neither the codec nor the compressor has.
     """
     if name == AUTO:
         return frontend.Auto(*model, **options)
@@ -80,16 +83,16 @@ def _split(name: str, options: Options) -> tuple[Route, Options]:
 def parse(text: str, common: Options, last_layer: str) -> Compression:
     """Reads a specification.
 
-    TernGrad leaves the last layer alone, whose gradients one-hot labels make skew (section 4 of the
-    paper), so ``ternary`` does unless ``exclude`` says otherwise.
+    TernGrad does not compress the last layer, because one-hot labels skew its gradients (section 4 of the
+    paper); neither does ``ternary`` unless ``exclude`` is set.
 
     Args:
         text: the specification.
-        common: settings for every codec, which the specification's own override.
-        last_layer: name pattern of the model's classifier.
+        common: the settings for every codec, which the specification overrides.
+        last_layer: the name pattern of the model's classifier.
 
     Raises:
-        ValueError: a setting without ``=``, or one that nothing can follow.
+        ValueError: a setting without ``=``, or any setting of ``local`` or ``stock``.
     """
     name, _, rest = text.partition(":")
     defaults = {"exclude": (last_layer,)} if name == TERNARY else {}
@@ -102,7 +105,7 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Reads one ``key=value``; what is in a list, such as patterns in ``exclude``, is separated by ``|``.
+    """Reads one ``key=value``; the values of lists, such as ``exclude``, are separated by ``|``.
 
     Raises:
         ValueError: there is no ``=``.

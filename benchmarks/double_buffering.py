@@ -1,9 +1,8 @@
-"""Half-batch double buffering beside exchanges of whole minibatches: 1-bit SGD's table 4, in kind.
+"""Compares half-batch double buffering with exchanges of whole minibatches, as in 1-bit SGD's table 4.
 
 ``python -m benchmarks.lab --hosts 2 --rate 200mbit -- python -m benchmarks.double_buffering --json OUT``
 
-Each minibatch size trains in both ways, a few minibatches of each in turns. A rank processes its share of
-``--batch``.
+For each minibatch size, both ways train a few minibatches in turns. A rank has its share of ``--batch``.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _WAYS = {"whole": False, "halves": True}
 
 
 class Way:
-    """A network that trains in one of the ways.
+    """A network that trains with whole minibatches or with halves.
 
     Args:
-        chosen: what is sent.
+        chosen: the compression of the gradients.
         enabled: whether minibatches are cut in half.
-        width: units of a layer.
+        width: the number of units in each layer.
     """
 
     def __init__(self, chosen: compressions.Compression, enabled: bool, width: int) -> None:
@@ -49,7 +48,7 @@ class Way:
         self._buffering = DoubleBuffering(named, optimizer, compressor, enabled=enabled)
 
     def seconds(self, batches: int, samples: int) -> float:
-        """Of a minibatch, in so many of them of so many samples of this rank."""
+        """Trains some minibatches with ``samples`` on this rank; returns the seconds of a minibatch."""
         x, y = torch.randn(samples, _INPUTS), torch.randint(10, (samples,))
         dist.barrier()
         started = time.perf_counter()
@@ -62,7 +61,7 @@ class Way:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a compression and minibatch size, of this rank."""
+    """Measures each compression and minibatch size; returns a row for each, with this rank's times."""
     rows = []
     for text in args.compression:
         chosen = compressions.parse(text, {}, last_layer="")
@@ -90,7 +89,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One line a row."""
+    """A table with one line for each row."""
     header = ("compression", "minibatch", "whole ms", "halves ms", "times as fast", "middle half")
     return Table(
         header,
@@ -109,7 +108,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures, and writes what the first rank has seen."""
+    """Measures on every rank; the first one prints and writes its times."""
     parser = group_job.parser(
         "benchmarks.double_buffering", __doc__, batches=[64, 128, 256, 512, 1024]
     )

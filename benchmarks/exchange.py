@@ -1,4 +1,4 @@
-"""How fast exchanges are: time, algorithm bandwidth and bus bandwidth over message sizes.
+"""Measures exchanges over message sizes: their time, algorithm bandwidth and bus bandwidth.
 
 ``python -m benchmarks.lab --hosts 4 --rate 1gbit -- python -m benchmarks.exchange --json OUT``
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import re
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks import machine
+from benchmarks import json_files, machine
 from benchmarks.command_line import Parser
 from benchmarks.exchanges import EXCHANGES, exchange
 from benchmarks.exchanges.base import Clock, Exchange, Work
@@ -40,10 +39,10 @@ def measure(
     threads: int,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """Measures all exchanges of one size in turns, so that each sees the same disturbances.
+    """Measures all exchanges of one size in turns, so that all are disturbed alike.
 
     Returns:
-        One row an exchange, the same on every rank.
+        One row for each exchange, the same on every rank.
     """
     gradient = torch.from_numpy(_gradient(elements, collectives.rank))
     works = {name: case.prepare(collectives, threads, elements) for name, case in exchanges.items()}
@@ -64,7 +63,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One line an exchange and size; bandwidths in Mbit/s, as links are rated."""
+    """A table with one line for each exchange and size; bandwidths are in Mbit/s, as links' rates are."""
     parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
     header = (
         "exchange",
@@ -81,7 +80,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures on all ranks; the exit status tells whether all sums were right."""
+    """Measures on every rank; returns 0 if all sums were right, and 1 otherwise."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
     hvd.init()
@@ -107,9 +106,9 @@ def main(command_line: list[str] | None = None) -> int:
 def _verify(
     case: Exchange, work: Work, collectives: Collectives, gradient: torch.Tensor
 ) -> float | None:
-    """The largest error of a first exchange; None where it is too large, or ranks differ.
+    """The largest error of a first exchange; None if it is too large, or if ranks differ.
 
-    One rank compares with the right answer, and all compare with each other: the reference is slow.
+    Only one rank compares its result with the reference, which is slow; the ranks compare digests.
     """
     result = work(gradient, Clock()).numpy()
     digest = np.frombuffer(hashlib.sha256(result.tobytes()).digest(), np.uint8)
@@ -120,21 +119,21 @@ def _verify(
         total, bound = case.answer(gradients)
         error = np.abs(result - total)
         right[:] = (error <= bound).all() and (digests == digests[0]).all().item(), error.max()
-    # The others add zeros, and sleep until then: the reference needs the processors.
+    # The other ranks add zeros, and sleep meanwhile, because the reference needs the processors.
     handle = collectives.all_reduce(torch.from_numpy(right), "right")
     ok, largest = collectives.wait(handle).tolist()
     return largest if ok else None
 
 
 def _gradient(elements: int, rank: int) -> np.ndarray:
-    """Normal numbers, shape=(n,), float32, the same wherever they are asked for."""
+    """A rank's normally distributed gradient, shape=(n,), float32, the same on every rank that draws it."""
     return np.random.default_rng([elements, rank]).standard_normal(elements, np.float32)
 
 
 def _row(
     name: str, case: Exchange, elements: int, ranks: int, error: float | None, clocks: list[Clock]
 ) -> dict[str, Any]:
-    """An exchange takes as long as its slowest rank; parts are means over the ranks."""
+    """A row of the results: an exchange takes as long as its slowest rank; parts are means over ranks."""
     own = np.array([[clock.parts.get(part, 0.0) for part in case.parts] for clock in clocks])
     everyone = hvd.allgather(torch.from_numpy(own)[None], name="clocks").numpy()
     totals = everyone.sum(2).max(0)
@@ -175,7 +174,7 @@ def _cells(row: dict[str, Any], parts: list[str]) -> list[str]:
 
 
 def _write(path: Path, args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    result = {
+    record = {
         "schema": SCHEMA,
         "ranks": hvd.size(),
         "ranks_per_host": hvd.local_size(),
@@ -187,8 +186,7 @@ def _write(path: Path, args: argparse.Namespace, rows: list[dict[str, Any]]) -> 
         "machine": machine.description(),
         "rows": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1))
+    json_files.write(path, record)
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
@@ -197,9 +195,11 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, required=True, metavar="OUT")
     add("--exchange", nargs="+", default=DEFAULT, metavar="NAME:COMPRESSION[:key=value,...]",
         help=f"{', '.join(EXCHANGES)}; default: {' '.join(DEFAULT)}")  # fmt: skip
-    add("--min-bytes", type=_size, default="4K", metavar="SIZE", help="of gradient; default: 4K")
-    add("--max-bytes", type=_size, default="64M", metavar="SIZE", help="default: 64M")
-    add("--factor", type=_factor, default=4, help="from one size to the next; default: 4")
+    add("--min-bytes", type=_size, default="4K", metavar="SIZE",
+        help="the smallest gradient; default: 4K")  # fmt: skip
+    add("--max-bytes", type=_size, default="64M", metavar="SIZE",
+        help="the largest gradient; default: 64M")  # fmt: skip
+    add("--factor", type=_factor, default=4, help="the ratio of successive sizes; default: 4")
     add("--elements", type=_size, nargs="+", metavar="N", help="these sizes instead, in elements")
     add("--repeats", type=_size, default=9, help="exchanges of each size and kind; default: 9")
     add("--threads", type=_size, default=1, help="threads a rank; default: 1")
@@ -217,7 +217,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
 
 
 def _sweep(smallest: int, largest: int, factor: int) -> list[int]:
-    """Numbers of elements, in geometric progression."""
+    """The numbers of elements from the smallest to the largest size, in geometric progression."""
     sizes = [max(1, smallest // FLOAT_BYTES)]
     while sizes[-1] * factor * FLOAT_BYTES <= largest:
         sizes.append(sizes[-1] * factor)

@@ -1,4 +1,4 @@
-"""What TensorFlow's frontend spends on encoding and decoding, in multiples of what torch's spends.
+"""Compares the times of encoding and decoding in TensorFlow's frontend with those in torch's.
 
 Each frontend encodes the gradients of a model with their residuals, and decodes its own payloads, as
 in a training step but without Horovod. The two take turns, and each turn gives one ratio.
@@ -7,7 +7,6 @@ in a training step but without Horovod. The two take turns, and each turn gives 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from benchmarks import machine
+from benchmarks import json_files, machine
 from benchmarks.command_line import Parser, positive
 from benchmarks.models import MODELS
 from benchmarks.models import torch as models
@@ -43,7 +42,7 @@ SCHEMA = "hvd_compress/frontends/1"
 
 
 class TorchSide:
-    """Encodes and decodes as ``hvd_compress.torch`` does, into memory of its own."""
+    """Encodes and decodes as ``hvd_compress.torch`` does."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
         group = Group(0, 1)
@@ -55,16 +54,16 @@ class TorchSide:
         ]
 
     def step(self) -> None:
-        """One step's work on every gradient, all of them in one bucket."""
+        """Does one step's work on all gradients, in one bucket."""
         given = [gradient.clone() for gradient in self._gradients]
         batch, exchanging = self._batches.make(self._slots, given)
-        Pending("bucket", 0, exchanging, batch)  # Alone, a rank has its results at once.
+        Pending("bucket", 0, exchanging, batch)  # A single rank has its results at once.
         batch.write(1.0)
         batch.settle(False)
 
 
 class GraphSide:
-    """The same by the operations, as one bucket in one graph."""
+    """Encodes and decodes by TensorFlow's operations, in one bucket of one graph."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
         self._ops = operations()
@@ -80,7 +79,7 @@ class GraphSide:
         self._run = tf.function(self._trace)
 
     def step(self) -> None:
-        """One step's work on every gradient."""
+        """Does one step's work on all gradients."""
         self._run(self._gradients)
 
     def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -111,14 +110,14 @@ class GraphSide:
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds that one step took: on the clock, and of processor time in all threads."""
+    """The seconds of one step: wall-clock time, and processor time of all threads."""
 
     wall: float
     cpu: float
 
 
 def measure(route: Route, gradients: Sequence[np.ndarray], threads: int, repeats: int) -> dict:
-    """Both frontends in turns; medians of seconds, and of the turns' ratios."""
+    """Measures both frontends in turns; returns median seconds, and quantiles of the turns' ratios."""
     sides = TorchSide(route, gradients, threads), GraphSide(route, gradients, threads)
     for side in sides:
         side.step()
@@ -138,7 +137,7 @@ def measure(route: Route, gradients: Sequence[np.ndarray], threads: int, repeats
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """One line a codec."""
+    """A table with one line for each codec."""
     header = ("codec", "torch ms", "TensorFlow ms", "ratio", "10% to 90%", "ratio of CPU time")
     lines = []
     for name, row in rows.items():
@@ -150,10 +149,10 @@ def table(rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures the codecs one after the other."""
+    """Measures the codecs one after the other, prints a table and writes the record."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
-    # As torch's loop: one operation at a time, and the kernel's threads in it.
+    # As in torch, operations run one at a time, each with the kernel's threads.
     tf.config.threading.set_inter_op_parallelism_threads(1)
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(shape, np.float32) for shape in _shapes(args.model)]
@@ -172,8 +171,7 @@ def main(command_line: list[str] | None = None) -> int:
         "machine": machine.description(),
         "codecs": rows,
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(result, indent=1))
+    json_files.write(args.json, result)
     shown = table(rows)
     print(shown.markdown() if args.markdown else shown.text())
     print(

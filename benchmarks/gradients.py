@@ -1,10 +1,10 @@
-"""How long the exchange of all of a model's gradients takes by itself, through each compressor.
+"""Measures the exchange of all gradients of a model, without training, through each compressor.
 
 ``python -m benchmarks.lab --hosts 8 --rate 100mbit -- python -m benchmarks.gradients --json OUT``
 
-The gradients are there at once, and are handed over from the last layer to the first, as Horovod's
-optimizer does it. So encoding, transfer and decoding of different layers overlap, where
-``benchmarks.exchange`` looks at one message at a time.
+All gradients are available at the start, and are submitted from the last layer to the first, as Horovod's
+optimizer does. So encoding, transfer and decoding of different layers overlap; ``benchmarks.exchange``
+measures one message at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 import hvd_compress.torch as hvdc
-from benchmarks import compressions, machine
+from benchmarks import compressions, json_files, machine
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import Compression
 from benchmarks.models import MODELS
@@ -38,22 +37,22 @@ SCHEMA = "hvd_compress/gradients/1"
 DEFAULT = ["fp16", "onebit:exchange=allgather", "onebit:exchange=two_shot"]
 
 _SAMPLE = 256
-"""Elements at the beginning of each gradient that are checked on all ranks."""
+"""The number of elements at the beginning of each gradient that are checked on all ranks."""
 
 _TOLERANCE = 1e-5
-"""How far sums in float32 may be from each other, relative to the largest gradient."""
+"""The largest permitted difference between float32 sums, relative to the largest gradient."""
 
 
 class Gradients:
     """A model's parameters with normally distributed gradients, different on every rank."""
 
     def __init__(self, model: str) -> None:
-        # On no device, so that only gradients take memory.
+        # On the meta device, so that only gradients take memory.
         with torch.device("meta"):
             shapes = [(name, p.shape) for name, p in build(model).named_parameters()]
         self.parameters = [(name, nn.Parameter(torch.empty(shape))) for name, shape in shapes]
         self.tensors: list[torch.Tensor] = []
-        """The gradients: what is to be exchanged, and then the results."""
+        """The gradients before an exchange, and the results after it."""
         self._values: list[torch.Tensor] = []
         for index, (_, parameter) in enumerate(self.parameters):
             drawn = np.random.default_rng([index, hvd.rank()])
@@ -65,22 +64,22 @@ class Gradients:
         self.elements = sum(value.numel() for value in self._values)
 
     def reset(self) -> None:
-        """Puts this rank's gradients in the place of the last results."""
+        """Replaces the last results by this rank's gradients."""
         for tensor, value in zip(self.tensors, self._values, strict=True):
             tensor.copy_(value)
 
     def sample(self) -> np.ndarray:
-        """What is in the gradients' first elements, shape=(n,), float64."""
+        """The first elements of all gradients, shape=(n,), float64."""
         return _sample(self.tensors)
 
 
 class Side:
-    """One compressor, and the gradients that it shares with others.
+    """A compressor, with gradients that all compressors share.
 
     Args:
-        gradients: of the model.
-        compression: which compressor.
-        threads: of its kernels.
+        gradients: the model's gradients.
+        compression: the compression.
+        threads: the number of threads of the kernels.
     """
 
     def __init__(self, gradients: Gradients, compression: Compression, threads: int) -> None:
@@ -94,7 +93,7 @@ class Side:
         self._name = compression.text
 
     def exchange(self) -> float:
-        """Exchanges all gradients, the ranks beginning together; seconds."""
+        """Exchanges all gradients, after a barrier; returns the seconds."""
         self._gradients.reset()
         self.compressor.reset_counters()
         hvd.barrier()
@@ -114,11 +113,10 @@ class Side:
         return time.perf_counter() - started
 
     def verify(self) -> bool:
-        """Whether a first exchange ends alike on all ranks, with nothing lost.
+        """Whether a first exchange gives all ranks the same result, and loses nothing.
 
-        The average, what the ranks kept in their residuals and what owners of parts did is together the
-        average of the gradients. Without error feedback, that holds of casts alone, and is not asked of
-        others.
+        The result and the residuals of ranks and owners must add up to the average of the gradients.
+        Without error feedback, this is checked for casts only.
         """
         self._gradients.reset()
         mean = _mean(self._gradients.sample())
@@ -140,7 +138,7 @@ class Side:
         return alike and error < (1e-2 if cast else _TOLERANCE)
 
     def _residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of this rank's residuals, and of those of the parts that it owns; float64."""
+        """Samples of this rank's residuals, and of the residuals of the parts it owns; float64."""
         tensors = self.compressor.state_dict()["tensors"]
         kept, owned = [], []
         for name, parameter in self._gradients.parameters:
@@ -159,7 +157,7 @@ class Side:
 def measure(
     gradients: Gradients, chosen: Sequence[Compression], threads: int, repeats: int, bar: tqdm
 ) -> list[dict[str, Any]]:
-    """Exchanges with all compressors in turns; one row each, the same on every rank."""
+    """Exchanges with all compressors in turns; returns a row for each, the same on every rank."""
     sides = {one.text: Side(gradients, one, threads) for one in chosen}
     right = {}
     for text, side in sides.items():
@@ -178,7 +176,7 @@ def measure(
 
 
 def _row(text: str, own: list[list[float]], right: bool, elements: int) -> dict[str, Any]:
-    """An exchange takes as long as on the slowest rank; the rest are means over the ranks."""
+    """A row of the results: the exchange's time is the slowest rank's; the rest are means over ranks."""
     everyone = hvd.allgather(torch.tensor([own], dtype=torch.float64)).numpy()
     everyone_right = hvd.allgather(torch.tensor([float(right)])).all()
     median, p10, p90 = (float(q) for q in np.quantile(everyone[..., 0].max(0), [0.5, 0.1, 0.9]))
@@ -195,7 +193,7 @@ def _row(text: str, own: list[list[float]], right: bool, elements: int) -> dict[
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One line a compression."""
+    """A table with one line for each compression."""
     header = ("compression", "sent", "ms", "encode ms", "decode ms", "times the first's", "right")
     first = rows[0]["seconds"]["median"]
     return Table(
@@ -216,7 +214,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures on all ranks; the exit status tells whether all results were right."""
+    """Measures on every rank; returns 0 if all results were right, and 1 otherwise."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
     hvd.init()
@@ -239,8 +237,7 @@ def main(command_line: list[str] | None = None) -> int:
             "machine": machine.description(),
             "rows": rows,
         }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        json_files.write(args.json, record)
         shown = table(rows)
         print(shown.markdown() if args.markdown else shown.text())
         if wrong:

@@ -1,10 +1,10 @@
-"""Data and model parallelism combined: 1-bit SGD's table 5, in kind.
+"""Measures combinations of data and model parallelism, as in 1-bit SGD's table 5.
 
 ``python -m benchmarks.lab --hosts 2 --rate 200mbit -- python -m benchmarks.grid --json OUT``
 
-D x M: D groups of M ranks. A group's ranks share the layers out and exchange activations and error signals;
-ranks with the same part of the layers average its gradients. 1 x 1 is one rank alone. All layouts of the
-job's ranks train a few minibatches each, in turns, in 32 bits and encoded.
+D x M means D groups of M ranks. The ranks of a group divide the layers among them and exchange activations
+and error signals; ranks with the same part of the layers average its gradients. 1 x 1 is a single rank. All
+layouts of the job's ranks train a few minibatches each, in turns, in 32 bits and encoded.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ KINDS: dict[str, tuple[Codec, str, dict[str, Any]]] = {
     "32 bits": (NoCompression(), "none", {}),
     "encoded": (Int8(), "onebit", {"group": "column", "exchange": "two_shot"}),
 }
-"""What activations and error signals are encoded with, and what averages gradients."""
+"""The codec of activations and error signals, and the compression of gradients with its options."""
 
 
 class Layout:
-    """This rank's part of the network, in one of the layouts.
+    """This rank's part of the network in one layout.
 
     Args:
-        shape: data-parallel groups, and ranks in each.
-        kind: of :data:`KINDS`.
-        width: units of a layer.
-        batch: samples in a minibatch of the whole job.
+        shape: the number of data-parallel groups, and of ranks in each.
+        kind: a key of :data:`KINDS`.
+        width: the number of units in each layer.
+        batch: the number of samples in a minibatch of the whole job.
     """
 
     def __init__(self, shape: tuple[int, int], kind: str, width: int, batch: int) -> None:
@@ -69,8 +69,8 @@ class Layout:
         self._optimizer = torch.optim.SGD(self._named.values(), lr=0.01, momentum=0.9)
 
     def train(self, batches: int) -> None:
-        """Makes so many steps."""
-        # Idle ranks draw, too, so that all ranks of a group go on with the same numbers.
+        """Trains some minibatches."""
+        # Idle ranks draw, too, so that the ranks of a group continue with the same random numbers.
         x, y = torch.randn(self._samples, _INPUTS), torch.randint(10, (self._samples,))
         if self._idle:
             return
@@ -84,7 +84,7 @@ class Layout:
 
 
 def _shared(net: nn.Module, group: ParallelGroup) -> nn.Module:
-    """The network with every two linear layers as a pair that exchanges once each way."""
+    """The network with pairs of parallel linear layers, each of which exchanges once in each direction."""
     kinds = iter(
         [
             lambda one: ColumnParallelLinear.from_linear(one, group, gather_output=False),
@@ -98,12 +98,12 @@ def _shared(net: nn.Module, group: ParallelGroup) -> nn.Module:
 
 
 def layouts(size: int) -> list[tuple[int, int]]:
-    """One rank alone, and all that use every rank, from data to model parallelism."""
+    """A single rank, and all layouts that use every rank, from data to model parallelism."""
     return [ALONE, *((size // m, m) for m in range(1, size + 1) if size % m == 0)]
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a minibatch size, layout and kind; samples a second, and ratios to one rank alone."""
+    """Measures each minibatch size, layout and kind; returns step times, and ratios to a single rank's."""
     rows = []
     for batch in args.batch:
         made = {
@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             dist.barrier()
             started, used = time.perf_counter(), time.process_time()
             by_name[name].train(batches)
-            dist.barrier()  # The slowest rank's time.
+            dist.barrier()  # So that the time is the slowest rank's.
             return (
                 (time.perf_counter() - started) / batches,
                 (time.process_time() - used) / batches,
@@ -138,7 +138,7 @@ def _name(shape: tuple[int, int], kind: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """One line a row."""
+    """A table with one line for each row."""
     header = ("minibatch", "data x model", "", "samples/s", "times one rank", "middle half")
     lines = []
     for row in rows:
@@ -157,7 +157,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures, and writes what the first rank has seen."""
+    """Measures on every rank; the first one prints and writes its times."""
     parser = group_job.parser("benchmarks.grid", __doc__, batches=[256, 2048])
     group_job.run(SCHEMA, parser.parse_args(command_line), measure, table)
     return 0

@@ -1,9 +1,8 @@
-"""What benchmarks on the ranks of a ``torch.distributed`` job have in common."""
+"""The command line and the main program of benchmarks on the ranks of a ``torch.distributed`` job."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import machine
+from benchmarks import json_files, machine
 from benchmarks.command_line import Parser, positive
 from benchmarks.tables import Table
 
@@ -20,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 def parser(module: str, description: str | None, *, batches: list[int]) -> Parser:
-    """A command line with the options of all of them."""
+    """A parser with the options that these benchmarks share."""
     parser = Parser(
         prog=f"python -m {module}",
         description=description,
@@ -34,7 +33,7 @@ def parser(module: str, description: str | None, *, batches: list[int]) -> Parse
         nargs="+",
         default=batches,
         metavar="N",
-        help="of all ranks together",
+        help="samples in a minibatch of all ranks",
     )
     add("--width", type=positive, default=1024, help="units of each of three layers")
     add("--rounds", type=positive, default=8)
@@ -49,7 +48,7 @@ def run(
     measure: Callable[[argparse.Namespace], Rows],
     table: Callable[[Rows], Table],
 ) -> None:
-    """Measures on all ranks; the first one writes and prints what it has seen."""
+    """Measures on every rank; the first one prints and writes its rows."""
     torch.set_num_threads(args.threads)
     dist.init_process_group("gloo")
     rows = measure(args)
@@ -65,7 +64,7 @@ def run(
             "rows": rows,
         }
         if args.json:
-            args.json.write_text(json.dumps(record, indent=1) + "\n")
+            json_files.write(args.json, record)
         print(table(rows).text())
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""``horovodrun`` that takes it for granted that Horovod has Gloo.
+"""``horovodrun`` that does not check whether Horovod was built with Gloo.
 
-To see whether it has, the stock one imports TensorFlow, which takes longer than starting the ranks. Without
-Gloo, their own start fails.
+For that check, the stock ``horovodrun`` imports TensorFlow, which takes longer than starting the ranks.
+Without Gloo, the ranks fail at their start.
 """
 
 from horovod.runner import launch

@@ -1,4 +1,4 @@
-"""Confidence in a mean, and in a mean difference."""
+"""Confidence intervals of a mean, and of a mean difference."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """The lower end."""
         return self.mean - self.half_width
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """The upper end."""
         return self.mean + self.half_width
 
 
 def mean(numbers: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
-    """Student's t interval of the mean.
+    """Student's t interval of the mean of some numbers.
 
     Raises:
         ValueError: there are fewer than two numbers.

@@ -1,10 +1,10 @@
-"""JSON files of benchmarks that go on where they stopped."""
+"""Reads and writes the benchmarks' JSON files."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,18 +12,23 @@ T = TypeVar("T")
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file as a whole: a program that is stopped leaves the old one or the new one."""
+    """Writes a file atomically: a program that is stopped leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
     draft.write_text(text)
     os.replace(draft, path)
 
 
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a record as JSON, atomically."""
+    replace(path, json.dumps(record, indent=1) + "\n")
+
+
 def read(path: Path, schema: str, make: Callable[[dict[str, Any]], T]) -> T:
-    """What ``make`` makes of a file's content, without its schema.
+    """Reads a file, and returns ``make`` of its content without the schema.
 
     Raises:
-        ValueError: not a file of that schema, or one that ``make`` cannot use.
+        ValueError: the file has another schema, or ``make`` raises an error.
     """
     try:
         raw = json.loads(path.read_text())

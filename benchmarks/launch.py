@@ -1,4 +1,4 @@
-"""Starting a benchmark on several ranks."""
+"""Starts benchmarks on several ranks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,21 @@ def horovodrun(ranks: int, module: str, arguments: list[str]) -> None:
 
 
 def lab(hosts: int, slots: int, module: str, arguments: list[str], *options: str) -> None:
-    """The same on ``slots`` ranks of each of so many hosts of a lab, whose ranks wait patiently. Without
-    options of the lab's, links are not limited.
+    """Runs ``python -m module`` on the hosts of a lab, and waits for the ranks.
+
+    Args:
+        hosts: the number of hosts.
+        slots: the number of ranks on each host.
+        module: the module.
+        arguments: the module's arguments.
+        options: further options of the lab; without any, links are not limited.
 
     Raises:
-        RankError: a rank ended with a status other than 0, or there can be no lab here.
+        RankError: a rank ended with a status other than 0, or no lab can be made on this machine.
     """
     size = ["--hosts", str(hosts), "--slots", str(slots)]
     launcher = ["benchmarks.lab", *size, *options, "--patient", "--"]
-    # For exchanges within and between hosts.
+    # Hierarchical exchanges need process sets within and between hosts.
     dynamic = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     _run(launcher, module, arguments, f"{hosts} hosts of {slots} ranks", dynamic)
 
@@ -54,7 +60,7 @@ def _run(
 ) -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
-        "TF_CPP_MIN_LOG_LEVEL": "2",  # No notes on what TensorFlow was built for.
+        "TF_CPP_MIN_LOG_LEVEL": "2",  # Without TensorFlow's notes on its build.
         **variables,
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -1,17 +1,16 @@
 """Counts a bucket's launches on a GPU, and measures the host's time for each tensor.
 
-``python -m benchmarks.launches --json OUT`` needs no GPU: a library whose calls do nothing stands in place
-of the CUDA library, and the memory of the host in place of the device's. So times contain no launch.
-``--device cuda`` takes the CUDA library and a GPU.
+``python -m benchmarks.launches --json OUT`` needs no GPU: it replaces the CUDA library by one whose calls
+do nothing, and device memory by host memory, so that times include no launches. ``--device cuda`` uses the
+CUDA library and a GPU.
 
-One rank of several makes its steps of an exchange by itself. What the others would send are copies of what
-it sends itself, or zeros where they would send averages of other parts. They are not counted.
+A single rank runs its part of an exchange. In place of the other ranks' messages, it receives copies of its
+own, or zeros for averages of other parts. Making these is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -24,6 +23,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import json_files
 from benchmarks.command_line import Parser, positive
 from hvd_compress.codecs import codec_class, codec_names
 from hvd_compress.engine.batch import judge
@@ -42,7 +42,7 @@ from hvd_compress.ranks.counters import Counters
 SCHEMA = "hvd_compress/launches/1"
 EXCHANGES = ("allgather", "two_shot", "hierarchical")
 SHAPES = ((64, 64, 3, 3), (64,), (256, 64), (256,)) * 10
-"""A bucket like those of a residual network: half of the tensors are small."""
+"""The shapes of a bucket like those of a residual network: half of the tensors are small."""
 
 _LAUNCHING = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 _LOCAL = 4
@@ -54,15 +54,15 @@ class HostDevice(Device):
     type = "cpu"
 
     def guard(self, index: int) -> AbstractContextManager[object]:
-        """Nothing."""
+        """A context that does nothing."""
         return nullcontext()
 
     def stream(self, index: int) -> int:
-        """The only stream."""
+        """The number of the only stream."""
         return 0
 
     def empty(self, size: int, index: int) -> torch.Tensor:
-        """Host memory."""
+        """Aligned host memory."""
         memory = torch.empty(size + 256, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 256 :][:size]
 
@@ -71,42 +71,37 @@ class HostDevice(Device):
         return torch.zeros(size, dtype=torch.uint8)
 
     def number(self, tensor: torch.Tensor) -> float:
-        """The number."""
+        """The number in a float64 tensor of one element, given as bytes."""
         return tensor.view(torch.float64).item()
 
 
 class _NoLibrary:
-    """A CUDA library whose calls do nothing."""
+    """A stand-in for the CUDA library, whose calls do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *arguments: 256 if name.endswith("bytes") else 0
 
 
-class _OnHost(Executors):
-    """Takes every tensor for one on the device of some kernels."""
+class OnHost(Executors):
+    """Executors that take every tensor, of host memory, for one on the device of the given kernels."""
 
     def __init__(self, kernels: CudaKernels) -> None:
         super().__init__(1)
         self.cuda = kernels
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
-        """The kernels."""
+        """The given kernels, for any tensor."""
         return self.cuda
 
 
 def without_a_device() -> Executors:
     """Executors whose CUDA kernels do nothing."""
     with mock.patch.object(cuda_library, "load", lambda path: _NoLibrary()):
-        return on_host(CudaKernels(HostDevice()))
-
-
-def on_host(kernels: CudaKernels) -> Executors:
-    """Executors that take host memory for the memory of some kernels' device."""
-    return _OnHost(kernels)
+        return OnHost(CudaKernels(HostDevice()))
 
 
 class Operations(TorchDispatchMode):
-    """Counts PyTorch's operations that would be launches on a device: all but views and allocations."""
+    """A counter of PyTorch's operations that would launch kernels: all but views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +124,7 @@ class Steps:
     Args:
         kernels: the kernels.
         exchange: the name of the exchange.
-        ranks: the number of ranks that are pretended to be there.
+        ranks: the number of ranks, all but one of which are simulated.
         codec: the name of the codec.
         shapes: the tensors' shapes.
         device: the device of the tensors.
@@ -163,7 +158,7 @@ class Steps:
         """Makes a step.
 
         Args:
-            stage: is entered around each stage of the rank's own work, with its name.
+            stage: a function from a stage's name to a context, entered around the rank's own work.
         """
         self._context.last.begin()
         gradients = [one.clone() for one in self._gradients]
@@ -179,7 +174,7 @@ class Steps:
         with stage("decode"):
             batch.write(1.0)
         if batch.word is not None:
-            batch.word.zero_()  # Zeros are no payloads, and would have the step dropped.
+            batch.word.zero_()  # Zeros are not valid payloads, which would drop the step.
         with stage("settle"):
             batch.settle(judge([batch]))
         counters = Counters()
@@ -199,7 +194,7 @@ class Steps:
 
 
 def launches(steps: Steps, device: str) -> dict[str, int]:
-    """The most launches in a stage of each name; for a device that is not there, PyTorch's operations."""
+    """The largest number of launches in each stage, by name; without a GPU, of PyTorch's operations."""
     most: dict[str, int] = {}
     if device == "cpu":
 
@@ -230,7 +225,7 @@ def launches(steps: Steps, device: str) -> dict[str, int]:
 
 
 def host_times(steps: Steps, device: str, repeats: int) -> tuple[float, float]:
-    """The least seconds of the host in a step, and in calls of the kernels: others use the host, too."""
+    """The host's seconds in a step, and in calls of the kernels: minima, because others use the host."""
     whole, kernels = [], []
     for _ in range(repeats):
         spent = [0.0]
@@ -250,7 +245,7 @@ def host_times(steps: Steps, device: str, repeats: int) -> tuple[float, float]:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Measures, prints a table, and writes the record."""
+    """Measures, prints a table and writes the record."""
     args = _parse(command_line)
     torch.set_num_threads(1)
     shapes = (SHAPES * math.ceil(args.tensors / len(SHAPES)))[: args.tensors]
@@ -286,7 +281,7 @@ def main(command_line: list[str] | None = None) -> int:
         "rows": rows,
     }
     if args.json is not None:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        json_files.write(args.json, record)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a measurement ran on."""
+"""Describes the machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PACKAGES = ("horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that matter, where they are installed."""
-    # What runs from its folder has no metadata.
+    """The versions of Python, of this package and of the frameworks that are installed."""
+    # A package that runs from its source folder has no metadata.
     own = {"python": platform.python_version(), "hvd_compress": hvd_compress.__version__}
     return own | versions_of(*_PACKAGES)
 
 
 def versions_of(*packages: str) -> dict[str, str]:
-    """The versions of packages, where they are installed."""
+    """The versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:
@@ -32,7 +32,7 @@ def versions_of(*packages: str) -> dict[str, str]:
 
 
 def description() -> dict[str, str | int]:
-    """The processor, how many of its cores this process may use, the system, and the code's commit."""
+    """The processor, the number of cores that this process may use, the system, and the code's commit."""
     return {
         "commit": commit(),
         "cpu": _cpu_name(),
@@ -42,8 +42,8 @@ def description() -> dict[str, str | int]:
 
 
 def commit() -> str:
-    """The working tree's, with ``-dirty`` where files differ from it; ``unknown`` without Git."""
-    # The lab's ranks may be another user than the tree's owner, which Git refuses by default.
+    """The checkout's commit, with ``-dirty`` if files differ from it; ``unknown`` without Git."""
+    # Git refuses by default if the checkout belongs to another user, as it may for the lab's ranks.
     git = ("git", "-c", "safe.directory=*", "-C", str(Path(__file__).parent))
     try:
         found = subprocess.run(
@@ -58,14 +58,14 @@ def commit() -> str:
 
 
 def network() -> dict[str, str | bool | None]:
-    """The hosts and links of the lab that this process is a rank of; None where there is no lab."""
+    """The hosts and links of the lab in which this process is a rank; values are None outside a lab."""
     names = {"hosts": "LAB_HOSTS", "link": "LAB_RATE", "rtt": "LAB_RTT", "loss": "LAB_LOSS"}
     found = {what: os.environ.get(name) for what, name in names.items()}
     return {**found, "patient": "LAB_PATIENT" in os.environ}
 
 
 def _cpu_name() -> str:
-    """The name, and the family and model by which its generation is known where the name hides it."""
+    """The processor's name with its family and model, which tell the generation if the name does not."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     pairs = [line.split(":", 1) for line in lines if ":" in line]

@@ -1,4 +1,4 @@
-"""The main job: LeNet on handwritten digits, two ranks, every codec; ``make train`` runs it."""
+"""Trains LeNet on handwritten digits with every codec, on two ranks; ``make train`` runs it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.command_line import Parser
 
 COMPRESSIONS = ["none", "fp16", "onebit", "int8", "ternary", "ecq"]
 SHORTER = ["--epochs", "20", "--lr", "0.02"]
-"""Instead of the accuracy benchmark's: one seed shows that it works, not what it costs."""
+"""Options for a shorter training than the accuracy benchmark's: one seed shows only that training works."""
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Trains, prints one table and draws the loss curves."""
+    """Trains, prints a table and draws the loss curves."""
     parser = Parser(prog="python -m benchmarks.main_job", description=__doc__)
     parser.add_argument("--framework", choices=trainers.FRAMEWORKS, default=trainers.FRAMEWORKS[0])
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="a folder")

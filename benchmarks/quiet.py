@@ -1,4 +1,4 @@
-"""Keeping what a library writes at its start off the terminal."""
+"""Keeps libraries' start-up messages off the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[None]:
-    """Drops what is written to the standard error, by native code too; after an exception it is shown."""
+    """Drops the output to standard error, native code's included; shows it if an exception is raised."""
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as written:

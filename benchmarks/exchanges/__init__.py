@@ -1,4 +1,4 @@
-"""What the exchange benchmark measures, by the name that command lines and tables call it."""
+"""The exchanges that the exchange benchmark measures, by their names on command lines and in tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def exchange(text: str) -> Exchange:
     """Reads ``EXCHANGE:COMPRESSION[:key=value,...]``, such as ``allgather:onebit:group=512``.
 
     Raises:
-        ValueError, TypeError: there is no such exchange, or it takes no such compression.
+        ValueError, TypeError: an unknown exchange, or a compression that the exchange does not take.
     """
     name, _, rest = text.partition(":")
     if name not in EXCHANGES or not rest:

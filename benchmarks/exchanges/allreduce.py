@@ -15,10 +15,10 @@ from hvd_compress.torch.collectives import Collectives
 
 
 class AllReduce(Exchange):
-    """Horovod's allreduce of float32, or of float16 by its own ``Compression.fp16``.
+    """Horovod's allreduce of float32, or of float16 with Horovod's ``Compression.fp16``.
 
-    A ring sends each of the K parts of a message 2 (K - 1) times: K - 1 times to be added up, and
-    K - 1 times to be handed out.
+    A ring sends each of the K parts of a message 2 (K - 1) times: K - 1 times to sum it, and K - 1 times
+    to distribute the sum.
     """
 
     parts = ("encode", "transfer", "decode")
@@ -33,7 +33,11 @@ class AllReduce(Exchange):
 
     @classmethod
     def of(cls, compression: Compression) -> Exchange:
-        """The exchange with that compression; raises ``ValueError`` where there is none."""
+        """The exchange with a compression.
+
+        Raises:
+            ValueError: the compression is neither ``none`` nor ``fp16``, or has settings.
+        """
         if compression.name not in cls._KINDS or compression.options:
             raise ValueError(f"expected one of {', '.join(cls._KINDS)}, got {compression.text!r}")
         return cls(compression.name)
@@ -56,7 +60,7 @@ class AllReduce(Exchange):
         return all_reduce(elements, np.dtype(self._dtype).itemsize).sent(ranks)
 
     def answer(self, gradients: list[np.ndarray]) -> Answer:
-        """The sum in float64; each rank's gradient is rounded once, and so is each partial sum."""
+        """The sum in float64, and a bound of the error if gradients and partial sums are rounded once."""
         total = np.asarray(np.sum(gradients, axis=0, dtype=np.float64))
         magnitude = np.asarray(np.sum(np.abs(gradients), axis=0, dtype=np.float64))
         number = np.finfo(self._dtype)

@@ -1,4 +1,4 @@
-"""What an exchange is to the benchmark: its steps, its traffic and its right answer."""
+"""The interface of exchanges in the benchmark: their work, their traffic and the expected result."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from hvd_compress.exchanges.steps import FLOAT_BYTES
 from hvd_compress.torch.collectives import Collectives
 
 Answer = tuple[np.ndarray, np.ndarray | float]
-"""A sum, shape=(n,), dtype float64 or float32, and how far from it a result may be."""
+"""The expected sum, shape=(n,), dtype float64 or float32, and the largest permitted error."""
 
 
 class Clock:
-    """Seconds of one exchange, part by part."""
+    """A clock that measures the parts of one exchange in seconds."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """Ends a part, and begins the next one."""
+        """Ends a part and begins the next one."""
         now = time.perf_counter()
         self.parts[part] = self.parts.get(part, 0.0) + now - self._last
         self._last = now
 
     def skip(self) -> None:
-        """Counts what was done since the last part to none."""
+        """Leaves the time since the last part out of all parts."""
         self._last = time.perf_counter()
 
 
 Work = Callable[[torch.Tensor, Clock], torch.Tensor]
-"""Sums a gradient, shape=(n,), float32, over the ranks, and tells the clock when each part is done."""
+"""A function that sums a gradient, shape=(n,), float32, over the ranks, and laps the clock by parts."""
 
 
 class Exchange(ABC):
-    """One way to sum float32 gradients over all ranks.
+    """A way to sum float32 gradients over all ranks.
 
     Attributes:
-        parts: what the time is divided into, in order.
-        config: what makes it differ from others of its class, for the JSON.
+        parts: the parts of the time, in order.
+        config: the settings that distinguish the exchange from others of its class, for the record.
     """
 
     parts: ClassVar[tuple[str, ...]]
@@ -52,20 +52,20 @@ class Exchange(ABC):
 
     @abstractmethod
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
-        """Allocates what exchanges of tensors of that size need; residuals are zero."""
+        """Allocates the memory for tensors of that size, with residuals of zero, and returns the work."""
 
     @abstractmethod
     def wire_bytes(self, elements: int, ranks: int) -> float:
-        """Bytes that a rank sends, and receives, on average over the ranks."""
+        """The bytes that a rank sends, and receives, on average over the ranks."""
 
     @abstractmethod
     def answer(self, gradients: list[np.ndarray]) -> Answer:
-        """What the first exchange of these gradients, one a rank, must come to."""
+        """The expected result of the first exchange of these gradients, one for each rank."""
 
     def algorithm_bandwidth(self, elements: int, seconds: float) -> float:
-        """Bytes of float32 gradient that are summed in a second, whatever travels for them."""
+        """The bytes of float32 gradient that are summed in a second, whatever is sent for them."""
         return FLOAT_BYTES * elements / seconds
 
     def bus_bandwidth(self, elements: int, ranks: int, seconds: float) -> float:
-        """Bytes that each rank sends in a second: what to compare with the rate of its link."""
+        """The bytes that each rank sends in a second, to compare with the rate of its link."""
         return self.wire_bytes(elements, ranks) / seconds

@@ -1,4 +1,4 @@
-"""The compressors' exchanges, run inline."""
+"""The compressors' exchanges, run to the end in the calling thread."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hvd_compress.torch.collectives import Collectives, Scopes
 
 
 class Coded(Exchange):
-    """An exchange of one codec's payloads, with the error feedback of the codec's paper.
+    """An exchange of one codec's payloads, by the compressors' own code.
 
-    It is the compressors' own, run to its end here: what a rank computes before its first collective is
-    encoding, what it computes behind the last one is decoding. Of the bytes, those that leave a host are
-    counted where the exchange knows hosts; it needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` then.
+    A rank's work before the first collective counts as encoding, that after the last one as decoding. For a
+    hierarchical exchange, which needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, only the bytes that leave a host
+    are counted.
 
     Args:
-        name: the exchange's, among :data:`hvd_compress.exchanges.registry.EXCHANGES`.
-        codec: what gradients are encoded with.
-        feedback: its error feedback.
+        name: the exchange's name in :data:`hvd_compress.exchanges.registry.EXCHANGES`.
+        codec: the codec of the gradients.
+        feedback: the error feedback.
     """
 
     parts = ("encode", "transfer", "between", "decode")
@@ -45,10 +45,10 @@ class Coded(Exchange):
 
     @classmethod
     def of(cls, name: str, compression: Compression) -> Exchange:
-        """The exchange of that name with that compression.
+        """The exchange of that name with a compression.
 
         Raises:
-            ValueError, TypeError: it takes no such compression.
+            ValueError, TypeError: the exchange does not take the compression.
         """
         known = [scheme for scheme, one in CODECS.items() if _carries(name, one())]
         if compression.name not in known:
@@ -68,7 +68,7 @@ class Coded(Exchange):
         return sum(message.sent(sizes[scope]) for scope, message in sends)
 
     def answer(self, gradients: list[np.ndarray]) -> Answer:
-        """The reference's sum, bit for bit."""
+        """The sum of the reference, which the result must equal bit for bit."""
         simulation = Simulation(
             self.name,
             self._codec,
@@ -94,7 +94,7 @@ class Coded(Exchange):
         result = torch.empty(elements)
 
         def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:
-            result.copy_(gradient)  # It is written over.
+            result.copy_(gradient)  # The exchange overwrites it with the sum.
             slot.step = 0
             clock.skip()
             batch, exchanging = batches.make([slot], [result])
@@ -116,7 +116,7 @@ class Coded(Exchange):
 
 
 def _carries(name: str, codec: Codec) -> bool:
-    """Whether an exchange can do anything with a codec."""
+    """Whether an exchange takes a codec."""
     try:
         EXCHANGES[name].check("gradient", (1,), codec, FLOAT_BYTES, Group(0, 1, Hosts(1, 1)))
     except ValueError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from benchmarks.launches import EXCHANGES, Operations, Steps, main, on_host
+from benchmarks.launches import EXCHANGES, OnHost, Operations, Steps, main
 from tests.cuda.executors import emulated, emulated_library
 
 SHAPES = ((70,), (8, 40), (3000,))
@@ -38,7 +38,7 @@ class Count:
 
 def counted(exchange: str, ranks: int, codec: str, copies: int) -> Count:
     """A step behind the first one, which makes plans and residuals."""
-    steps = Steps(on_host(emulated()), exchange, ranks, codec, SHAPES * copies)
+    steps = Steps(OnHost(emulated()), exchange, ranks, codec, SHAPES * copies)
     steps.run(Count().stage)
     count = Count()
     steps.run(count.stage)
@@ -64,7 +64,7 @@ def test_every_codec_has_few_launches(codec: str) -> None:
 
 def test_the_bytes_of_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """With feedback, nothing but the kernels moves what is as long as a gradient."""
-    steps = Steps(on_host(emulated()), "allgather", 8, "onebit", ((4096,),))
+    steps = Steps(OnHost(emulated()), "allgather", 8, "onebit", ((4096,),))
     steps.run(Count().stage)
     long: list[str] = []
     real = Operations.__torch_dispatch__
