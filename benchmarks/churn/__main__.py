@@ -1,7 +1,7 @@
 """Trains under elastic Horovod while ranks are killed, stopped, added and removed, and checks the outcome.
 
-``python -m benchmarks.churn --minutes 10 --json build/churn.json``. With ``--undisturbed 20000``, nothing
-happens in so many steps, and memory and residuals have to stay as they are.
+``python -m benchmarks.churn --minutes 10 --json build/churn.json``. With ``--undisturbed 20000``, jobs run
+for 20,000 steps without events, in which memory and residuals must not grow.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ROWS = (
     "qsgd:exchange=two_shot",
     "onebit:exchange=hierarchical",
 )
-"""Every codec and exchange, with error feedback that keeps everything where a codec takes it well."""
+"""The default compressions: every codec and exchange, with full error feedback if the codec bears it."""
 
 MOST_SENT = 0.6
-"""The largest part of the uncompressed bytes in an interval: small tensors go as they are, and integers
-that are added up take more bits than codes."""
+"""The largest permitted ratio of sent to uncompressed bytes in an interval. Small tensors are not
+compressed, and the integers of ``integer_sum`` take more bits than codes."""
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Runs a job for each compression. Returns 1 if anything did not hold."""
+    """Runs a job for each compression; returns 1 if any check failed, and 0 otherwise."""
     args = _parse(command_line)
     outcomes: list[Outcome] = []
     for number, row in enumerate(args.compression):
@@ -58,13 +58,13 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 def _most_sent(row: str, slots: int) -> float:
-    """As :data:`MOST_SENT`, with what a hierarchy sends uncompressed within a host, twice."""
+    """:data:`MOST_SENT`, plus the bytes that a hierarchical exchange sends uncompressed within hosts."""
     within = 2 * (slots - 1) / slots if "exchange=hierarchical" in row else 0.0
     return MOST_SENT + within
 
 
 def _what(args: argparse.Namespace, number: int) -> Disturbed | Undisturbed:
-    """What happens to the job of a compression."""
+    """The disturbances of a compression's job, or the lack of them."""
 
     def say(line: str) -> None:
         print(f"  {line}", flush=True)
@@ -87,7 +87,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    """Of each kind of event, how many there were, and the longest recovery."""
+    """A table with one line for each job: for each kind of event, the count and the longest recovery."""
     header = (
         "compression",
         "steps",
@@ -137,17 +137,17 @@ def _record(args: argparse.Namespace, outcomes: list[Outcome]) -> str:
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.churn", description=__doc__)
-    parser.add_argument("--minutes", type=positive, default=10, help="for all compressions")
-    parser.add_argument("--hosts", type=positive, default=HOSTS, help="at the start")
+    parser.add_argument("--minutes", type=positive, default=10, help="time for all compressions")
+    parser.add_argument("--hosts", type=positive, default=HOSTS, help="hosts at the start")
     parser.add_argument("--slots", type=positive, default=1, help="ranks on each host")
     parser.add_argument("--compression", nargs="+", type=compression, default=ROWS)
     parser.add_argument(
         "--undisturbed",
         type=positive,
         metavar="STEPS",
-        help="of each compression, without any event",
+        help="make so many steps with each compression, without any event",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order of events")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order of events")
     parser.add_argument("--json", type=Path, metavar="OUT")
     return parser.parse_args(command_line)
 

@@ -1,4 +1,4 @@
-"""What has to hold however ranks come and go."""
+"""Checks that must pass whatever ranks come and go; each returns a message for every problem."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from benchmarks.churn.reports import Report
 
 KEPT = 1e-3
-"""The largest part of what ranks have not sent that may be missing; a lost residual is much more."""
+"""The largest missing part of the unsent gradients that is permitted; a lost residual is much more."""
 
 ROUNDING = 1e-6
-"""The same in proportion to the sum of all gradients, for rounding."""
+"""The permitted rounding errors, in proportion to the sum of all gradients."""
 
 LEARNED = 0.9
-"""The largest loss at the end, in proportion to that at the start."""
+"""The largest permitted loss at the end, in proportion to that at the start."""
 
 GROWTH = 30e6
-"""Bytes by which a process may grow after its first quarter, where ranks come and go."""
+"""The bytes by which a process may grow after the first quarter of its reports, while ranks come and go."""
 
 STEADY_GROWTH = 5e6
-"""The same where nothing happens: one that leaks a kilobyte in each of 20,000 steps grows by more."""
+"""The same without events: a process that leaks a kilobyte in each of 20,000 steps grows by more."""
 
 BOUNDED = 2.0
-"""The largest norm of what is unsent in the second half of the steps, in proportion to the first half's."""
+"""The largest permitted norm of unsent gradients in the second half, in proportion to the first half's."""
 
 
 def replicas(reports: Sequence[Report]) -> list[str]:
-    """Ranks whose weights differ at the same commit."""
+    """Finds ranks whose weights differ at the same commit."""
     together: dict[tuple[int, int], list[Report]] = defaultdict(list)
     for report in reports:
         together[report.run, report.step].append(report)
@@ -43,7 +43,7 @@ def replicas(reports: Sequence[Report]) -> list[str]:
 
 
 def conservation(reports: Sequence[Report]) -> list[str]:
-    """Gradients that were neither applied nor are still to be sent."""
+    """Finds gradients that were neither applied nor are still to be sent."""
     return [
         f"step {report.step}, rank {report.rank}: gradients of norm {report.missing:.3g} are neither "
         f"applied nor unsent; what is unsent has norm {report.unsent:.3g}"
@@ -54,7 +54,7 @@ def conservation(reports: Sequence[Report]) -> list[str]:
 
 
 def compression(reports: Sequence[Report], most: float) -> list[str]:
-    """Intervals whose messages were longer than they are with the compression."""
+    """Finds intervals in which more than ``most`` of the uncompressed bytes were sent."""
     return [
         f"step {report.step}, rank {report.rank}: messages have {report.sent:.3f} of the uncompressed "
         f"bytes, expected at most {most}"
@@ -64,7 +64,7 @@ def compression(reports: Sequence[Report], most: float) -> list[str]:
 
 
 def learning(reports: Sequence[Report]) -> list[str]:
-    """A loss that does not come down."""
+    """Checks that the loss falls."""
     first, last = mean_loss(reports[:20]), mean_loss(reports[-20:])
     if last <= LEARNED * first:
         return []
@@ -77,7 +77,7 @@ def mean_loss(reports: Sequence[Report]) -> float:
 
 
 def growth(reports: Sequence[Report]) -> float:
-    """Bytes by which that process's memory grew most, after the first quarter of its reports."""
+    """The largest growth of a process's memory after the first quarter of its reports, in bytes."""
     processes: dict[int, list[int]] = defaultdict(list)
     for report in reports:
         processes[report.process].append(report.memory)
@@ -85,20 +85,20 @@ def growth(reports: Sequence[Report]) -> float:
 
 
 def memory(reports: Sequence[Report], most: float) -> list[str]:
-    """Processes whose memory grows by more than so many bytes."""
+    """Checks that no process's memory grows by more than ``most`` bytes."""
     grown = growth(reports)
     return [f"a process has grown by {grown / 1e6:.1f} MB"] if grown > most else []
 
 
 def unsent(reports: Sequence[Report]) -> tuple[float, float]:
-    """The largest norms of what is unsent, in the first and in the second half of the reports."""
+    """The largest norms of unsent gradients, in the first and in the second half of the reports."""
     middle = (len(reports) + 1) // 2
     norms = [report.unsent for report in reports]
     return max(norms[:middle]), max(norms[middle:], default=0.0)
 
 
 def residuals(reports: Sequence[Report]) -> list[str]:
-    """What is unsent and gets more and more."""
+    """Checks that unsent gradients do not grow."""
     first, second = unsent(reports)
     if second <= BOUNDED * first:
         return []
@@ -106,7 +106,7 @@ def residuals(reports: Sequence[Report]) -> list[str]:
 
 
 def slowdown(reports: Sequence[Report]) -> float:
-    """The largest ratio, over runs, of a step's median time in the last third to that in the first one."""
+    """The largest ratio in a run of the median step time in the last third to that in the first third."""
     runs: dict[int, list[float]] = defaultdict(list)
     for report in reports:
         if report.rank == 0:
@@ -120,7 +120,7 @@ def slowdown(reports: Sequence[Report]) -> float:
 
 
 def _later(times: Sequence[float]) -> float | None:
-    """The median of the last third over that of the first; None of fewer than 30."""
+    """The ratio of the median of the last third to that of the first; None for fewer than 30 numbers."""
     third = len(times) // 3
     if third < 10:
         return None

@@ -1,4 +1,4 @@
-"""A job of elastic Horovod on this machine, whose hosts come and go."""
+"""A job of elastic Horovod on this machine, whose hosts are added and removed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class ElasticJob:
-    """A command on ranks, on hosts that a discovery script finds; leaving ends it.
+    """A command that runs on hosts which a discovery script lists; leaving the context ends the job.
 
     Each host is a name of this machine: Horovod takes ``127.0.0.1``, ``127.0.00.1`` and so on for
-    different ones.
+    different hosts.
 
     Args:
-        folder: for the discovery script and what the job prints.
-        command: what each rank runs.
-        hosts: how many there are at the start.
-        slots: ranks on each host.
+        folder: the folder for the discovery script and the job's output.
+        command: the command of each rank.
+        hosts: the number of hosts at the start.
+        slots: the number of ranks on each host.
 
     Attributes:
-        process: of ``horovodrun``.
-        hosts: the names of those that there are now.
+        process: the process of ``horovodrun``.
+        hosts: the names of the present hosts.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ElasticJob:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def change(self, *, add: int = 0, remove: Sequence[str] = ()) -> None:
-        """Has hosts with new names be found, and others no more.
+        """Adds hosts to the list of the discovery script, and removes others.
 
-        Horovod does not use a host again on which a rank has failed, so that no name comes twice.
+        New hosts have new names, because Horovod does not use a host again on which a rank has failed.
         """
         self.hosts = [name for name in self.hosts if name not in remove]
         for _ in range(add):
@@ -87,10 +87,10 @@ class ElasticJob:
 
     @property
     def printed(self) -> str:
-        """What all ranks have printed."""
+        """The output of all ranks so far."""
         return self._printed.read_text(errors="replace")
 
 
 def _name(number: int) -> str:
-    """The ``number``-th name of this machine's loopback address, of at most 1,600."""
+    """A name of this machine's loopback address, by a number below 1,600."""
     return f"127.{'0' * (number // 40 + 1)}.{'0' * (number % 40 + 1)}.1"

@@ -1,4 +1,4 @@
-"""What happens to a job: ranks are killed and stopped, hosts come and go."""
+"""The events of a job: ranks are killed and stopped, hosts added and removed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.churn.elastic_job import ElasticJob
 from benchmarks.churn.reports import Report
 
 PAUSE = (0.5, 3.0)
-"""The shortest and the longest seconds for which a rank is stopped."""
+"""The shortest and the longest time for which a rank is stopped, in seconds."""
 
 FEWEST, MOST = 2, 4
-"""Hosts."""
+"""The smallest and the largest number of hosts."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Scene:
     """A job at the moment of an event.
 
     Attributes:
-        job: as it runs.
+        job: the running job.
         latest: the last report of each rank of the present run, by rank.
-        chance: random numbers.
+        chance: a source of random numbers.
     """
 
     job: ElasticJob
@@ -35,14 +35,14 @@ class Scene:
 
 
 def kill(scene: Scene) -> None:
-    """Kills a rank by SIGKILL, whose host another one replaces."""
+    """Kills a rank by SIGKILL, and replaces its host by another one."""
     victim = scene.chance.choice(scene.latest)
     scene.job.change(add=1, remove=[victim.host])
     os.kill(victim.process, signal.SIGKILL)
 
 
 def stop(scene: Scene) -> None:
-    """Stops a rank for a while by SIGSTOP."""
+    """Stops a rank by SIGSTOP, and continues it after a while."""
     victim = scene.chance.choice(scene.latest)
     os.kill(victim.process, signal.SIGSTOP)
     time.sleep(scene.chance.uniform(*PAUSE))
@@ -50,22 +50,22 @@ def stop(scene: Scene) -> None:
 
 
 def add(scene: Scene) -> None:
-    """Has another host be found."""
+    """Adds a host."""
     scene.job.change(add=1)
 
 
 def remove(scene: Scene) -> None:
-    """Has a host be found no more."""
+    """Removes a host."""
     scene.job.change(remove=[scene.chance.choice(scene.latest).host])
 
 
 @dataclass(frozen=True)
 class Event:
-    """What can happen to a job.
+    """A kind of event.
 
     Attributes:
-        happen: does it.
-        change: of the number of hosts.
+        happen: a function that causes the event.
+        change: the change of the number of hosts.
     """
 
     happen: Callable[[Scene], None]
@@ -81,7 +81,7 @@ EVENTS: dict[str, Event] = {
 
 
 def shuffled(chance: random.Random, hosts: int) -> list[str]:
-    """All kinds of events in an order in which they can happen, where there are so many hosts at first."""
+    """All kinds of events in a random order that keeps the number of hosts permitted, from ``hosts`` on."""
     order: list[str] = []
     left = chance.sample(list(EVENTS), len(EVENTS))
     while left:

@@ -1,4 +1,4 @@
-"""What a rank of a churn run writes at each commit."""
+"""The reports that ranks write at each commit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Report:
-    """A rank at a commit.
+    """A rank's report at a commit.
 
     Attributes:
-        run: a number that the ranks draw together each time training goes on.
-        step: steps made until here, those before a reset included.
-        rank, size: in Horovod.
-        host: the rank's host, as the discovery script calls it.
-        process: its number in the system.
-        seconds: since the epoch.
+        run: a random number that the ranks share from one reset to the next.
+        step: the number of steps so far, those before a reset included.
+        rank: the rank's number in Horovod.
+        size: the number of ranks.
+        host: the name of the rank's host in the discovery script.
+        process: the process id.
+        seconds: the time in seconds since the epoch.
         weights: a digest of the parameters' bytes.
-        loss: of the last batch.
-        sent: bytes of messages over uncompressed bytes, since the last report of this process.
-        missing: norm of what was neither applied nor is unsent, over all steps; None where the codec has no
-            error feedback that keeps it.
-        unsent: norm of the average of what ranks have not sent.
-        gradients: norm of the sum of all averaged gradients.
-        memory: resident bytes.
+        loss: the loss of the last batch.
+        sent: the ratio of sent to uncompressed bytes, since the last report of this process.
+        missing: the norm of the gradients of all steps that were neither applied nor are unsent; None if
+            the codec has no full error feedback.
+        unsent: the norm of the average of the ranks' unsent gradients.
+        gradients: the norm of the sum of all averaged gradients.
+        memory: the resident memory in bytes.
     """
 
     run: int
@@ -47,13 +48,13 @@ class Report:
     memory: int
 
     def append(self, folder: Path) -> None:
-        """Writes it as a line of this process's file."""
+        """Appends the report to this process's file, as a line of JSON."""
         with (folder / f"{self.process}.jsonl").open("a") as file:
             file.write(json.dumps(dataclasses.asdict(self)) + "\n")
 
 
 def read(folder: Path) -> list[Report]:
-    """All reports so far, by time; a line that is being written is left out."""
+    """All reports so far, in the order of time, without lines that are still being written."""
     reports = []
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines(keepends=True):
@@ -63,12 +64,12 @@ def read(folder: Path) -> list[Report]:
 
 
 def announce(folder: Path, host: str) -> None:
-    """Writes down that this process is one of a host's."""
+    """Records that this process runs on a host."""
     (folder / f"{host}-{os.getpid()}.process").touch()
 
 
 def dead(folder: Path, hosts: Iterable[str]) -> list[str]:
-    """Those of the hosts of which a process has ended."""
+    """The hosts on which a process has ended."""
     return [host for host in hosts if any(map(_has_ended, folder.glob(f"{host}-*.process")))]
 
 

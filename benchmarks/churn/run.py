@@ -1,4 +1,4 @@
-"""One job with one compression, and what became of it."""
+"""Runs a job with one compression, and checks its reports."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from benchmarks.churn.events import EVENTS, Scene, shuffled
 from benchmarks.churn.reports import Report, dead, read
 
 PATIENCE = 300
-"""Seconds after an event within which all ranks must have made a commit."""
+"""The time limit in seconds for all ranks to make a commit after an event."""
 
 HOSTS = 3
-"""At the start."""
+"""The default number of hosts at the start."""
 
 CALM = (1.0, 4.0)
-"""The shortest and the longest seconds between a recovery and the next event."""
+"""The shortest and the longest time between a recovery and the next event, in seconds."""
 
 
 class Failed(Exception):
-    """The job ended, or did not go on."""
+    """The job ended early, or did not continue."""
 
 
 @dataclass
 class Outcome:
-    """A job's events and checks.
+    """The events and the results of a job.
 
     Attributes:
-        compression: as on the command line.
-        seconds: how long it ran.
-        steps: of optimizers, those that were undone not counted.
-        commits: reports of ranks at commits.
-        events: how many of each kind.
-        collateral: hosts whose rank died though nobody killed it: where a rank is lost, Gloo can abort
-            another one (``gloo::EnforceNotMet``).
+        compression: the compression, as on the command line.
+        seconds: the duration of the job.
+        steps: the number of steps, without those that were undone.
+        commits: the number of reports at commits.
+        events: the number of events of each kind.
+        collateral: the number of hosts whose rank died without being killed: if a rank is lost, Gloo can
+            abort another one (``gloo::EnforceNotMet``).
         recovery: for each kind, the longest seconds from the event to the first commit of all ranks.
-        missing: the largest part of what was unsent that was missing; None without error feedback.
-        sent: the largest part of the uncompressed bytes that an interval's messages had.
-        growth: bytes by which a process grew most.
-        unsent: the largest norms of what was unsent, in the first and in the second half.
-        slowdown: of steps, see :func:`benchmarks.churn.checks.slowdown`.
-        losses: at the start and at the end.
-        problems: what does not hold.
+        missing: the largest missing part of the unsent gradients; None without full error feedback.
+        sent: the largest ratio of sent to uncompressed bytes in an interval.
+        growth: the largest growth of a process, in bytes.
+        unsent: the largest norms of unsent gradients, in the first and in the second half.
+        slowdown: the slowdown of steps, see :func:`benchmarks.churn.checks.slowdown`.
+        losses: the mean losses at the start and at the end.
+        problems: a message for each failed check.
     """
 
     compression: str
@@ -70,15 +70,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """A job to which one thing after another happens.
+    """A job with one event after another.
 
     Attributes:
-        seconds: after which no event begins, but for the first of each kind.
-        chance: decides about events.
-        say: takes a line on each event.
-        hosts: at the start.
-        slots: ranks on each host.
-        every: steps between two commits.
+        seconds: the time after which no event begins, unless a kind has not happened yet.
+        chance: the source of random numbers that decide on events.
+        say: a function that takes a line on each event.
+        hosts: the number of hosts at the start.
+        slots: the number of ranks on each host.
+        every: the number of steps between commits.
     """
 
     seconds: float
@@ -89,7 +89,7 @@ class Disturbed:
     every: int = 10
 
     def __call__(self, job: ElasticJob, reports: Path, outcome: Outcome) -> None:
-        """Has events happen, each kind once before any comes again, and at least once."""
+        """Causes events: each kind once before any is repeated, and at least once."""
         deck: list[str] = []
         until = time.time() + self.seconds
         while time.time() < until or len(outcome.events) < len(EVENTS):
@@ -117,13 +117,13 @@ class Disturbed:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A job of many steps.
+    """A job of many steps without events.
 
     Attributes:
-        steps: that it makes at least.
-        say: takes a line now and then.
-        hosts: how many.
-        slots: ranks on each host.
+        steps: the smallest number of steps.
+        say: a function that takes a line on the progress now and then.
+        hosts: the number of hosts.
+        slots: the number of ranks on each host.
     """
 
     steps: int
@@ -133,7 +133,7 @@ class Undisturbed:
 
     @property
     def every(self) -> int:
-        """Steps between two commits."""
+        """The number of steps between commits."""
         return max(1, self.steps // 200)
 
     def __call__(self, job: ElasticJob, reports: Path, outcome: Outcome) -> None:
@@ -155,12 +155,12 @@ class Undisturbed:
 
 
 def run(compression: str, what: Disturbed | Undisturbed, most_sent: float) -> Outcome:
-    """Trains, and checks what ranks reported.
+    """Trains, and checks the ranks' reports.
 
     Args:
-        compression: as on the benchmarks' command lines.
-        what: happens to the job.
-        most_sent: the largest part of the uncompressed bytes that messages may have.
+        compression: the compression, as on the benchmarks' command lines.
+        what: the kind of job.
+        most_sent: the largest permitted ratio of sent to uncompressed bytes in an interval.
     """
     outcome = Outcome(compression)
     with tempfile.TemporaryDirectory() as name:
@@ -186,13 +186,17 @@ def run(compression: str, what: Disturbed | Undisturbed, most_sent: float) -> Ou
 
 
 def _latest(reports: list[Report]) -> list[Report]:
-    """The last report of each rank of the present run."""
+    """The last report of each rank in the present run, ordered by rank."""
     by_rank = {report.rank: report for report in reports if report.run == reports[-1].run}
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def _wait(job: ElasticJob, reports: Path, since: float, slots: int) -> int:
-    """Until all ranks of all hosts have made a commit since then. Returns how many hosts were replaced."""
+    """Waits until all ranks have made a commit after ``since``; returns the number of hosts replaced.
+
+    Raises:
+        Failed: the job ended, or a commit is missing after the time limit.
+    """
     limit, replaced = time.time() + PATIENCE, 0
     while True:
         latest = [report for report in _latest(read(reports)) if report.seconds > since]

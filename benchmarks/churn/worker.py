@@ -1,8 +1,8 @@
-"""Trains with compressed gradients under elastic Horovod until a file says that it is enough.
+"""Trains with compressed gradients under elastic Horovod until a file is created.
 
-Every few steps the ranks commit, and each of them reports what it holds. Two sums over all steps are part
-of the state: of the ranks' average gradients, and of the gradients that were applied. What the ranks have
-not sent is the difference.
+Every few steps, the ranks commit, and each of them writes a report. The state has two sums over all steps:
+of the ranks' averaged gradients, and of the applied gradients. Their difference must be the average of what
+the ranks have not sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 32
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
 LEARNING_RATE = 0.1
 PAUSE = 0.002
-"""Seconds between steps, so that a machine with few cores also gets around to starting processes."""
+"""The pause between steps in seconds, so that a machine with few cores has time to start processes."""
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compression", required=True)
     parser.add_argument("--every", type=int, required=True, help="steps between two commits")
-    parser.add_argument("--folder", type=Path, required=True, help="of reports")
+    parser.add_argument("--folder", type=Path, required=True, help="the folder for reports")
     parser.add_argument("--enough", type=Path, required=True, help="the file that ends training")
     args = parser.parse_args()
     announce(args.folder, os.environ["HOROVOD_HOSTNAME"])
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 class Training:
-    """A small network that learns which of ten random directions its input has most of.
+    """Trains a small network, which learns along which of ten random directions its input is longest.
 
     Args:
-        compression: as on the benchmarks' command lines.
-        every: steps between two commits.
-        folder: of reports.
-        enough: the file that ends training.
+        compression: the compression, as on the benchmarks' command lines.
+        every: the number of steps between commits.
+        folder: the folder for reports.
+        enough: the path of the file that ends training.
     """
 
     def __init__(self, compression: str, every: int, folder: Path, enough: Path) -> None:
@@ -91,7 +91,7 @@ class Training:
         )
 
     def run(self) -> None:
-        """Trains through resets until there is enough."""
+        """Trains, through resets, until the file that ends training exists."""
         hvd.elastic.run(self._train)(self._state)
 
     def _train(self, state: TorchState) -> None:
@@ -109,7 +109,7 @@ class Training:
             enough = bool(hvd.allreduce(own, op=hvd.Sum, name="churn.enough"))
 
     def _keeper(self, name: str) -> Callable[[torch.Tensor], None]:
-        """A hook that keeps a rank's own gradient of a parameter, before it is exchanged."""
+        """Returns a hook that copies this rank's own gradient of a parameter before the exchange."""
 
         def keep(gradient: torch.Tensor) -> None:
             self._own[name].copy_(gradient)
@@ -124,7 +124,7 @@ class Training:
         loss.backward()
         self._optimizer.step()
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        # Never in place: what elastic Horovod restores is what it restores the next time.
+        # Never in place, because elastic Horovod keeps references to the tensors that it restores.
         self._state.wanted = self._state.wanted + _average(
             _flat(self._own.values()), "churn.wanted"
         )
