@@ -1,1 +1,1 @@
-"""Hosts with a real network between them, on one machine: ``python -m benchmarks.lab``."""
+"""A lab of hosts with a real network between them, on one machine: ``python -m benchmarks.lab``."""

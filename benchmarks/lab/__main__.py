@@ -1,4 +1,4 @@
-"""Runs a Horovod job on hosts of its own with a real network between them.
+"""Runs a Horovod job on the hosts of a lab, with a real network between them.
 
 ``python -m benchmarks.lab --hosts 4 --rate 100mbit --rtt 40ms --loss 0.1% -- COMMAND...``
 """
@@ -29,7 +29,7 @@ _PROGRAMS = {
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Builds the network, runs the command on every host, and takes everything down."""
+    """Builds the network, runs the command on every host, and removes the network."""
     args = _parse(command_line)
     try:
         _check(args.patient)
@@ -54,10 +54,10 @@ def _inside(args: argparse.Namespace) -> int:
 
 
 def _check(patient: bool) -> None:
-    """Whether a lab can be made here.
+    """Checks that a lab can be made on this machine.
 
     Raises:
-        LabError: it cannot.
+        LabError: the user is not root, or a program is missing.
     """
     if os.geteuid() != 0:
         raise LabError(
@@ -73,22 +73,22 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m benchmarks.lab",
         usage="%(prog)s [options] -- COMMAND...",
-        description="Run COMMAND as a Horovod job on hosts of its own: network namespaces with limited "
-        "links between them. Needs root. Everything is gone when the job ends, however it ends.",
+        description="Run COMMAND as a Horovod job on the hosts of a lab: network namespaces with limited "
+        "links between them. Needs root. Nothing of the lab is left when the job ends, however it ends.",
     )
     add = parser.add_argument
     add("--hosts", type=_hosts, default=2, metavar="N", help="default: 2")
     add("--slots", type=positive, default=1, metavar="N", help="ranks a host; default: 1")
     add("--rate", type=_reader(rate.parse), default="none", metavar="RATE",
-        help="of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
+        help="rate of every host's link, each way: 1gbit, 200mbit, ... or none (the default)")  # fmt: skip
     add("--rtt", type=_reader(link.parse_rtt), default="none", metavar="TIME",
         help="round trip between any two hosts: 40ms, 0.1s, ... or none (the default)")  # fmt: skip
     add("--loss", type=_reader(link.parse_loss), default="none", metavar="PERCENT",
         help="packets lost each way between any two hosts: 0.1%%, ... or none (the default)")  # fmt: skip
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
-        help="how long ranks may go on after another one failed; default: 5")  # fmt: skip
+        help="how long ranks may continue after another one failed; default: 5")  # fmt: skip
     add("--patient", action="store_true",
-        help="ranks that wait for Horovod sleep instead of spin: for more ranks than cores")  # fmt: skip
+        help="let ranks that wait for Horovod sleep, not spin: for more ranks than cores")  # fmt: skip
     add("command", nargs="+", metavar="COMMAND", help="after --: what each rank runs")
     args = parser.parse_args(command_line)
     if args.hosts < 2 and Link(args.rate, args.rtt, args.loss).is_distant:
@@ -97,7 +97,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
 
 
 def _reader(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """A type of arguments that ``parse`` reads, with its message where it refuses."""
+    """Returns an argument type that reads by ``parse``, whose ``ValueError`` becomes the message."""
 
     def read(text: str) -> object:
         try:

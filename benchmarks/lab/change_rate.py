@@ -1,4 +1,4 @@
-"""Changes the rate of all links of a lab while a job runs, from one of its ranks.
+"""Changes the rate of all links of a lab while a job runs, called by one of its ranks.
 
 ``python -m benchmarks.lab.change_rate 200mbit``
 """
@@ -15,7 +15,7 @@ from benchmarks.lab.network import hosts, limit
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Both ends of every link; what is queued already is dropped, as TCP is used to."""
+    """Changes both ends of every link; packets in their queues are dropped, and TCP sends them again."""
     arguments = sys.argv[1:] if command_line is None else command_line
     try:
         if len(arguments) != 1:

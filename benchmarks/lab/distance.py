@@ -1,12 +1,12 @@
-"""What makes a lab's packets wait, and loses some: ``netem``, or a relay where the kernel has none.
+"""Delays a lab's packets and loses some of them, by ``netem``, or by a relay if the kernel lacks it.
 
-Everything that hosts send comes out of their ports at the switch. From there a filter redirects it
-to one interface, ``far``, which it leaves later. So a packet from one host to another passes it
-once, after the sender's bucket and before the receiver's; a round trip passes it twice.
+The packets of all hosts enter the switch at the hosts' ports. A filter redirects them to one interface,
+``far``, which delays them. So a packet from one host to another passes ``far`` once, after the sender's
+bucket and before the receiver's; a round trip passes it twice.
 
-With ``netem``, the part of the kernel that is made for this, ``far`` is an ``ifb`` interface: what
-leaves it goes on at the port that it came from. Elsewhere it is a TAP interface, whose frames the
-program ``relay.c`` keeps for as long; it is a port of the switch, and what comes back enters there.
+With ``netem``, the kernel's part for this purpose, ``far`` is an ``ifb`` interface: packets that leave it
+continue at the port that they came from. Otherwise, ``far`` is a TAP interface and a port of the switch;
+the program ``relay.c`` delays its frames, and returns them to the switch there.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _NOTHING_FOR_OTHERS = (
 
 
 def build(hosts: list[Host], link: Link) -> subprocess.Popen[str] | None:
-    """Puts the distance between hosts that are connected already.
+    """Adds the link's delay and loss to hosts that are connected already.
 
     Returns:
-        The relay, which the network needs for as long as it is used; None where ``netem`` does the work.
+        The relay's process, which the network needs as long as it is used; None with ``netem``.
 
     Raises:
-        LabError: this machine has neither ``netem`` nor what the relay needs, or a step failed.
+        LabError: this machine can run neither ``netem`` nor the relay, or a step failed.
     """
     reason = _netem(link)
     relay = _relay(link, reason) if reason else None
     for host in hosts:
-        # Segments that TCP leaves to the network card to cut would wait, and be lost, as one packet.
+        # Segments that TCP leaves to the network card to divide would wait, and be lost, as one packet.
         command("ip", "-n", host.name, "link", "set", INTERFACE, "gso_max_segs", "1")
         if relay is not None:
             command("bridge", "fdb", "replace", _mac(host), "dev", host.name, "master", "static")
@@ -55,13 +55,13 @@ def build(hosts: list[Host], link: Link) -> subprocess.Popen[str] | None:
 
 
 def _netem(link: Link) -> str:
-    """Makes ``far`` with ``netem``; returns why not, or nothing."""
+    """Makes ``far`` with ``netem``; returns an empty string, or the reason why that failed."""
     try:
         command("ip", "link", "add", _FAR, "type", "ifb")
     except LabError as error:
         return str(error)
     try:
-        # The queue holds packets that wait to arrive, of all hosts; it is not there to drop any.
+        # The queue holds the packets of all hosts during their delay, and must not drop any.
         limit = max(_QUEUED, link.window)
         behaviour = ("delay", f"{_microseconds(link)}us", "loss", f"{100 * link.loss.share:.9f}%")
         queue = ("root", "netem", "limit", str(limit), *behaviour)
@@ -74,7 +74,7 @@ def _netem(link: Link) -> str:
 
 
 def _relay(link: Link, reason: str) -> subprocess.Popen[str]:
-    """Makes ``far`` with the relay."""
+    """Makes ``far`` with the relay; ``reason`` says why ``netem`` failed. Returns the relay's process."""
     _check(reason)
     program = FOLDER / "relay"
     command("cc", "-std=gnu11", "-O2", "-o", str(program), str(_SOURCE))
@@ -90,8 +90,10 @@ def _relay(link: Link, reason: str) -> subprocess.Popen[str]:
     assert relay.stdout
     if (said := relay.stdout.readline().strip()) != "ready":
         raise LabError(f"expected the relay to make the interface {_FAR}, got: {said}")
-    hurry(relay.pid)  # Waiting for its turn among the ranks, it would delay every packet.
-    # Frames that wait for the relay to run. The usual 1,000 are 12 ms of full ones at 1 Gbit/s.
+    hurry(
+        relay.pid
+    )  # If the relay waited for a processor like the ranks, it would delay every packet.
+    # The queue of frames for the relay. The usual 1,000 full frames are 12 ms at 1 Gbit/s.
     command("ip", "link", "set", _FAR, "txqueuelen", str(_QUEUED))
     command("ip", "link", "set", _FAR, "master", SWITCH, "up")
     command("ip", "link", "set", _FAR, "type", "bridge_slave", *_NOTHING_FOR_OTHERS)
@@ -113,7 +115,7 @@ def _check(reason: str) -> None:
 
 
 def _microseconds(link: Link) -> int:
-    """One way."""
+    """The delay of one way in microseconds."""
     return round(link.rtt.seconds * 1e6 / 2)
 
 

@@ -1,7 +1,7 @@
-"""What can go wrong before a rank runs."""
+"""The lab's error."""
 
 from __future__ import annotations
 
 
 class LabError(RuntimeError):
-    """The lab cannot be set up: what was expected, what came, what to do."""
+    """The lab cannot be set up; the message says what was expected, what came and what to do."""

@@ -1,9 +1,8 @@
-"""A part of the machine that the kernel takes down when its first process ends.
+"""Isolates a process in namespaces, which the kernel removes when that process ends.
 
-Processes, mounts and the network of a lab live in namespaces of their own, which have no name outside.
-When the first process in a PID namespace ends, however it ends, the kernel kills all others in it;
-namespaces that no process is in are gone, and with them their interfaces, addresses, queues and mounts.
-So there is nothing to clean up, and nothing to find left over.
+Processes, mounts and the network of a lab are in namespaces of their own, which have no name outside. When
+the first process of a PID namespace ends, however it ends, the kernel kills all others in it, and then
+removes the namespaces with their interfaces, addresses, queues and mounts. So nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def run_isolated(body: Callable[[], int]) -> int:
     """Runs ``body`` as the first process of new PID, mount and network namespaces.
 
-    Its mounts are its own, ``/proc`` shows its own processes, and its network has nothing but a
-    loopback interface. It dies with the calling process, even by ``SIGKILL``, and what it started dies
-    with it. ``SIGINT``, ``SIGTERM`` and ``SIGHUP`` are forwarded to it.
+    In that process, mounts are private, ``/proc`` shows only the namespace's processes, and the network
+    has only a loopback interface. The process and all that it starts die with the calling process, even if
+    that is killed by ``SIGKILL``. ``SIGINT``, ``SIGTERM`` and ``SIGHUP`` are forwarded to it.
 
     Returns:
-        Its exit status; 128 and the signal where one ended it. All its processes are gone by then.
+        The exit status of that process, or 128 plus the number of the signal that ended it. By then, all
+        processes that it started have ended.
 
     Raises:
         LabError: the kernel refuses.
@@ -49,7 +49,7 @@ def run_isolated(body: Callable[[], int]) -> int:
         os.close(write_end)
         status = _first_process(read_end, body)
         sys.stderr.flush()
-        os._exit(status)  # What the caller would do next is the parent's business.
+        os._exit(status)  # Only the parent returns to the caller.
     os.close(read_end)
     for number in _FORWARDED:
         signal.signal(number, lambda received, _: os.kill(child, received))
@@ -61,7 +61,7 @@ def run_isolated(body: Callable[[], int]) -> int:
 def _first_process(parent_lives: int, body: Callable[[], int]) -> int:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if select.select([parent_lives], [], [], 0)[0]:
-        return 1  # The parent went before it was asked to take this process along.
+        return 1  # The parent ended before prctl tied this process to it.
     try:
         _unshare(_CLONE_NEWNS | _CLONE_NEWNET)
         for arguments in (["--make-rprivate", "/"], ["-t", "proc", "proc", "/proc"]):
@@ -76,7 +76,7 @@ def _first_process(parent_lives: int, body: Callable[[], int]) -> int:
 
 @contextmanager
 def prompt() -> Iterator[None]:
-    """Lets the calling thread run as soon as it has something to do, where the kernel allows that."""
+    """Gives the calling thread real-time priority within the context, if the kernel allows that."""
     usual, settings = os.sched_getscheduler(0), os.sched_getparam(0)
     hurry(0)
     try:
@@ -86,16 +86,16 @@ def prompt() -> Iterator[None]:
 
 
 def hurry(process: int) -> None:
-    """Gives a process real-time priority; some containers refuse, and it runs as it did."""
+    """Gives a process real-time priority, if the kernel allows that; some containers do not."""
     with suppress(OSError):
         os.sched_setscheduler(process, os.SCHED_RR, os.sched_param(1))
 
 
 def enter_first_network() -> None:
-    """Moves the calling thread to the network of the lab's own process, from that of one of its hosts.
+    """Moves the calling thread from the network of one of the lab's hosts to that of the lab's own process.
 
     Raises:
-        LabError: it is not in a lab.
+        LabError: the thread is not in a lab.
     """
     with open("/proc/1/ns/net") as first:
         _enter(first)
@@ -103,10 +103,10 @@ def enter_first_network() -> None:
 
 @contextmanager
 def network(path: Path) -> Iterator[None]:
-    """Puts the calling thread into a network, and back; sockets stay in the network they were made in.
+    """Moves the calling thread to a network within the context; sockets made there stay in that network.
 
     Raises:
-        LabError: it is not in a lab.
+        LabError: the thread is not in a lab.
     """
     with open("/proc/thread-self/ns/net") as home, open(path) as there:
         _enter(there)
@@ -117,10 +117,10 @@ def network(path: Path) -> Iterator[None]:
 
 
 def command(*words: str) -> str:
-    """Runs a program of the system and returns what it printed.
+    """Runs a program and returns its output.
 
     Raises:
-        LabError: it failed.
+        LabError: the program failed.
     """
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -139,6 +139,6 @@ def _unshare(flags: int) -> None:
     if _libc.unshare(flags):
         reason = os.strerror(ctypes.get_errno())
         raise LabError(
-            f"expected the right to make namespaces, got: {reason}; in a container it takes "
+            f"expected the right to make namespaces, got: {reason}; in a container, the lab needs "
             f"CAP_SYS_ADMIN and CAP_NET_ADMIN (docker run --privileged)"
         )

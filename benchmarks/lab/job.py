@@ -22,30 +22,29 @@ from benchmarks.lab.network import INTERFACE, Host, switch_address
 from benchmarks.lab.streams import Prefixed
 
 KILL_AFTER = 3.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL in seconds."""
 
 _LAST_WORDS = 1.0
-"""Seconds in which output is read after the last rank ended, if a process that it left holds the pipe."""
+"""The seconds for which output is read after the last rank ended, if another process still has the pipe."""
 
 _MASTER_PORT = 29500
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# `ip netns exec` shows the host's own network in /sys; this adds the host's own name.
+# `ip netns exec` sets the host's network, and this the host's name.
 _WITH_HOSTNAME = 'echo "$1" > /proc/sys/kernel/hostname; shift; exec "$@"'
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs, and where.
+    """The settings of a job.
 
     Attributes:
         command: each rank's program and arguments.
-        slots: ranks a host.
-        link: what ranks find in ``LAB_RATE``, ``LAB_RTT`` and ``LAB_LOSS``; the hosts' number is in
-            ``LAB_HOSTS``.
-        grace: seconds that ranks go on after another one failed, to fail by themselves and say why.
-        preload: a library that ranks are started with.
-        relay: a process that the network needs; the job fails if it ends.
+        slots: the number of ranks on each host.
+        link: the link, which ranks find in ``LAB_RATE``, ``LAB_RTT`` and ``LAB_LOSS``.
+        grace: the seconds for which ranks continue after another one failed, so that they report errors.
+        preload: a library for the ranks' ``LD_PRELOAD``.
+        relay: the relay's process, without which the job fails.
     """
 
     command: list[str]
@@ -60,8 +59,8 @@ def run(job: Job, hosts: list[Host]) -> int:
     """Starts the ranks and waits for them.
 
     Returns:
-        0, or the status of the first rank that failed (128 and the signal where one ended it), or 128 and
-        the signal that stopped this process.
+        0, the status of the first rank that failed (128 plus the signal if one ended it), or 128 plus the
+        signal that stopped this process.
     """
     rendezvous = RendezvousServer()
     port = rendezvous.start()
@@ -80,7 +79,7 @@ def run(job: Job, hosts: list[Host]) -> int:
 
 
 def _environment(slot: Any, port: int, job: Job, hosts: list[Host]) -> dict[str, str]:
-    """This process's variables, Horovod's, torchrun's, and the lab's."""
+    """A rank's environment: this process's variables, and those of Horovod, torchrun and the lab."""
     horovod = {
         **gloo_run.create_slot_env_vars(slot),
         **gloo_run.create_run_env_vars(switch_address(), [INTERFACE], port),
@@ -98,14 +97,14 @@ def _environment(slot: Any, port: int, job: Job, hosts: list[Host]) -> dict[str,
     if job.preload is not None:
         already = filter(None, [os.environ.get("LD_PRELOAD")])
         lab.update(LAB_PATIENT=1, LD_PRELOAD=":".join([str(job.preload), *already]))
-    # One thread a rank, unless the caller says otherwise: hosts share this machine's processors.
+    # One thread for each rank unless the caller sets another number: hosts share this machine's cores.
     base = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
     added = {**horovod, **torchrun, **lab}
     return {**base, **{name: str(value) for name, value in added.items()}}
 
 
 class _Supervisor:
-    """Forwards the ranks' output, and ends them all when one fails."""
+    """Forwards the ranks' output, and ends all ranks when one fails."""
 
     def __init__(self, selector: selectors.BaseSelector, grace: float) -> None:
         self._selector = selector
@@ -135,7 +134,7 @@ class _Supervisor:
         self._selector.register(ended, selectors.EVENT_READ, lambda: self._ended(rank, host, ended))
 
     def depend_on(self, relay: subprocess.Popen[str]) -> None:
-        """Fails when the relay ends, since packets then go nowhere."""
+        """Lets the job fail when the relay ends, because no packet arrives without it."""
 
         def ended() -> None:
             self._selector.unregister(pidfd)
@@ -149,7 +148,7 @@ class _Supervisor:
         self._selector.register(pidfd, selectors.EVENT_READ, ended)
 
     def wait(self) -> int:
-        """Returns when all ranks have ended; see :func:`run`."""
+        """Waits for all ranks to end; returns the status of :func:`run`."""
         last_words = float("inf")
         while self._running or (self._open and time.monotonic() < last_words):
             deadline = min(self._terminate_at, self._kill_at, last_words)
@@ -207,7 +206,7 @@ class _Supervisor:
         for end in (receiver, sender):
             end.setblocking(False)
         signal.set_wakeup_fd(sender.fileno())
-        self._sender = sender  # Closed, it would wake nobody.
+        self._sender = sender  # Kept open: without a reference, the socket would be closed.
         for number in _STOPPED_BY:
             signal.signal(number, self._stop)
         self._selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(64))

@@ -1,4 +1,4 @@
-"""What a lab's links promise: a rate, a round trip, a share of lost packets."""
+"""The links of a lab: a rate, a round-trip time and a share of lost packets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BUFFERS_A_WINDOW = 4
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """The time from one host to another and back.
+    """The round-trip time between two hosts.
 
     Attributes:
-        text: as it was written.
-        seconds: 0 is what the machine itself needs.
+        text: the time as it was written.
+        seconds: the time in seconds; 0 adds no delay.
     """
 
     text: str
@@ -32,11 +32,11 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Loss:
-    """The share of packets that do not arrive, from any host to any other.
+    """The share of packets that are lost between any two hosts, each way.
 
     Attributes:
-        text: as it was written.
-        share: between 0 and 1.
+        text: the share as it was written.
+        share: the share, between 0 and 1.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Link:
-    """Every host's way to the others."""
+    """The properties of every host's link to the others."""
 
     rate: Rate
     rtt: RoundTrip = RoundTrip("none", 0.0)
@@ -53,41 +53,41 @@ class Link:
 
     @property
     def is_distant(self) -> bool:
-        """Whether packets wait or are lost on their way, beside what the rate does."""
+        """Whether packets are delayed or lost in addition to the effects of the rate."""
         return self.rtt.seconds > 0 or self.loss.share > 0
 
     @property
     def queue_seconds(self) -> float:
-        """How much traffic may wait at each end of a cable before the rest is dropped.
+        """The longest queue at each end of a cable in seconds; further packets are dropped.
 
-        50 ms, and a round trip where that is longer. TCP halves its window when a packet is lost
-        (cubic takes 30% away), and a queue of one round trip keeps the link busy meanwhile
+        This is 50 ms, or a round trip if that is longer. TCP halves its window when a packet is lost
+        (cubic reduces it by 30%), and a queue of one round trip keeps the link busy meanwhile
         (Appenzeller, Keslassy and McKeown, "Sizing router buffers", section 2).
         """
         return max(_QUEUE_SECONDS, self.rtt.seconds)
 
     @property
     def window(self) -> int:
-        """Bytes that one connection may have on their way: what the link and a full queue hold.
+        """The most bytes of one connection in transit: those that the link and a full queue hold.
 
-        A link without a limit is taken for one of 10 Gbit/s.
+        A link without a limit counts as one of 10 Gbit/s.
         """
         bits = _FASTEST if self.rate.bits is None else self.rate.bits
         return round(bits / 8 * (self.rtt.seconds + self.queue_seconds))
 
     @property
     def socket_buffer(self) -> int:
-        """Bytes of memory that TCP may take for a window: the kernel counts its own share of each packet's
-        memory, and keeps a part of the buffer for the reader."""
+        """The bytes of memory for TCP's window, of which the kernel needs a part for each packet's
+        bookkeeping, and reserves another for the reader."""
         return _BUFFERS_A_WINDOW * self.window
 
     def environment(self) -> dict[str, str]:
-        """The variables by which ranks find the link; see :func:`from_environment`."""
+        """The variables that describe the link to ranks; see :func:`from_environment`."""
         return {"LAB_RATE": self.rate.text, "LAB_RTT": self.rtt.text, "LAB_LOSS": self.loss.text}
 
 
 def from_environment(rate: Rate) -> Link:
-    """The link of the lab that this process is a rank of, with another rate."""
+    """The link of the lab in which this process is a rank, with another rate."""
     return Link(rate, parse_rtt(os.environ["LAB_RTT"]), parse_loss(os.environ["LAB_LOSS"]))
 
 

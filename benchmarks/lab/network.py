@@ -1,4 +1,4 @@
-"""Hosts, a switch, and cables with a limited rate between them.
+"""Builds hosts, a switch, and cables with a limited rate between them.
 
 Each host is a network namespace with one interface, ``eth0``. The other end of its cable is a port of a
 bridge in the lab's own namespace. Both ends of a cable limit what they send, by a token bucket.
@@ -15,17 +15,17 @@ from benchmarks.lab.isolation import command
 from benchmarks.lab.link import Link
 
 INTERFACE = "eth0"
-"""What a host calls its only interface."""
+"""The name of a host's only interface."""
 
 MOST_HOSTS = 1000
-"""A bridge takes 1,023 ports."""
+"""The largest number of hosts; a bridge has at most 1,023 ports."""
 
 _SUBNET = ipaddress.ip_network("198.18.0.0/15")
 SWITCH = "switch"
-"""What the lab calls its bridge."""
+"""The name of the lab's bridge."""
 
 FOLDER = Path("/run/netns")
-"""Where ``ip netns`` keeps names; in a lab, a memory file system that nobody else sees."""
+"""The folder in which ``ip netns`` keeps names; in a lab, a private file system in memory."""
 
 _HOSTS_FILE = Path("/etc/hosts")
 _SETTINGS = "/proc/sys/net/ipv4"
@@ -33,17 +33,17 @@ _SETTINGS = "/proc/sys/net/ipv4"
 
 @dataclass(frozen=True)
 class Host:
-    """One host: its name, which is its namespace's and its port's too, and its address."""
+    """A host: its name, which its namespace and its port share, and its address."""
 
     name: str
     address: str
 
 
 def switch_address() -> str:
-    """Where hosts reach the lab's own process.
+    """The address at which hosts reach the lab's own process.
 
-    The subnet is the one that RFC 2544 reserves for benchmarks. Labs are not connected to
-    anything, so that two may use the same addresses at the same time.
+    The subnet is the one that RFC 2544 reserves for benchmarks. Labs are not connected to each other, so
+    two labs may use the same addresses at the same time.
     """
     return str(_SUBNET[-2])
 
@@ -81,11 +81,10 @@ def build(count: int, link: Link) -> list[Host]:
 
 
 def limit(on: list[Host], link: Link) -> None:
-    """Gives both ends of every cable the link's rate, in place of the one they had, and TCP the memory
-    to use it over the link's distance.
+    """Sets the rate of both ends of every cable, and the memory that TCP needs for the link.
 
     Raises:
-        LabError: ``tc`` failed; where it knows no ``tbf``, the kernel was built without it.
+        LabError: ``tc`` failed, for example because the kernel was built without ``tbf``.
     """
     rate, queue = link.rate, f"{round(1e6 * link.queue_seconds)}us"
     for where, device in _ends(on):
@@ -101,7 +100,7 @@ def limit(on: list[Host], link: Link) -> None:
 
 
 def _give_buffers(host: Host, size: int) -> None:
-    """The most that TCP may take for a connection, at least what the host has; it takes what it needs."""
+    """Raises the largest memory of a TCP connection to ``size`` bytes, unless it is larger already."""
     for name in ("tcp_rmem", "tcp_wmem"):
         setting = f"{_SETTINGS}/{name}"
         larger = f'[ "$most" -ge {size} ] || echo "$least $usual {size}" > {setting}'
@@ -110,7 +109,7 @@ def _give_buffers(host: Host, size: int) -> None:
 
 
 def _congestion_control() -> str:
-    """The one that most machines use, whatever this one does; reno where namespaces may not use it."""
+    """The congestion control: cubic, as on most machines, or reno if namespaces may not use cubic."""
     allowed = Path(f"{_SETTINGS}/tcp_allowed_congestion_control").read_text().split()
     return "cubic" if "cubic" in allowed else "reno"
 
@@ -122,9 +121,9 @@ def _ends(on: list[Host]) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _name_hosts(named: list[Host]) -> None:
-    # A memory file system on the folder where `ip netns` keeps names, visible in the lab alone. The
-    # file for /etc/hosts has no name of its own any more once it is mounted there. Gloo needs it: groups
-    # of ranks listen at the address that the host's name stands for, whatever the interface.
+    # Mounts a file system in memory, visible only in the lab, on the folder in which `ip netns` keeps
+    # names, and a file on /etc/hosts, whose own name is then removed. Gloo needs the hosts' names: groups
+    # of ranks listen at the address of the host's name, whatever the interface.
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in named)]
     FOLDER.mkdir(parents=True, exist_ok=True)
     command("mount", "-t", "tmpfs", "lab", str(FOLDER))

@@ -1,8 +1,8 @@
-"""Ranks that wait without taking the processor from those that work.
+"""A library that lets waiting ranks sleep, so that they leave the processor to others.
 
-Horovod's frontends wait for a collective by asking for it, and yielding the processor, again and again. On
-a host of its own a rank may do that: its processor has nothing else to do. In a lab with more ranks than
-cores, those that wait take turns with those that they wait for.
+Horovod's frontends wait for a collective by polling it and yielding the processor in a loop. On a host of
+its own, a rank may do so. In a lab with more ranks than cores, waiting ranks take processor time from those
+that they wait for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.lab.isolation import command
 
 MICROSECONDS = 100
-"""How long a rank sleeps where it would have yielded: some messages' latency."""
+"""The time for which a rank sleeps instead of yielding, which adds to the latency of messages."""
 
 _SOURCE = f"""
 #include <time.h>
@@ -24,7 +24,7 @@ int sched_yield(void) {{
 
 
 def build(folder: Path) -> Path:
-    """Compiles the library that ranks have to be started with, as ``LD_PRELOAD``.
+    """Compiles the library for the ranks' ``LD_PRELOAD``, and returns its path.
 
     Raises:
         LabError: there is no C compiler, or it failed.

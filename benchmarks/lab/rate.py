@@ -1,4 +1,4 @@
-"""Rates of links, as ``tc`` writes them."""
+"""Rates of links, in the notation of ``tc``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BURST_SECONDS = 2e-3
 
 @dataclass(frozen=True)
 class Rate:
-    """What a link lets through.
+    """The rate of a link.
 
     Attributes:
-        text: as it was written.
-        bits: bits a second; None is no limit.
+        text: the rate as it was written.
+        bits: the rate in bits per second; None is no limit.
     """
 
     text: str
@@ -25,11 +25,10 @@ class Rate:
 
     @property
     def burst(self) -> int:
-        """Bytes that an idle link lets through at once.
+        """The bytes that an idle link lets through at once.
 
-        Two milliseconds' worth, so that a busy processor need not look after the link more often, but
-        not less than the 64 KiB that TCP hands over as one segment (and its headers). Messages that
-        are shorter than this are not slowed down.
+        This is two milliseconds' worth, so that a busy processor need not serve the link more often, but at
+        least the 64 KiB, with headers, that TCP passes on as one segment. Shorter messages are not delayed.
         """
         return max(_SEGMENT + (_SEGMENT >> 4), round((self.bits or 0) / 8 * _BURST_SECONDS))
 

@@ -1,8 +1,8 @@
 // Delays Ethernet frames, loses some of them, and keeps their order: relay NAME MICROSECONDS LOST.
 //
-// Makes the TAP interface NAME. What the kernel sends there comes back from it MICROSECONDS later.
-// Each frame is lost with the probability LOST / 2^32, independently of the others. Writes one line
-// when the interface is there, and ends by a signal alone, or with an error.
+// Makes the TAP interface NAME. Frames that the kernel sends there come back MICROSECONDS later. Each
+// frame is lost with the probability LOST / 2^32, independently of the others. Writes one line when
+// the interface exists, and ends only by a signal or with an error.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,8 +21,7 @@
 enum { kLongestFrame = 1 << 16, kBatch = 64 };
 static const size_t kMostBytes = (size_t)1 << 30;
 
-// All frames wait equally long, so that one list in the order of arrival is in the order of
-// departure too.
+// All frames wait equally long, so the order of arrival is also that of departure.
 typedef struct Frame {
   struct Frame* next;
   int64_t due;
@@ -61,7 +60,7 @@ static int Open(const char* name) {
   return tap;
 }
 
-// Takes what has come, at most a batch. Returns false if the interface is broken.
+// Reads the frames that have arrived, at most a batch. Returns false if the interface is broken.
 static int Receive(int tap, int64_t delay, uint32_t lost, uint64_t* state) {
   static char buffer[kLongestFrame];
   for (int count = 0; count < kBatch; ++count) {
@@ -84,13 +83,13 @@ static int Receive(int tap, int64_t delay, uint32_t lost, uint64_t* state) {
   return 1;
 }
 
-// Sends what is due. Returns the nanoseconds until the next frame is, -1 where none waits.
+// Sends the frames that are due. Returns the nanoseconds until the next one is, or -1 if none waits.
 static int64_t Send(int tap) {
   int64_t now = Now();
   while (first) {
     Frame* frame = first;
     if (frame->due > now && frame->due > (now = Now())) return frame->due - now;
-    // A switch whose port is down takes no frame: it is lost, as on a cable that nobody plugged in.
+    // If the switch's port is down, the frame is lost, as without a cable.
     (void)!write(tap, frame->data, frame->size);
     first = frame->next;
     if (!first) end = &first;
@@ -109,7 +108,7 @@ int main(int count, char** arguments) {
   uint32_t lost = strtoul(arguments[3], NULL, 10);
   uint64_t state;
   if (getrandom(&state, sizeof state, 0) != sizeof state) return Fail("getrandom");
-  state |= 1;  // Zero would stay zero.
+  state |= 1;  // The generator's state must not be zero.
   int tap = Open(arguments[1]);
   if (tap < 0) return Fail("/dev/net/tun");
   puts("ready");

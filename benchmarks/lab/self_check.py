@@ -1,4 +1,4 @@
-"""Measures what a lab promises, before a job relies on it: a round trip, and a short transfer."""
+"""Measures a round trip and a short transfer in a lab before a job relies on its links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.lab.link import Link
 from benchmarks.lab.network import FOLDER, Host
 
 TOLERANCE_SECONDS, TOLERANCE = 1e-3, 0.05
-"""The median round trip may be off by a millisecond, or 5% where that is more."""
+"""The permitted error of the median round trip: a millisecond, or 5% if that is more."""
 
 _ROUND_TRIPS = 11
 _PATIENCE = 0.2
@@ -32,12 +32,12 @@ _SENT_AGAIN, _RECEIVED, _SENT = 8 + 23, 8 + 24 + 3, 8 + 24 + 4 + 5
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one TCP connection did.
+    """The measurements of one TCP connection.
 
     Attributes:
-        bits: received a second, once the connection was under way.
-        packets: sent since its start.
-        again: of these, how many took the place of one that was lost.
+        bits: the bits received per second, after a warm-up.
+        packets: the number of packets sent.
+        again: the number of these that were sent again.
     """
 
     bits: float
@@ -46,10 +46,10 @@ class Transfer:
 
 
 def check(hosts: list[Host], link: Link) -> None:
-    """Measures between the first two hosts, and prints what it found.
+    """Measures between the first two hosts, and prints the results.
 
     Raises:
-        LabError: the round trip is not what the link promises.
+        LabError: the round trip differs from that of the link.
     """
     one, other = hosts[:2]
     trips = round_trips(one, other, link.rtt.seconds)
@@ -62,7 +62,7 @@ def check(hosts: list[Host], link: Link) -> None:
     if abs(median - link.rtt.seconds) > tolerance:
         raise LabError(
             f"expected a round trip of {_ms(link.rtt.seconds)}, at most {_ms(tolerance)} off, got "
-            f"{_ms(median)}: this machine is too busy for it, give it less to do beside the lab"
+            f"{_ms(median)}: this machine is too busy, stop other work on it"
         )
     found = transfer(one, other, link.rtt.seconds)
     _say(
@@ -72,18 +72,18 @@ def check(hosts: list[Host], link: Link) -> None:
 
 
 def round_trips(one: Host, other: Host, expected: float) -> list[float]:
-    """Seconds that small datagrams take from one host to the other and back.
+    """Measures the round trips of small datagrams; returns their seconds.
 
     Raises:
-        LabError: too few arrive.
+        LabError: too few datagrams arrive.
     """
     found: list[float] = []
     with (
-        prompt(),  # The time is the link's, not that for which this process waits for a processor.
+        prompt(),  # So that the time does not include waiting for a processor.
         _opened(one, socket.SOCK_DGRAM) as near,
         _opened(other, socket.SOCK_DGRAM) as far,
     ):
-        # The first ones wait for the hosts to learn each other's hardware addresses.
+        # The first datagrams wait until the hosts know each other's hardware addresses.
         patience = expected + _PATIENCE
         for number in range(_MOST_SENT):
             start = time.perf_counter()
@@ -103,10 +103,10 @@ def round_trips(one: Host, other: Host, expected: float) -> list[float]:
 
 
 def transfer(one: Host, other: Host, rtt: float) -> Transfer:
-    """Sends as much as passes, for some round trips.
+    """Sends as much as the link takes for some round trips, and returns the measurements.
 
     Raises:
-        LabError: no connection, or it ended.
+        LabError: the connection failed or ended.
     """
     seconds = [max(_LEAST_SECONDS, trips * rtt) for trips in (_WARMING_TRIPS, _MEASURED_TRIPS)]
     try:
@@ -121,7 +121,7 @@ def transfer(one: Host, other: Host, rtt: float) -> Transfer:
             f"expected a connection from {one.name} to {other.name}, got: {error}"
         ) from error
     finally:
-        # Linux would begin the job's connections with what it learned from this one.
+        # Otherwise, Linux would begin the job's connections with metrics learned from this one.
         for host in (one, other):
             command("ip", "-n", host.name, "tcp_metrics", "flush")
     return Transfer(8 * (after - before) / took, sent[_SENT], sent[_SENT_AGAIN])
@@ -133,7 +133,7 @@ def _info(connection: socket.socket) -> tuple[int, ...]:
 
 
 def _pump(sender: socket.socket, receiver: socket.socket, seconds: float) -> None:
-    """Keeps the connection full for so long."""
+    """Keeps the connection full for some seconds."""
     data = bytes(_CHUNK)
     deadline = time.perf_counter() + seconds
     with selectors.DefaultSelector() as selector:
@@ -148,7 +148,7 @@ def _pump(sender: socket.socket, receiver: socket.socket, seconds: float) -> Non
 
 
 def _arrives(at: socket.socket, number: int, patience: float) -> bool:
-    """Whether this datagram comes in time; older ones are late, and ignored."""
+    """Whether the datagram with a number arrives in time; late ones with other numbers are ignored."""
     deadline = time.perf_counter() + patience
     while (rest := deadline - time.perf_counter()) > 0:
         at.settimeout(rest)
@@ -172,7 +172,7 @@ def _connected(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.s
         with receiver:
             for end in (sender, receiver):
                 end.setblocking(False)
-                # What still waits is dropped, so that the job finds the link empty.
+                # Queued data is dropped at the end, so that the job finds the link empty.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             yield sender, receiver
 

@@ -1,4 +1,4 @@
-"""Lines of several processes on one terminal, each with its rank before it."""
+"""Prints the lines of several processes to one terminal, with the rank before each line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LONGEST = 1 << 16
 
 
 class Prefixed:
-    """Writes whole lines as ``[rank]<stdout>:line``, the way ``horovodrun`` does.
+    """Writes whole lines as ``[rank]<stdout>:line``, as ``horovodrun`` does.
 
-    A carriage return ends a line that has any text: progress bars show up as they go.
+    A carriage return ends a line with text, so that progress bars are shown at once.
     """
 
     def __init__(self, out: BinaryIO, rank: int, name: str) -> None:
@@ -22,7 +22,7 @@ class Prefixed:
         self._returned = False
 
     def write(self, data: bytes) -> None:
-        """Takes output as it comes."""
+        """Takes a piece of output, and writes the lines that are complete."""
         self._rest += data
         end = 0
         for match in _LINE.finditer(self._rest):
@@ -37,7 +37,7 @@ class Prefixed:
         self._out.flush()
 
     def close(self) -> None:
-        """Writes what is left without an end of line."""
+        """Writes the rest of the output, which has no end of line."""
         if self._rest:
             self._line(self._rest)
         self._rest = b""

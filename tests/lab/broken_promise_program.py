@@ -1,4 +1,4 @@
-"""A lab that promises 40 ms between its hosts, and builds none: ``python -m`` runs it."""
+"""Checks a lab for a round trip of 40 ms that it does not have; run by ``python -m``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lab must leave as it was, and whether one can be made here."""
+"""Runs labs, and finds what they would leave behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def why_not() -> str:
-    """Why no lab can be made on this machine; empty where one can."""
+    """The reason why no lab can be made on this machine; empty if one can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc", "unshare") if not shutil.which(name)]
@@ -28,19 +28,19 @@ def why_not() -> str:
 
 
 def command(*arguments: str) -> list[str]:
-    """A command line of the lab."""
+    """The command that runs a lab."""
     return [sys.executable, "-m", "benchmarks.lab", *arguments]
 
 
 def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Runs a lab to its end."""
+    """Runs a lab to its end, and returns its status and output."""
     return subprocess.run(
         command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout
     )
 
 
 def traces() -> dict[str, str]:
-    """Everything by which a lab could be noticed outside of it."""
+    """The state of this machine that a lab could change."""
     printed = {
         " ".join(words): subprocess.run(words, capture_output=True, text=True, check=True).stdout
         for words in (
@@ -59,12 +59,12 @@ def traces() -> dict[str, str]:
 
 
 def processes_in(networks: set[str]) -> list[int]:
-    """The processes in any of these network namespaces, named as ``/proc/PID/ns/net`` is."""
+    """The processes in some network namespaces, which are named as the links ``/proc/PID/ns/net``."""
     found = []
     for link in Path("/proc").glob("[0-9]*/ns/net"):
         try:
             if os.readlink(link) in networks:
                 found.append(int(link.parts[2]))
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # The process has ended.
     return found

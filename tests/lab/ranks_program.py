@@ -1,4 +1,4 @@
-"""What the ranks of the lab's tests run: ``python -m tests.lab.ranks_program WHAT``."""
+"""The program of the ranks in the lab's tests: ``python -m tests.lab.ranks_program WHAT``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELEMENTS = 500_000
 
 
 def rates() -> None:
-    """How long a sum takes at three rates, best of ten."""
+    """Measures a sum at three rates, best of ten."""
     hvd.init()
     seconds = {}
     for rate in ("100mbit", "400mbit", "none"):
@@ -37,12 +37,12 @@ def rates() -> None:
 
 
 def groups() -> None:
-    """Sums within process sets, which listen at the address of the host's name."""
+    """Sums within process sets, whose ranks listen at the address of the host's name."""
     groups = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
     hvd.init(process_sets=groups)
     mine = groups[hvd.rank() % 2]
     total = hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Sum, name="x", process_set=mine)
-    hvd.barrier()  # A rank that ends takes Horovod with it, and the other set's sum.
+    hvd.barrier()  # A rank that ends shuts down Horovod, also for the other set's sum.
     _report(
         {
             "host": os.environ["HOROVOD_HOSTNAME"],
@@ -57,7 +57,7 @@ def groups() -> None:
 
 
 def death() -> None:
-    """Rank 1 is killed while sums are on their way."""
+    """Kills rank 1 during a sum."""
     hvd.init()
     for step in range(1_000_000):
         if hvd.rank() == 1 and step == 20:
@@ -67,7 +67,7 @@ def death() -> None:
 
 
 def plans() -> None:
-    """What is planned at a low rate, and at a lower one with what was saved on a fast network."""
+    """Reports the plans at a low rate, and at a lower one with a state saved on a fast network."""
     import hvd_compress.torch as hvdc
     from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 

@@ -1,6 +1,6 @@
-"""What two hosts see of the way between them: ``python -m tests.lab.sockets_program WHAT``.
+"""Measures the link between two hosts by sockets: ``python -m tests.lab.sockets_program WHAT``.
 
-Host 1 answers and receives; host 0 asks and sends, and reports as JSON.
+Host 0 connects and sends, and reports as JSON; host 1 accepts and receives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SO_RCVBUFFORCE = 33
 
 
 def distant() -> None:
-    """Times of connections, and bits a second at the lab's rate and at 20 Mbit/s."""
+    """Measures the times of connections, and the bits per second at the lab's rate and at 20 Mbit/s."""
     if not _asks():
         with socket.create_server(ANSWERING) as server:
             for _ in range(CONNECTIONS + 2):
@@ -38,13 +38,13 @@ def distant() -> None:
 
 
 def lossy() -> None:
-    """How many datagrams arrive, there and back."""
+    """Counts the datagrams that arrive in each direction."""
     mine, theirs = (ASKING, ANSWERING) if _asks() else (ANSWERING, ASKING)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
         port.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 23)
         port.bind(mine)
         if _asks():
-            _connect().close()  # The other host is there: what comes earlier would be lost, too.
+            _connect().close()  # Datagrams sent before the other host is ready would be lost, too.
             _shoot(port, theirs)
             _report({"back": _arrived(port)})
         else:

@@ -1,4 +1,4 @@
-"""What the lab says before it touches anything."""
+"""The lab checks its arguments before it changes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts far from each other: the time, the loss and the rate that their own sockets measure."""
+"""Hosts with a delay between them have the time, the loss and the rate that were asked for."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_the_round_trip_and_the_rate_are_what_was_asked_for():
     done = machine.run("--rate", "100mbit", "--rtt", "40ms", "--", *PROGRAM, "distant")
 
     found = _reports(done)
-    # Nothing is faster than the distance allows, and most connections take no longer.
+    # No connection is faster than the round trip, and most take no longer.
     assert min(found["seconds"]) >= 0.040
     assert statistics.median(found["seconds"]) < 0.050
-    # Of 30 MB, the start of the connection takes half a second at most.
+    # For 30 MB, the slow start of the connection takes at most half a second.
     assert 60e6 < found["bits"] < 101e6
     assert 10e6 < found["fewer"] < 21e6
     assert re.search(r"lab: round trip host0 to host1: 4\d\.\d ms .*asked for 40ms", done.stderr)

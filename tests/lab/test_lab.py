@@ -1,4 +1,4 @@
-"""Real namespaces, real limits, real deaths. Whatever ends a lab, nothing of it may be left."""
+"""Labs limit rates, run jobs, and leave nothing behind, however they end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reports(printed):
 
 
 def _start(*arguments):
-    """A lab whose ranks have all said that they are ready, and their networks."""
+    """Starts a lab, and returns it with its ranks' networks when all ranks are ready."""
     lab = subprocess.Popen(
         machine.command(*arguments), cwd=machine.ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -60,7 +60,7 @@ def test_rates_limit_a_real_allreduce():
     assert [report["hostname"] for report in reports] == ["host0", "host1"]
     for report in reports:
         seconds = report["seconds"]
-        # Two ranks send the tensor once. The buckets at both ends let 70 kB each through at once.
+        # Each rank sends the tensor once. The buckets at both ends let 70 kB each through at once.
         assert seconds["100mbit"] > 0.8 * (BYTES - 140_000) / (100e6 / 8)
         assert seconds["400mbit"] > 0.8 * (BYTES - 140_000) / (400e6 / 8)
         assert 2 < seconds["100mbit"] / seconds["400mbit"] < 8
@@ -74,7 +74,7 @@ def test_plans_follow_the_rate():
     one, other = (report["found"] for report in _reports(done.stdout))
     assert one == other, "the ranks differ"
     first, moved, doubted, again = one
-    # Uncompressed, four times as much is sent.
+    # Uncompressed gradients have four times the bytes.
     assert re.search(r"plan \d+, decided: int8", first)
     assert "decided: none" in moved and "goes on with the plan of a saved state" in moved
     assert "is measured anew" in doubted
@@ -135,7 +135,7 @@ def test_a_command_that_does_not_exist():
 
 @pytest.mark.parametrize("victim", ["lab", "first process"])
 def test_sigkill_leaves_nothing(victim):
-    # The daemon is in a session of its own and has no pipe to the lab.
+    # The daemon is in its own session, and has no pipe to the lab.
     daemon = "setsid sleep 1000 <&- >&- 2>&- & "
     lab, networks = _start("--rate", "1gbit", "--", "sh", "-c", daemon + READY + "sleep 1000")
     with open(f"/proc/{lab.pid}/task/{lab.pid}/children") as children:
