@@ -1,4 +1,4 @@
-"""Runs every fault, on every frontend and exchange: ``python -m tests.faults --json OUT``."""
+"""Runs every fault with every frontend and exchange: ``python -m tests.faults --json OUT``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = "hvd_compress faults 1"
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Returns 1 if anything was not as promised."""
+    """Runs the cases; returns 1 if a promise was broken, and 0 otherwise."""
     args = _parse(command_line)
     chance = random.Random(args.seed)
     outcomes: list[Outcome] = []
@@ -53,13 +53,13 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _last(outcome: Outcome, what: str) -> str:
-    """Seconds from the fault until every other rank has come to something; nothing where one has not."""
+    """The seconds from the fault until all other ranks ``raised`` or ``ended``; "-" if one did not."""
     times = [getattr(one, what) for one in outcome.endings[:-1]]
     return "-" if None in times or not times else f"{max(times):.1f}"
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    """A line for each fault, with the slowest of each frontend's cases: stock, and compressed."""
+    """A line for each fault, with the slowest cases of each frontend, stock and compressed."""
     frontends = list(dict.fromkeys(outcome.case.frontend for outcome in outcomes))
     lines = []
     for fault in dict.fromkeys(outcome.case.fault for outcome in outcomes):
@@ -74,7 +74,7 @@ def _table(outcomes: list[Outcome]) -> Table:
 
 
 def _slowest(outcomes: list[Outcome]) -> str:
-    """What became of the other ranks in some cases; where they end, when the last one raised an error."""
+    """The outcome of the other ranks in some cases; if they end, the time of the last one's error."""
     if any(outcome.problems() for outcome in outcomes):
         return "not as promised"
     if not outcomes:
@@ -95,7 +95,7 @@ def _record(outcomes: list[Outcome], before: list[dict[str, Any]]) -> str:
     for outcome in outcomes:
         row = {**dataclasses.asdict(outcome), "problems": outcome.problems()}
         del row["printed"]
-        # Texts of errors name folders of the machine.
+        # The messages of errors contain paths of the machine.
         row["refused"] = outcome.refused.partition(":")[0]
         for ending in row["endings"]:
             ending["error"] = ending["error"].partition(":")[0]
@@ -117,7 +117,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--exchange", nargs="+", choices=exchanges, default=exchanges, metavar="NAME")
     add("--fault", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="NAME")
     add("--repeat", type=positive, default=1, help="how often each case runs")
-    add("--seed", type=int, default=0, help="of the moments of signals")
+    add("--seed", type=int, default=0, help="decides the moments of signals")
     add("--json", type=Path, metavar="OUT")
     add("--add", action="store_true", help="keep the cases in OUT that are not run")
     args = parser.parse_args(command_line)

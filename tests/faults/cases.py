@@ -1,4 +1,4 @@
-"""What happens to a rank, and what is promised then."""
+"""The faults of a rank, and the promises for the other ranks."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import dataclass, field
 from tests.contract.cases import ROWS
 
 STOCK = "stock"
-"""In the place of an exchange: the framework's own, without this package."""
+"""Stands for the framework's own exchange, without this package."""
 
 EXCHANGES = {"fsdp": [name for name in ROWS if name != "hierarchical"]}
-"""Those of frontends that do not have all of them."""
+"""The exchanges of frontends that do not have all of them."""
 
 STEPS = 40
-"""Of a job that goes on."""
+"""The number of steps of a job that survives its fault."""
 
 BEGIN = 10
-"""The step at which something happens to a rank."""
+"""The step of the fault."""
 
 PAUSE = 3.0
-"""Seconds for which a rank is stopped."""
+"""The time for which a rank is stopped, in seconds."""
 
 TIMEOUT = 10
-"""Seconds after which ranks give up one that does not answer, where they are told to."""
+"""The seconds after which ranks give up on one that does not answer, in cases with a timeout."""
 
 IMPATIENT = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(TIMEOUT),
     "HOROVOD_GLOO_TIMEOUT_SECONDS": str(TIMEOUT),
 }
-"""What tells Horovod's ranks to."""
+"""The variables that set this timeout for Horovod's ranks."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one rank.
+    """A fault of one rank.
 
     Attributes:
-        does: for the table: what happens.
-        seconds: within which all other ranks end with an error; None where training goes on on all ranks.
-        signal: whether the rank gets a signal, and does nothing by itself.
-        environment: variables of all ranks.
-        timeout: of a process group, in seconds; None is the stock one.
+        does: the description of the fault in the table.
+        seconds: the time within which all other ranks end with an error; None if training continues.
+        signal: whether the rank gets a signal, instead of causing the fault itself.
+        environment: environment variables of all ranks.
+        timeout: the timeout of a process group in seconds; None: PyTorch's default.
     """
 
     does: str
@@ -57,7 +57,7 @@ class Fault:
 
 
 FAULTS = {
-    # Ranks may be making a process group, where Gloo waits for the killed one for up to five timeouts.
+    # If ranks are making a process group, Gloo waits for the killed one for up to five timeouts.
     "kill in the first step": Fault("SIGKILL in the first step", 120, signal=True, timeout=TIMEOUT),
     "kill": Fault("SIGKILL", 60, signal=True),
     "raise": Fault("an exception of the script", 60),
@@ -81,12 +81,12 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A fault of a rank of a job.
+    """A fault in a job of a frontend with an exchange.
 
     Attributes:
-        frontend: see :data:`tests.faults.frontends.FRONTENDS`.
-        exchange: or :data:`STOCK`.
-        fault: see :data:`FAULTS`.
+        frontend: a key of :data:`tests.faults.frontends.FRONTENDS`.
+        exchange: the name of an exchange, or :data:`STOCK`.
+        fault: a key of :data:`FAULTS`.
     """
 
     frontend: str
@@ -100,7 +100,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many."""
+        """The number of ranks."""
         return 4 if self.hosts or self.frontend == "fsdp" else 3
 
     def __str__(self) -> str:
@@ -108,5 +108,5 @@ class Case:
 
 
 def exchanges_of(frontend: str) -> list[str]:
-    """Those that a frontend has."""
+    """The exchanges of a frontend."""
     return EXCHANGES.get(frontend, list(ROWS))

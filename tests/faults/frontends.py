@@ -1,4 +1,4 @@
-"""The frontends to whose ranks something happens, each of which imports its framework and no other."""
+"""The frontends of the tests of faults; each imports only its own framework."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FRONTENDS = {
     "fsdp": "tests.faults.of_fsdp:FSDP",
     "diloco": "tests.faults.of_diloco:OfDiLoCo",
 }
-"""Modules and classes: the rows of the contract, and frontends that are built on these."""
+"""The modules and classes of the contract's frontends, and of frontends that build on these."""
 
 
 def load(name: str) -> Frontend:
-    """A row."""
+    """Loads a frontend by its name."""
     return frontends.load(name, FRONTENDS)

@@ -1,4 +1,4 @@
-"""A rank without memory for what it is about to encode."""
+"""Takes all memory from a rank before it encodes gradients."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ _M_ARENA_MAX = -8
 
 @contextmanager
 def scarce(case: Case) -> Iterator[Callable[[], None]]:
-    """Allocations of this process fail within, from when the first gradients are encoded after a call.
+    """Makes this process's allocations fail in the context, from a moment that the caller sets.
+
+    The caller must make the job in the context, because graphs get an operation that takes the memory.
 
     Args:
-        case: of which frontend and exchange; without this package, they fail from the call on.
+        case: the case, which determines how encoding is intercepted.
 
     Yields:
-        What is to be called before each step. A job is to be made within: graphs get a place where
-        memory ends.
+        A function after whose call memory ends: when gradients are next encoded, or at once without this
+        package.
     """
     hoard: list[bytearray] = []
     limits = resource.getrlimit(resource.RLIMIT_AS)
     due = False
-    # Other threads would have a reserve of their own.
+    # With more arenas, other threads would have memory in reserve.
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
     def take_all() -> None:
-        # Python's own objects stay possible: it is a tensor that must not fit.
+        # Leaves memory for Python's small objects: only tensors must not fit.
         small = [bytes(size) for size in range(0, 480, 16) for _ in range(500)]
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), limits[1]))
         size = 2**24
-        while size >= 2**10:  # What the allocator still has, too.
+        while size >= 2**10:  # Takes the allocator's free memory, too.
             try:
                 hoard.append(bytearray(size))
             except MemoryError:
@@ -52,7 +54,7 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
             take_all()
 
     def before_encoding() -> None:
-        if due:  # In each step: what one step frees, the next one could use.
+        if due:  # In each step, because the next one could use the memory that a step frees.
             take_all()
 
     with ExitStack() as stack:

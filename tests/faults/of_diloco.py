@@ -1,7 +1,7 @@
-"""DiLoCo, whose average arrives a step later.
+"""Jobs of DiLoCo, whose average arrives a step later.
 
-With an outer learning rate of 1 and no momentum, common parameters of zero become minus the average of what
-the ranks have learnt.
+With an outer learning rate of 1 and no momentum, common parameters of zero become the average of the ranks'
+changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Job(TorchJob):
 
 
 class OfDiLoCo(ProcessGroupFrontend):
-    """How ranks make jobs of ``hvd_compress.diloco``."""
+    """The frontend ``hvd_compress.diloco``."""
 
     name = "diloco"
     forms = ()

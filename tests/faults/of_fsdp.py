@@ -1,4 +1,4 @@
-"""FSDP2: two replicas of two shards."""
+"""Jobs of FSDP2 on two replicas of two shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLICAS = 2
 
 
 def mesh() -> DeviceMesh:
-    """All ranks. Groups of a mesh have PyTorch's default timeout, and not that of the ranks."""
+    """The mesh of all ranks, whose groups get the timeout of the ranks instead of PyTorch's default."""
     made = probes.mesh_of(REPLICAS)
     timeout = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout  # type: ignore[union-attr]
     for dimension in range(made.ndim):
@@ -42,23 +42,23 @@ class _Job(TorchJob):
 
 
 class _OfShards:
-    """The reference of this rank's shards.
+    """The reference for this rank's shards, as arrays.
 
     Args:
-        beside: the same for tensors.
+        beside: the reference with tensors.
     """
 
     def __init__(self, beside: probes.Beside) -> None:
         self._beside = beside
 
     def average(self, everybodys: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """What this rank's shards of the ranks' gradients must become."""
+        """The expected averages of this rank's shards of the ranks' gradients."""
         shards = self._beside.average([as_tensors(one) for one in everybodys])
         return {name: shard.numpy() for name, shard in shards.items()}
 
 
 class FSDP(ProcessGroupFrontend):
-    """How ranks make jobs of ``hvd_compress.fsdp``."""
+    """The frontend ``hvd_compress.fsdp``."""
 
     name = "fsdp"
     forms = ()

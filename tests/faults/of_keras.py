@@ -1,4 +1,4 @@
-"""Keras 3: an optimizer of ``hvd_compress.keras``, whose updates are the averages."""
+"""Jobs of Keras 3 with an optimizer of ``hvd_compress.keras``, whose updates are the averages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.horovod_tensorflow import HorovodTensorFlow, TensorFlowJob
 
 
 class Keras(HorovodTensorFlow):
-    """How ranks make jobs of ``hvd_compress.keras``."""
+    """The frontend ``hvd_compress.keras``."""
 
     name = "keras"
 

@@ -1,7 +1,6 @@
-"""One rank of a job: ``python -m tests.faults.rank FRONTEND EXCHANGE FAULT FOLDER``.
+"""Runs one rank of a job: ``python -m tests.faults.rank FRONTEND EXCHANGE FAULT FOLDER``.
 
-It appends what it does to a file, which :mod:`tests.faults.run` reads. The last rank is the one to which
-something happens.
+The rank logs its steps to a file, which :mod:`tests.faults.run` reads. The fault happens to the last rank.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from tests.faults.cases import BEGIN, FAULTS, STEPS, STOCK, Case
 
 
 class Log:
-    """A rank's file.
+    """A rank's log.
 
     Args:
-        path: of the file.
+        path: the path of the log's file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, what: str, detail: object = "") -> None:
-        """Adds a line: when, what, and what more there is to say."""
+        """Appends a line of JSON with the time, a kind of event, its details and the process id."""
         line = {"time": time.time(), "what": what, "detail": detail, "process": os.getpid()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
-    """Trains until something happens, or through it."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # Where it waits, if it does.
+    """Trains until the fault, or through it."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # Shows where a rank waits.
     case, does = Case(frontend, exchange, fault), FAULTS[fault]
     row = frontends.load(frontend)
     timeout = None if does.timeout is None else datetime.timedelta(seconds=does.timeout)
@@ -63,7 +62,7 @@ def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
 
 
 def _nothing() -> None:
-    """Happens to the memory."""
+    """Leaves the memory as it is."""
 
 
 def _train(case: Case, rank: int, log: Log, end_memory: Callable[[], None]) -> None:
@@ -92,7 +91,7 @@ def _train(case: Case, rank: int, log: Log, end_memory: Callable[[], None]) -> N
 
 
 def _happen(case: Case, number: int, job: Job | None, log: Log) -> None:
-    """What the last rank does by itself."""
+    """Causes the fault on the last rank, unless it is a signal."""
     if case.fault == "slow" and number < BEGIN + 10:
         time.sleep(0.2)
     elif number == BEGIN:
@@ -108,7 +107,7 @@ def _happen(case: Case, number: int, job: Job | None, log: Log) -> None:
 
 
 def _save_where_nothing_fits(job: Job) -> str:
-    """What the frontend raises if a file cannot grow."""
+    """Saves a checkpoint while files cannot grow; returns the frontend's error."""
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = Path(f"/tmp/full-{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Runs a case, and says what became of each rank."""
+"""Runs a case, and reports the outcome of each rank."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.faults import frontends, stock
 from tests.faults.cases import BEGIN, FAULTS, PAUSE, STEPS, STOCK, Case
 
 START = 400
-"""Seconds for the ranks' start, and for the steps before the fault."""
+"""The time limit for the ranks' start and the steps before the fault, in seconds."""
 
 MOMENTS = 0.1
-"""Seconds within which a signal comes at random."""
+"""The longest random delay of a signal in seconds."""
 
 
 @dataclass
 class Ending:
-    """What became of a rank.
+    """The outcome of a rank.
 
     Attributes:
-        steps: it began.
-        error: what it raised, or nothing.
-        raised: seconds from the fault to the error; None where there is none.
-        ended: seconds from the fault to the end of the process; None where it did not end in time.
-        status: of the process; minus the signal's number; None where it did not end.
+        steps: the number of steps that the rank began.
+        error: the error that the rank raised, or an empty string.
+        raised: the seconds from the fault to the error; None if there was none.
+        ended: the seconds from the fault to the end of the process; None if it did not end in time.
+        status: the exit status, or minus the number of a signal; None if the process did not end.
     """
 
     steps: int = 0
@@ -46,14 +46,14 @@ class Ending:
 
 @dataclass
 class Outcome:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
-        case: which.
-        endings: of each rank; the last one is that of the fault.
-        failed: why it did not come to the fault.
-        refused: what a rank's checkpoint raised.
-        printed: by all ranks.
+        case: the case.
+        endings: the outcomes of the ranks; the last one had the fault.
+        failed: the reason why the fault did not happen, or an empty string.
+        refused: the error that a rank's checkpoint raised, or an empty string.
+        printed: the end of the output of all ranks.
     """
 
     case: Case
@@ -63,7 +63,7 @@ class Outcome:
     printed: str = ""
 
     def problems(self) -> list[str]:
-        """What is not as promised."""
+        """A message for each broken promise."""
         if self.failed:
             return [self.failed]
         fault = FAULTS[self.case.fault]
@@ -83,11 +83,11 @@ class Outcome:
 
 
 class _Failed(Exception):
-    """The ranks do not come to the fault."""
+    """The job did not reach the fault."""
 
 
 def run(case: Case, chance: random.Random) -> Outcome:
-    """Starts ranks, has the fault happen, and waits for what becomes of them."""
+    """Starts the ranks, causes the fault, and waits for the outcome."""
     outcome = Outcome(case)
     with tempfile.TemporaryDirectory() as name, _Ranks(case, Path(name)) as ranks:
         try:
@@ -126,11 +126,11 @@ def _judge(ranks: _Ranks, outcome: Outcome, chance: random.Random) -> None:
 
 
 class _Ranks:
-    """Processes without a launcher, which would end all of them when one fails.
+    """The ranks of a case, without a launcher, which would end all of them when one fails.
 
     Args:
-        case: what they run.
-        folder: for what they write.
+        case: the case.
+        folder: the folder for logs and output.
     """
 
     def __init__(self, case: Case, folder: Path) -> None:
@@ -182,21 +182,21 @@ class _Ranks:
         self._stack.close()
 
     def lines(self, rank: int) -> list[dict]:
-        """What a rank has written."""
+        """The lines of a rank's log so far."""
         path = self._folder / str(rank)
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
         return [json.loads(line) for line in whole.splitlines()]
 
     def steps(self) -> list[int]:
-        """How many each rank has begun."""
+        """The number of steps that each rank has begun."""
         every = [self.lines(rank) for rank in range(self._case.ranks)]
         return [sum(one["what"] == "step" for one in lines) for lines in every]
 
     def wait(self, met: Callable[[], bool], seconds: float) -> None:
-        """Until something is so.
+        """Waits until a condition is met.
 
         Raises:
-            _Failed: it is not, in so many seconds, or a rank has ended.
+            _Failed: the time limit has passed, or a rank has ended.
         """
         limit = time.monotonic() + seconds
         while not met():
@@ -207,7 +207,7 @@ class _Ranks:
             time.sleep(0.01)
 
     def ends(self, ranks: range, until: float) -> dict[int, float]:
-        """When each of the ranks ended, at the latest then."""
+        """Waits for ranks to end, at most until a time; returns the times of their ends by rank."""
         ended: dict[int, float] = {}
         while len(ended) < len(ranks) and time.time() < until:
             for rank in ranks:
@@ -217,7 +217,7 @@ class _Ranks:
         return ended
 
     def trace(self, ranks: Iterable[int]) -> None:
-        """Has these ranks print where they are."""
+        """Makes ranks print the stacks of their threads."""
         for rank in ranks:
             for line in self.lines(rank)[:1]:
                 with contextlib.suppress(ProcessLookupError):
@@ -225,7 +225,7 @@ class _Ranks:
                 time.sleep(0.5)
 
     def ending(self, rank: int, began: float, ended: dict[int, float]) -> Ending:
-        """What became of a rank."""
+        """The outcome of a rank."""
         lines = self.lines(rank)
         errors = [one for one in lines if one["what"] == "error"]
         return Ending(
@@ -237,19 +237,19 @@ class _Ranks:
         )
 
     def printed(self) -> str:
-        """What all ranks have printed last."""
+        """The end of the output of all ranks."""
         return (self._folder / "printed").read_text(errors="replace")[-5000:]
 
 
 def _short(error: str) -> str:
-    """Its type, and the end of its text, where its reason stands."""
+    """The type of an error and the end of its message, which has the reason."""
     kind, _, text = error.partition(": ")
     return f"{kind}: ... {text[-200:]}" if len(text) > 200 else error
 
 
 @contextlib.contextmanager
 def _horovod(ranks: int, hosts: bool) -> Iterator[list[dict[str, str]]]:
-    """Each rank's variables, as of ``horovodrun``, and the server that ranks find each other by."""
+    """Runs a rendezvous server; yields each rank's environment variables, as ``horovodrun`` sets them."""
     from horovod.runner import gloo_run
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.http.http_server import RendezvousServer
@@ -273,7 +273,7 @@ def _horovod(ranks: int, hosts: bool) -> Iterator[list[dict[str, str]]]:
 
 @contextlib.contextmanager
 def _torchrun(ranks: int) -> Iterator[list[dict[str, str]]]:
-    """The same as of ``torchrun``, whose own process has the store."""
+    """Holds a store, as the process of ``torchrun`` does; yields each rank's environment variables."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

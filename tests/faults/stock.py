@@ -1,4 +1,4 @@
-"""Jobs without this package, on the same gradients as those with it."""
+"""Jobs without this package, with the same gradients as those with it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 # Horovod's optimizer exchanges nothing under Keras 3.
 ENVIRONMENT = {"keras": {"TF_USE_LEGACY_KERAS": "1"}}
-"""Variables of all ranks, before a framework is imported."""
+"""The environment variables that a framework reads when it is imported, by frontend."""
 
 
 def make(frontend: str, shapes: Shapes) -> Step:
-    """A step of the framework's own exchange."""
+    """Returns a function that runs a step with the framework's own exchange."""
     return _STEPS[frontend](shapes)
 
 
@@ -100,7 +100,7 @@ def _fsdp(shapes: Shapes) -> Step:
 
 
 def _diloco(shapes: Shapes) -> Step:
-    """Local SGD: every other step, the mean of the ranks' parameters."""
+    """Returns a step of local SGD, which averages the ranks' parameters every other step."""
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,6 @@
-"""Faults of a rank: the others end with an error, or training goes on with the right gradients.
+"""After a fault of a rank, the others end with an error, or training continues with the right gradients.
 
-Each fault and each exchange is tried here, but not all of them together: ``python -m tests.faults`` does.
+These tests try each fault and each exchange, but not every combination; ``python -m tests.faults`` does.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BUILT_ON_OTHERS = [
     Case("diloco", "hierarchical", "kill"),
     Case("diloco", "allgather", "slow"),
 ]
-"""Frontends that exchange as others do: one whose ranks end, and one that goes on."""
+"""Cases of frontends that exchange as others do: for each, one in which ranks end, and one that goes on."""
 
 
 def _cases() -> list[Case]:
-    """Signals to ranks of every frontend, and what a rank does by itself to one each."""
-    # To wait for the timeout takes longest: once under Horovod, and once with a process group.
+    """Cases of signals for every frontend, and of each other fault for one frontend."""
+    # Waiting for the timeout takes longest: once under Horovod, and once with a process group.
     signals = [
         (frontend, fault)
         for frontend, fault in itertools.product(OF_CONTRACT, SIGNALS)
         if fault != "hang" or frontend in ("torch", "ddp")
     ]
     pairs = [*signals, *zip(itertools.cycle(OF_CONTRACT), OTHERS, strict=False)]
-    turns = itertools.cycle(EXCHANGES + EXCHANGES[:1])  # So that no signal has one exchange alone.
+    turns = itertools.cycle(EXCHANGES + EXCHANGES[:1])  # So that no signal has only one exchange.
     return [
         Case(frontend, exchange, fault)
         for (frontend, fault), exchange in zip(pairs, turns, strict=False)

@@ -1,8 +1,8 @@
 """Runs PyTorch's own DDP tests on two CPU ranks, with a compressor in each model that has no other hook.
 
 ``python -m tests.suites.ddp MODE [PATTERN] [FILE]`` prints a line of JSON for each test. Without a file,
-the tests are those of ``torch.testing._internal.distributed.distributed_test``, which PyTorch's wheel
-contains; a file is one of its repository, such as ``test/distributed/test_c10d_gloo.py``.
+the tests are those of ``torch.testing._internal.distributed.distributed_test`` in PyTorch's wheel; a file
+is one of PyTorch's repository, such as ``test/distributed/test_c10d_gloo.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUITE = "torch.testing._internal.distributed.distributed_test"
 SELECTED = "(?i)ddp|dataparallel|post_localSGD|no_sync|static_graph|across_ranks?|unused|sync_bn"
 
 SMALLER = ((r"dim = 1000\b", "dim = 40"),)
-"""A slow model's width."""
+"""The replacement of a slow model's width."""
 
 
 def suite() -> list[unittest.TestCase]:
@@ -45,7 +45,7 @@ def suite() -> list[unittest.TestCase]:
 
 
 def of_file(path: Path) -> list[unittest.TestCase]:
-    """The tests of DDP in a file of PyTorch's repository, whose GPUs are by number."""
+    """The tests of DDP in a file of PyTorch's repository, which names GPUs by number."""
     on_cpu = ((r"gpus_for_rank\(self\.world_size\)\[self\.rank\](\[:\d\])?", r'["cpu"]'),)
     module = running.load(path, (*on_cpu, *running.ON_CPU))
     tests = running.tests_of(module)
@@ -53,7 +53,7 @@ def of_file(path: Path) -> list[unittest.TestCase]:
 
 
 def pretend_to_have_gpus() -> None:
-    """What DDP's tests ask of a GPU besides."""
+    """Replaces what DDP's tests need of a GPU besides :func:`running.pretend_to_have_gpus`."""
     init = DistributedDataParallel.__init__
 
     def init_on_cpu(self: Any, module: nn.Module, *_: object, **options: Any) -> None:
@@ -72,7 +72,7 @@ def pretend_to_have_gpus() -> None:
 
 
 def compress(options: dict[str, Any]) -> None:
-    """Registers a compressor in each DDP model that has no hook when it first computes gradients."""
+    """Makes each DDP model without a hook register a compressor when it first computes gradients."""
     model = DistributedDataParallel
     forward, join, register = model.forward, model.join, model.register_comm_hook
     registered = "_registered_by_a_test_of_hvd_compress"

@@ -1,8 +1,8 @@
 """Runs tests of FSDP2 from PyTorch's repository on four CPU ranks, two replicas of two shards.
 
 ``python -m tests.suites.fsdp2 MODE FILE [PATTERN]`` prints a line of JSON for each test of a file, such as
-``test/distributed/_composable/fsdp/test_fully_shard_training.py``. ``stock`` is FSDP2 as the test asks for
-it; with a compressor, what the test shards over all ranks is sharded within the replicas instead.
+``test/distributed/_composable/fsdp/test_fully_shard_training.py``. The mode ``stock`` runs tests unchanged;
+with a compressor, modules that a test shards over all ranks are sharded within the replicas instead.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ON_CPU = (
     (r'torch\.device\("cuda",[^()]*(\(\))?\)', 'torch.device("cpu")'),
     (r"pin_memory=True", "pin_memory=False"),
     (r"CPUOffloadPolicy\(\)", "CPUOffloadPolicy(pin_memory=False)"),
-    # Delays mean nothing on CPUs, and fewer steps show as much.
+    # Delays have no effect on CPUs, and fewer steps are enough.
     (r'("delay_\w+"): \[False, True\]', r"\1: [False]"),
     (r"in range\(10\)", "in range(4)"),
     (r'"mlp_dim": \[3, 16, 17\]', '"mlp_dim": [3, 17]'),
-    # How many collectives there are is not compared.
+    # The numbers of collectives are not compared.
     (r"\bCommDebugMode\(\)", "_Uncounted()"),
     (r"self\.assertEqual\((?=\s*(?:len\()?\w+(?:counts|_count)\b)", "_uncompared("),
 )
-"""What is replaced in the tests' source besides."""
+"""Further replacements in the tests' source, in addition to those of :mod:`tests.suites.running`."""
 
 
 class _Uncounted(contextlib.nullcontext[Any]):
@@ -52,7 +52,7 @@ class _Uncounted(contextlib.nullcontext[Any]):
 
 
 def compress(options: dict[str, Any]) -> None:
-    """Shards within replicas, and makes a compressor for each model before its first forward pass."""
+    """Makes FSDP2 shard within replicas, and makes a compressor before a model's first forward pass."""
     stock, lazy_init = fsdp.fully_shard, FSDPState._lazy_init
     ours = "_sharded_by_a_test_of_hvd_compress"
     grid: list[DeviceMesh] = []
@@ -65,7 +65,7 @@ def compress(options: dict[str, Any]) -> None:
 
     def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, **named: Any) -> Any:
         if mesh is not None and (mesh.ndim > 2 or mesh.size() != dist.get_world_size()):
-            return stock(module, mesh=mesh, **named)  # Beside other kinds of parallelism.
+            return stock(module, mesh=mesh, **named)  # Combined with other kinds of parallelism.
         own = replicas()["shard"]
         after = named.get("reshard_after_forward")
         if type(after) is int and after >= own.size():
@@ -91,7 +91,7 @@ def _main(mode: str, file: str, pattern: str = ".") -> None:
     options = running.prepare(mode, seconds=240)
     if options is not None:
         compress(options)
-    # Not FSDPTest's own, which asks for GPUs.
+    # FSDPTest's own method asks for GPUs.
     common_fsdp.FSDPTest._run = classmethod(common_fsdp.FSDPTestMixin._run.__func__)
     module = running.load(Path(file), (*ON_CPU, *running.ON_CPU))
     vars(module).update(_Uncounted=_Uncounted, _uncompared=lambda *_: None)

@@ -1,6 +1,6 @@
-"""A pytest plugin for Horovod's own tests: a compressor in each ``DistributedOptimizer``.
+"""A pytest plugin for Horovod's own tests, which gives each ``DistributedOptimizer`` a compressor.
 
-See README.md. ``HVDC_SUITE`` is ``stock``, or the name of a codec's class, such as ``Int8``.
+See README.md. ``HVDC_SUITE`` is ``stock`` or the name of a codec's class, such as ``Int8``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _stock = hvd.DistributedOptimizer
 @functools.wraps(_stock)
 def _compressed(optimizer: Any, named_parameters: Any = None, **options: Any) -> Any:
     global _made
-    if options.get("op", hvd.Average) == hvd.Adasum:  # It takes no compressor.
+    if options.get("op", hvd.Average) == hvd.Adasum:  # Adasum takes no compressor.
         return _stock(optimizer, named_parameters, **options)
     if named_parameters is not None:
         named = named_parameters = list(named_parameters)
@@ -37,7 +37,7 @@ def _compressed(optimizer: Any, named_parameters: Any = None, **options: Any) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many optimizers had a compressor."""
+    """Prints the number of optimizers with a compressor."""
     terminalreporter.write_line(f"{CODEC}: {_made} optimizers with a compressor")
 
 

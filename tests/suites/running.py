@@ -1,7 +1,7 @@
-"""What the suites of PyTorch share: a file of tests loaded for CPUs, each test run on fresh ranks.
+"""Loads files of PyTorch's tests for CPUs, and runs each test on fresh ranks.
 
-Most of the tests want GPUs: names of devices are replaced in their source, and what remains of CUDA's
-interface does nothing.
+Most of the tests need GPUs: names of devices are replaced in their source, and the other functions of
+CUDA's interface that they call do nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any] | None] = {
 }
 
 LOSSY = 0.1
-"""How far int8's tensors may be from the expected ones, relative to their norm."""
+"""The permitted distance of int8's tensors to the expected ones, relative to their norm."""
 
 ON_CPU = (
     (r"""(["'])cuda(:\d)?\1""", '"cpu"'),
@@ -52,7 +52,7 @@ ON_CPU = (
     (r"torch\.cuda\.current_device\(\)", "0"),
     (r'BACKEND != "nccl"', "False"),
 )
-"""What is replaced in the source of PyTorch's tests: devices, and "NCCL only"."""
+"""The replacements in the source of PyTorch's tests: devices, and "NCCL only"."""
 
 Replacements = Iterable[tuple[str, str]]
 
@@ -61,18 +61,18 @@ _MADE = _FORK.Value("i", 0)
 
 
 def count_compressor() -> None:
-    """Called by a rank that makes a compressor."""
+    """Counts a compressor, for the report of the test; ranks call this."""
     with _MADE.get_lock():
         _MADE.value += 1
 
 
 def load(path: Path, replacements: Replacements = (), package: str = "") -> types.ModuleType:
-    """A file of tests as a module, with the files beside it that it imports.
+    """Loads a file of tests as a module, and the test files beside it that it imports.
 
     Args:
-        path: of the file.
-        replacements: patterns in its source, and what to put there.
-        package: that the module's name begins with.
+        path: the path of the file.
+        replacements: patterns in the source, and their replacements.
+        package: the beginning of the module's name.
     """
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"^(?:import|from) (test_\w+)", text, re.MULTILINE):
@@ -88,7 +88,7 @@ def load(path: Path, replacements: Replacements = (), package: str = "") -> type
 
 
 def tests_of(module: types.ModuleType) -> list[unittest.TestCase]:
-    """The tests of a file."""
+    """The tests that a module defines."""
     classes = [
         one
         for one in vars(module).values()
@@ -101,7 +101,7 @@ def tests_of(module: types.ModuleType) -> list[unittest.TestCase]:
 
 
 def pretend_to_have_gpus() -> None:
-    """Makes this process pass the suites' checks for GPUs, with CPUs behind them."""
+    """Makes this process pass the suites' checks for GPUs, and lets tests run on CPUs."""
 
     def always(*_: object, **__: object) -> Any:
         return lambda function: function
@@ -134,7 +134,7 @@ def _to_cpu(to: Any) -> Any:
 
 
 def end_soon(seconds: int) -> None:
-    """Shortens the timeouts of tests, and of process groups to half of that."""
+    """Sets the timeout of tests, and half of it for process groups."""
     init = dist.init_process_group
 
     def init_process_group(*arguments: Any, **options: Any) -> None:
@@ -145,7 +145,7 @@ def end_soon(seconds: int) -> None:
 
 
 def fork_ranks() -> None:
-    """Forks a test's ranks from this process, which has imported everything."""
+    """Makes tests fork their ranks from this process, which has imported everything."""
 
     def fork(self: Any) -> None:
         self._start_processes(_FORK.Process)
@@ -154,7 +154,7 @@ def fork_ranks() -> None:
 
 
 def compare_loosely() -> None:
-    """Lets ``assertEqual`` accept tensors, and losses, within :data:`LOSSY` of the expected ones."""
+    """Makes ``assertEqual`` accept tensors and losses within :data:`LOSSY` of the expected ones."""
     equal = common_utils.TestCase.assertEqual
 
     def assert_equal(self: Any, x: Any, y: Any, *arguments: Any, **options: Any) -> None:
@@ -174,11 +174,11 @@ def compare_loosely() -> None:
 
 
 def prepare(mode: str, seconds: int) -> dict[str, Any] | None:
-    """Has this process run tests in a mode.
+    """Prepares this process for tests in a mode.
 
     Args:
-        mode: of :data:`MODES`.
-        seconds: that a test may take.
+        mode: a key of :data:`MODES`.
+        seconds: the time limit of a test.
 
     Returns:
         The options of a compressor; None for ``stock``.
@@ -196,12 +196,12 @@ def prepare(mode: str, seconds: int) -> dict[str, Any] | None:
 
 
 def run(tests: Iterable[unittest.TestCase], pattern: str) -> None:
-    """Runs tests whose names match, and prints a line of JSON for each."""
-    # What tests and their ranks print goes to standard error.
+    """Runs the tests whose names match a pattern, and prints a line of JSON for each."""
+    # The output of tests and their ranks goes to standard error.
     with tempfile.TemporaryDirectory() as folder, os.fdopen(os.dup(1), "w") as report:
         os.environ["TEMP_DIR"] = folder
         os.dup2(2, 1)
-        gc.freeze()  # What is imported is no garbage, which each rank would look through it for.
+        gc.freeze()  # So that ranks' garbage collections need not traverse imported objects.
         for test in tests:
             name = test.id().rpartition(".")[2]
             if re.search(pattern, name):
@@ -210,7 +210,7 @@ def run(tests: Iterable[unittest.TestCase], pattern: str) -> None:
 
 
 def outcome(test: unittest.TestCase) -> dict[str, object]:
-    """Runs a test on fresh ranks: ``result`` is pass, fail or skip, ``cause`` the error's line."""
+    """Runs a test on fresh ranks; ``result`` is pass, fail or skip, ``cause`` the line of the error."""
     _MADE.value, begin, result = 0, time.monotonic(), unittest.TestResult()
     unittest.TestSuite([test]).run(result)
     text = "\n".join(trace for _, trace in (*result.failures, *result.errors))

@@ -1,4 +1,4 @@
-"""A model with a compressor passes those of PyTorch's own DDP tests that stock DDP passes on CPUs."""
+"""With a compressor, models pass the tests of PyTorch's DDP suite that stock DDP passes on CPUs."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
         "skip_all_reduce_unused_params=True is refused: DDP may leave out the last bucket",
     ),
 }
-"""Tests that stock passes and a compressor does not: with which codecs, and why."""
+"""The tests that stock DDP passes and compressors do not, with the modes and the reason."""
 
 STOCK = 73
-"""How many tests stock passes: fewer show that the suite no longer runs here."""
+"""The smallest number of tests that stock DDP passes; fewer show that the suite does not run here."""
 
 COMPRESSED = 50
-"""How many of the tests that pass make a compressor, at least; the others compute no gradients."""
+"""The smallest number of passed tests with a compressor; the others compute no gradients."""
 
 
 @functools.cache
 def outcomes(mode: str) -> dict[str, dict[str, Any]]:
-    """What becomes of each test, by name."""
+    """The outcomes of all tests in a mode, by name."""
     command = [sys.executable, "-m", "tests.suites.ddp", mode]
     ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return {one["test"]: one for one in map(json.loads, ended.stdout.splitlines())}
@@ -64,14 +64,14 @@ def stock() -> set[str]:
 
 
 def test_the_suite_runs_here() -> None:
-    """The tests below say something only if it does."""
+    """Otherwise, the tests below show nothing."""
     missing = {test: one["cause"] for test, one in outcomes("stock").items() if one["cause"]}
     assert len(stock()) >= STOCK, missing
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_stock_passes(mode: str) -> None:
-    """Passes with a compressor, except for the table's tests, which fail."""
+    """It passes with a compressor, too, except for the tests of the table, which fail."""
     ours = {test: outcomes(mode)[test] for test in stock()}
     failed = {test: one["cause"] for test, one in ours.items() if one["result"] != "pass"}
     expected = {test for test, (modes, _) in EXPECTED.items() if mode in modes}

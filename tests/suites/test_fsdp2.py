@@ -1,7 +1,7 @@
-"""FSDP2's own hybrid sharding and the compressor in the same script, with PyTorch's models and test case.
+"""Scripts with a compressor agree with FSDP2's own hybrid sharding, on PyTorch's models and test case.
 
-Without compression, shards of gradients and parameters have the same bits, and None where they have None;
-int8's come close.
+Without compression, the shards of gradients and parameters have the same bits, and gradients are None in
+the same places; int8's shards are close.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORK_SERVER.set_forkserver_preload([__name__, "torch._dynamo"])
 COMPRESSED = {mode: options for mode, options in MODES.items() if options is not None}
 
 Script = Callable[[Any, torch.Generator], Iterator[None]]
-"""Trains a model; yields wherever its shards are compared."""
+"""A function that trains a model, and yields where the shards are compared."""
 
 
 def _loss(model: Any, generator: torch.Generator) -> torch.Tensor:
@@ -42,18 +42,18 @@ def _stack() -> nn.Module:
 
 
 def _double() -> nn.Module:
-    """Of each module's two layers, the second one is not used, except in the last module."""
+    """Modules of two layers, the second of which is not used except in the last module."""
     layers = [common_fsdp.DoubleLinear(16, use_second_linear=False) for _ in range(3)]
     return nn.Sequential(*layers, common_fsdp.DoubleLinear(16))
 
 
 def _transformer() -> nn.Module:
-    """With tied weights."""
+    """A transformer with tied weights."""
     return common_dtensor.Transformer(common_dtensor.ModelArgs(dropout_p=0.0))
 
 
 class TestBesideHybridSharding(common_fsdp.FSDPTest):
-    """Two replicas of two shards."""
+    """Comparisons on two replicas of two shards."""
 
     world_size = 4
     _run = classmethod(common_fsdp.FSDPTestMixin._run.__func__)  # FSDPTest's own asks for GPUs.
@@ -90,7 +90,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
         options: dict[str, Any] | None,
         **sharding: Any,
     ) -> list[dict[str, torch.Tensor | None]]:
-        """This rank's parameters and gradients where the script yields."""
+        """Runs the script; returns this rank's parameters and gradients at each yield."""
         torch.manual_seed(3)
         model: Any = make()
         own = mesh if options is None else mesh["shard"]
@@ -102,7 +102,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
             hvdc.Compressor(model, mesh=mesh, threshold=1, **options)
         found = []
         for _ in script(model, torch.Generator().manual_seed(100 + self.rank)):
-            model.reshard()  # Where an evaluation has left the root unsharded.
+            model.reshard()  # An evaluation may have left the root unsharded.
             one: dict[str, torch.Tensor | None] = {}
             for name, parameter in model.named_parameters():
                 gradient = parameter.grad
@@ -128,7 +128,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
         self._compare(_transformer, script, mp_policy=policy)
 
     def test_gradient_accumulation(self) -> None:
-        """Between shards or not, and sharded in between or not."""
+        """With reductions among shards or none at all, and with or without resharding in between."""
 
         def script(
             model: Any, generator: torch.Generator, wait: str, reshards: bool
@@ -147,7 +147,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
                 self._compare(_stack, one, reshard_after_forward=reshards)
 
     def test_unused_parameters(self) -> None:
-        """By no rank; and by some ranks only, where FSDP2 is asked for zeros."""
+        """Used by no rank, and by some ranks only, with FSDP2's option to send zeros."""
 
         def script(model: Any, generator: torch.Generator, differ: bool) -> Iterator[None]:
             model.set_reduce_scatter_unused_params(differ)
@@ -176,7 +176,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
             self._compare(_stack, functools.partial(script, factor=factor))
 
     def test_modules_called_twice(self) -> None:
-        """Before a backward pass: in one forward pass, and in two."""
+        """Called in one forward pass, and in two before the same backward pass."""
 
         def script(model: Any, generator: torch.Generator, chained: bool) -> Iterator[None]:
             for _ in range(3):
@@ -190,7 +190,7 @@ class TestBesideHybridSharding(common_fsdp.FSDPTest):
             self._compare(_stack, functools.partial(script, chained=chained))
 
     def test_layers_that_are_frozen_and_unfrozen(self) -> None:
-        """Also after an evaluation, which leaves the root unsharded."""
+        """They agree also after an evaluation, which leaves the root unsharded."""
 
         def script(model: Any, generator: torch.Generator) -> Iterator[None]:
             for step in range(4):

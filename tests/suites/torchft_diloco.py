@@ -1,4 +1,4 @@
-"""Runs torchft's own tests of DiLoCo with this package's in place of torchft's.
+"""Runs torchft's own tests of DiLoCo with this package's DiLoCo.
 
 ``python -m tests.suites.torchft_diloco MODE FILE [PATTERN]`` prints a line of JSON for each test of a file
 of torchft's repository. ``MODE`` is ``stock`` or a codec's name. Replicas are threads of one process, with
@@ -25,7 +25,7 @@ from tests.suites import running
 
 
 class _Compressed:
-    """torchft's interface: a context in which the inner optimizer's steps are counted."""
+    """This package's DiLoCo with torchft's interface, a context that counts the inner optimizer's steps."""
 
     codec = ""
 
@@ -40,7 +40,7 @@ class _Compressed:
         if _fake(manager._pg):
             compressor.reduce = _failing(compressor.reduce, manager._pg)  # type: ignore[method-assign]
         for fragment in range(len(self._diloco._fragments)):
-            # What the tests compare; DiLoCo itself loads what it has registered.
+            # Only for the tests' comparisons: DiLoCo loads the state that it has registered itself.
             key = f"StreamingDiLoCoFragment_{fragment}"
             save = functools.partial(self._state, f"{fragment}.")
             manager.register_state_dict_fn(key, lambda _: None, save)
@@ -70,7 +70,7 @@ def _fake(group: Any) -> bool:
 
 
 def _failing(reduce: Any, group: Any) -> Any:
-    """Fails where the test has an all-reduce fail: when the results are there."""
+    """Wraps ``reduce`` so that it fails, after the exchange, if the test wants an all-reduce to fail."""
 
     def failing(*given: Any, accept: Any) -> hvdc.Work:
         error, group._future_error = group._future_error, None
