@@ -1,17 +1,16 @@
-"""What the way around the codecs costs under PyTorch: steps of many small tensors, in multiples of stock.
+"""Measures the package's overhead around the codecs under PyTorch, by steps with many small tensors.
 
 ``horovodrun --gloo -np 2 python -m benchmarks.overhead --json OUT``, and for DDP
 ``torchrun --nproc-per-node 2 -m benchmarks.overhead --frontend ddp --json OUT``
 
-All choices make a few steps each, in turns, in one job. Each turn is divided by stock's in the same round.
-Processor time is that of the thread that computes. For Horovod, the part of it that is spent in the
-compressor's methods is shown as well, less the time of encoding and decoding.
+All choices make a few steps each, in turns, in one job. The time of each turn is divided by that of the
+stock framework in the same round. Processor time is that of the thread that computes. For Horovod, the time
+in the compressor's methods is shown, too, without encoding and decoding.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import compressions, machine
+from benchmarks import compressions, json_files, machine
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import LOCAL, STOCK, Compression
 from benchmarks.models import MODELS
@@ -40,14 +39,14 @@ _LR = 1e-3
 
 
 class Tensors(nn.Module):
-    """Parameters of one size, whose gradients take next to no time to compute."""
+    """A model of parameters of one size, whose gradients take hardly any time to compute."""
 
     def __init__(self, count: int = 54, elements: int = 4096) -> None:
         super().__init__()
         self.tensors = nn.ParameterList([torch.zeros(elements) for _ in range(count)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all products with ``x``, shape=(elements,)."""
+        """The sum of all parameters' products with ``x``, shape=(elements,)."""
         return torch.stack([(tensor * x).sum() for tensor in self.tensors]).sum()
 
 
@@ -64,7 +63,7 @@ def _model(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 class Horovod:
-    """Steps with stock Horovod's optimizer."""
+    """The frontend for Horovod's optimizer."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -98,7 +97,7 @@ class Horovod:
 
 
 class DDP:
-    """Steps of a DistributedDataParallel model."""
+    """The frontend for models in DistributedDataParallel."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -123,7 +122,7 @@ class DDP:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Runs on every rank; the first one prints and writes."""
+    """Measures on every rank; the first one prints and writes the results."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
     buckets.LIMIT = args.bucket
@@ -168,8 +167,7 @@ def main(command_line: list[str] | None = None) -> int:
         "rows": rows,
     }
     if frontend.rank == 0:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        json_files.write(args.json, record)
         shown = table(rows)
         print(shown.markdown() if args.markdown else shown.text())
         for name, one in rows.items():
@@ -181,10 +179,10 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 class _Clock:
-    """Processor time of the calling thread in the methods that Horovod calls, summed up.
+    """A clock for the calling thread's processor time in the methods that Horovod calls.
 
     Args:
-        compressor: whose methods are wrapped; None, or a hook's state, has none.
+        compressor: the compressor, whose methods are wrapped. None and the state of a hook have none.
     """
 
     def __init__(self, compressor: Any | None) -> None:
@@ -195,7 +193,7 @@ class _Clock:
                 setattr(compressor, method, self._timed(getattr(compressor, method)))
 
     def beside_kernels(self) -> float:
-        """Seconds so far, without those in the kernels."""
+        """The seconds so far, without those in the kernels."""
         if self._compressor is None:
             return 0.0
         counters = self._compressor.counters
@@ -234,7 +232,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
         type=positive,
         default=buckets.LIMIT,
         metavar="ELEMENTS",
-        help=f"of a bucket, at most; not under DDP; default: {buckets.LIMIT}",
+        help=f"the largest bucket; has no effect under DDP; default: {buckets.LIMIT}",
     )
     add("--compression", nargs="+", type=compression, default=DEFAULT, metavar="NAME[:key=value,...]",
         help=f"besides {STOCK}; default: {' '.join(DEFAULT)}")  # fmt: skip

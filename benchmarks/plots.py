@@ -1,7 +1,7 @@
-"""Loss curves as pictures: ``python -m benchmarks.plots RECORD.json ... --out PICTURE.svg``.
+"""Draws loss curves: ``python -m benchmarks.plots RECORD.json ... --out PICTURE.svg``.
 
-Records of one recipe over several links: the training loss over wall time, a panel for each link, and over
-what a rank has sent.
+For records of one recipe on several links, it draws the training loss over wall time, in a panel for each
+link, and over the bytes that a rank has sent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.predict.plots import pyplot
 from benchmarks.results import Results, Run
 
 COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-"""Told apart by people with any colour vision (Okabe and Ito)."""
+"""Colours that people with any colour vision can distinguish (Okabe and Ito)."""
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 
 
 def style(number: int) -> dict[str, Any]:
-    """The colour and the line of a picture's choice of that number."""
+    """The colour and the line style of a picture's curve, by its number."""
     return {"color": COLORS[number % len(COLORS)], "linestyle": _LINES[number % len(_LINES)]}
 
 
@@ -48,7 +48,7 @@ def text_loss(outcomes: Sequence[Results], path: Path) -> None:
     """Draws the training loss of a text in bits a byte, over wall time for each link, and over bytes sent.
 
     Raises:
-        ValueError: a record without the times and bytes of its curve.
+        ValueError: a record lacks the times or bytes of its curves.
     """
     for outcome in outcomes:
         if any(point.seconds is None for run in outcome.runs for point in run.curve):
@@ -60,7 +60,7 @@ def text_loss(outcomes: Sequence[Results], path: Path) -> None:
         for axes, outcome in zip(over_time, outcomes, strict=True):
             _lines(axes, outcome, lambda run: [p.seconds or 0.0 for p in run.curve], math.log(2))
             axes.set(xlabel="seconds of training", xlim=(0, None), title=_link(outcome))
-        # What is sent does not depend on the link.
+        # The bytes that are sent do not depend on the link.
         _lines(over_bytes, outcomes[0], _megabytes, math.log(2))
         over_bytes.set(xlabel="megabytes a rank has sent", xscale="log", title="any link")
         over_time[0].set(ylabel="training loss, bits a byte")
@@ -69,10 +69,10 @@ def text_loss(outcomes: Sequence[Results], path: Path) -> None:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Reads the records, and writes the picture."""
+    """Reads the records and writes the picture."""
     parser = Parser(prog="python -m benchmarks.plots", description=__doc__)
-    parser.add_argument("records", nargs="+", type=Path, help="that benchmarks.train wrote")
-    parser.add_argument("--out", type=Path, required=True, help="ends with .svg or .png")
+    parser.add_argument("records", nargs="+", type=Path, help="files of benchmarks.train")
+    parser.add_argument("--out", type=Path, required=True, help="a file with .svg or .png")
     args = parser.parse_args(command_line)
     try:
         text_loss([results.read(path) for path in args.records], args.out)
@@ -82,7 +82,7 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 class _figure:
-    """Panels with one y-axis, which are written to a file in the end."""
+    """A figure of panels with one y-axis, which is written to a file at the end of the context."""
 
     def __init__(self, path: Path, columns: int, size: tuple[float, float]) -> None:
         plt = pyplot()
@@ -113,7 +113,7 @@ def _lines(
     place: Callable[[Run], Any],
     unit: float = 1.0,
 ) -> None:
-    """A line for each compression, means over its seeds; the loss in this unit, in nats."""
+    """Draws a line for each compression, means over its seeds, with losses in units of ``unit`` nats."""
     for number, name in enumerate(dict.fromkeys(run.compression for run in outcome.runs)):
         runs = [run for run in outcome.runs if run.compression == name]
         if runs[0].message_bytes_per_step or place is not _megabytes:
@@ -124,7 +124,7 @@ def _lines(
 
 def _megabytes(run: Run) -> np.ndarray:
     sent = [p.wire_bytes for p in run.curve]
-    if None in sent:  # An older file: as if all steps had sent the same.
+    if None in sent:  # An older file, which has only the mean bytes per step.
         sent = [p.step * run.wire_bytes_per_step for p in run.curve]
     return np.array(sent, np.float64) / 1e6
 

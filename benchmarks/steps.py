@@ -1,17 +1,16 @@
-"""Whole training steps in TensorFlow with each compressor, in multiples of stock Horovod's.
+"""Measures training steps in TensorFlow with each compressor, in multiples of stock Horovod's.
 
 ``horovodrun --gloo -np 2 python -m benchmarks.steps --json OUT``
 
-All choices train a few steps each, in turns, in one job. A turn's number is the median of its steps on the
-slowest rank, and each turn is divided by stock Horovod's in the same round. Other work on the machine
-lengthens steps; the processor time of a step, in all threads of a rank, it disturbs less.
+All choices train a few steps each, in turns, in one job. The time of a turn is the median of its steps on
+the slowest rank, divided by that of stock Horovod in the same round. Other work on the machine lengthens
+steps; their processor time, of all threads of a rank, is disturbed less.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import compressions, data, machine
+from benchmarks import compressions, data, json_files, machine
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import LOCAL, STOCK
 from benchmarks.models import MODELS
@@ -31,11 +30,11 @@ SCHEMA = "hvd_compress/steps/1"
 DEFAULT = [LOCAL, STOCK, "onebit", "int8"]
 
 _SETTLING = 1
-"""Steps at the start of a turn that are not timed."""
+"""The number of steps at the start of a turn that are not timed."""
 
 
 class Steps:
-    """All choices' models and compressors, on one rank, and one batch for all of their steps."""
+    """The models and compressors of all choices on one rank, and one batch for all steps."""
 
     def __init__(self, trainer: TensorFlowTrainer, settings: Settings, names: list[str]) -> None:
         model = MODELS[settings.model]
@@ -53,7 +52,7 @@ class Steps:
         }
 
     def turn(self, name: str, steps: int) -> tuple[float, float]:
-        """Seconds of a choice's steps, the median; and of processor time, the mean; on the slowest rank."""
+        """Makes steps with a choice; returns the median seconds, and the mean seconds of processor time."""
         self._trainer.gather(np.zeros(1))  # All ranks begin together.
         count = steps + _SETTLING
         ends = [_now()]
@@ -66,14 +65,14 @@ class Steps:
         return wall, cpu
 
     def profile(self, name: str, steps: int, folder: Path) -> None:
-        """Writes TensorFlow's own profile of a choice's steps, one folder a choice."""
+        """Writes TensorFlow's profile of a choice's steps into a folder named after the choice."""
         tf.profiler.experimental.start(str(folder / name))
         self.turn(name, steps)
         tf.profiler.experimental.stop()
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Runs on every rank; the first one prints and writes."""
+    """Measures on every rank; the first one prints and writes the results."""
     args = _parse(command_line)
     trainer = start(args.threads)
     names = list(dict.fromkeys([STOCK, *args.compression]))
@@ -91,8 +90,7 @@ def main(command_line: list[str] | None = None) -> int:
         "rows": {name: row(one, seconds[0]) for name, one in zip(names, seconds, strict=True)},
     }
     if trainer.rank == 0:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        json_files.write(args.json, record)
         shown = table(record["rows"])
         print(shown.markdown() if args.markdown else shown.text())
     if args.profile:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that are text already.
+    """A table of text cells.
 
     Attributes:
-        header: of the columns.
-        rows: as many cells each.
-        left: how many columns at the beginning are aligned left; the others are aligned right.
+        header: the columns' headers.
+        rows: the rows, each with as many cells as the header.
+        left: the number of columns at the beginning that are aligned left; the others are aligned right.
     """
 
     header: Sequence[str]
@@ -21,14 +21,14 @@ class Table:
     left: int = 1
 
     def text(self) -> str:
-        """Columns with a rule below the header."""
+        """The table for the terminal, with a rule below the header."""
         widths = [max(len(cell) for cell in column) for column in self._columns()]
         rule = ["-" * width for width in widths]
         lines = [self._aligned(line, widths) for line in (self.header, rule, *self.rows)]
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
     def markdown(self) -> str:
-        """GitHub's pipe table."""
+        """The table in GitHub's Markdown."""
         rule = ["---"] * self.left + ["---:"] * (len(self.header) - self.left)
         lines = (self.header, rule, *self.rows)
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -44,7 +44,7 @@ class Table:
 
 
 def si_bytes(count: float) -> str:
-    """``1.23 MB``: bytes in powers of a thousand, three digits."""
+    """Bytes with three digits and a decimal prefix, such as ``1.23 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             break

@@ -1,4 +1,4 @@
-"""Times beside a copy and a triad in the same run, whose ratios survive a machine that others use too."""
+"""Measures times in turns with a copy and a triad: on a shared machine, their ratios vary least."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 Work = Callable[[], object]
 
 TRIAD_BYTES = 12
-"""What STREAM's triad ``out = x + a y`` moves for each float32 element."""
+"""The bytes that STREAM's triad ``out = x + a y`` moves for each float32 element."""
 
 _PAUSE = 0.005
-"""Seconds before each measurement: PyTorch's threads look out for more work for a while, on the cores of
-other threads.
+"""The pause before each measurement in seconds, because PyTorch's threads poll for work for a while, on the
+cores of other threads.
 """
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long something took.
+    """The times of some work.
 
     Attributes:
-        ns_per_element: median.
-        copies: median of the ratios to the mean of the copies right before and right after.
-        copy_ns_per_element: median of those copies.
-        bytes_per_element: what is read and written.
-        gigabytes_per_second: of these bytes, 10^9 of them, at the median time.
-        bandwidth: median of the ratios of these bytes a second to the triads' right before and after.
+        ns_per_element: the median time.
+        copies: the median ratio to the mean of the copies right before and right after.
+        copy_ns_per_element: the median time of the copies.
+        bytes_per_element: the bytes that the work reads and writes.
+        gigabytes_per_second: the bandwidth of these bytes at the median time, in 10^9 bytes per second.
+        bandwidth: the median ratio of this bandwidth to that of the triads right before and right after.
     """
 
     ns_per_element: float
@@ -64,7 +64,7 @@ def beside(
 
 
 def _ratios(times: list[float], others: list[float]) -> list[float]:
-    """Each time over the mean of the others' before and after it."""
+    """The ratio of each time to the mean of the others' before and after it."""
     neighbours = itertools.pairwise(others)
     return [2 * t / (before + after) for t, (before, after) in zip(times, neighbours, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Training with compressed gradients: ``horovodrun -np N python -m benchmarks.train ...``."""
+"""Trains with compressed gradients: ``horovodrun -np N python -m benchmarks.train ...``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.models import MODELS
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Makes every run that is asked for; the exit status tells whether the ranks agree."""
+    """Trains with every compression and seed; returns 0 if the ranks' parameters agree, and 1 otherwise."""
     args = arguments.parse(command_line)
     if args.explain:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -36,7 +36,7 @@ def main(command_line: list[str] | None = None) -> int:
     with _in_one_line():
         outcome = _on_every_rank(trainer, lambda: _open(args, images.name, trainer))
 
-    # Seed by seed: whoever stops early has compared all compressions on the seeds so far.
+    # Seed by seed, so that all compressions have the same seeds if training is stopped early.
     plan = [(seed, c) for seed in range(args.seed, args.seed + args.seeds) for c in chosen]
     missing = np.array([outcome.find(c.text, seed) is None for seed, c in plan], np.float64)
     todo = [run for run, left in zip(plan, trainer.gather(missing)[0], strict=True) if left]
@@ -71,10 +71,10 @@ def main(command_line: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _in_one_line(what: str = "") -> Iterator[None]:
-    """Ends this rank with one line where what was asked for is wrong.
+    """Turns errors about wrong settings into one line before this rank exits.
 
     Raises:
-        SystemExit: in the place of a ``TypeError`` or ``ValueError``.
+        SystemExit: replaces a ``TypeError`` or ``ValueError``.
     """
     try:
         yield
@@ -83,12 +83,12 @@ def _in_one_line(what: str = "") -> Iterator[None]:
 
 
 def _on_every_rank(trainer: loop.Trainer, work: Callable[[], results.Results]) -> results.Results:
-    """What this rank's ``work`` returns, where it succeeds on all of them.
+    """Calls ``work``, and returns its result if it succeeds on all ranks.
 
-    A rank that ended alone would end the others with Horovod's error, which does not say why.
+    If a single rank ended, the others would end with an error of Horovod's that does not tell the reason.
 
     Raises:
-        ValueError: ``work`` did so here, or on another rank.
+        ValueError: ``work`` raised one on this rank or on another.
     """
     problem = None
     try:
@@ -104,7 +104,7 @@ def _on_every_rank(trainer: loop.Trainer, work: Callable[[], results.Results]) -
 
 
 def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> results.Results:
-    """What the output file holds already, or nothing yet.
+    """The results in the output file, or new ones without runs.
 
     Raises:
         ValueError: the file's runs were made with other settings.

@@ -1,4 +1,4 @@
-"""Choices that are measured in turns, each beside stock in the same round."""
+"""Measures choices in turns, and compares each with stock in the same round."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from tqdm import tqdm
 from benchmarks.tables import Table
 
 FIRST = 5
-"""Steps at the start that are not counted: graphs are traced, names negotiated."""
+"""The number of steps at the start that are not counted: graphs are traced, names negotiated."""
 
 Turn = Callable[[str, int], tuple[float, float]]
-"""Makes so many steps of a choice; seconds of a step on the clock, and of processor time."""
+"""A function that makes steps with a choice, and returns the wall-clock and processor seconds of a step."""
 
 
 def order(names: Sequence[str], number: int) -> Sequence[str]:
-    """The choices in the order of a round: every other one backwards, so that what changes slowly on a
-    machine favours none.
+    """The order of the choices in a round.
+
+    Every other round is in reverse, so that slow changes of the machine favour no choice.
 
     Args:
-        names: of the choices.
-        number: of the round.
+        names: the choices.
+        number: the number of the round.
     """
     return names[:: -1 if number % 2 else 1]
 
 
 def measure(turn: Turn, names: Sequence[str], rounds: int, block: int) -> np.ndarray:
-    """Seconds of a step, shape=(choices, rounds, 2): on the clock, and of processor time.
+    """Measures all choices in turns.
 
     Args:
-        turn: called with every choice in each round.
-        names: of the choices.
-        rounds: how many.
-        block: steps of a choice in a round.
+        turn: the function to call with every choice in each round.
+        names: the choices.
+        rounds: the number of rounds.
+        block: the number of steps of a choice in a round.
+
+    Returns:
+        The wall-clock and processor seconds of a step, shape=(choices, rounds, 2).
     """
     for name in names:
         turn(name, FIRST)
@@ -48,7 +52,7 @@ def measure(turn: Turn, names: Sequence[str], rounds: int, block: int) -> np.nda
 
 
 def row(seconds: np.ndarray, stock: np.ndarray) -> dict[str, Any]:
-    """Medians over rounds of both times, of their ratios to stock's, and the middle half of these."""
+    """A choice's results: medians over rounds of both times, and quartiles of their ratios to stock's."""
     ratios = seconds / stock
     (low, cpu_low), (middle, cpu_middle), (high, cpu_high) = np.quantile(
         ratios, [0.25, 0.5, 0.75], axis=0
@@ -64,7 +68,7 @@ def row(seconds: np.ndarray, stock: np.ndarray) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """One line a choice."""
+    """A table with one line for each choice."""
     header = (
         "compression",
         "step ms",

@@ -1,13 +1,13 @@
-"""Whether a statement holds, does not hold, or cannot be told from the seeds that were run.
+"""Judges whether a statement holds, does not hold, or cannot be decided with the seeds that were run.
 
-A statement is written as *margins*: for each seed, how far the result is from where the statement would be
-false, such as the loss of one method minus that of another, of the same seed. It says that the mean of
-every margin is above zero. With Student's t intervals of 95%:
+A statement is given by *margins*: for each seed, the distance of the result from those that would
+contradict the statement, such as the loss of one method minus that of another with the same seed. The
+statement is that the mean of every margin is above zero. With Student's t intervals of 95%:
 
 - it *holds* if the interval of every margin lies above zero;
-- it *does not hold* if that of some margin lies below zero (with k margins, the interval is of
-  100 - 5 / k percent, after Bonferroni, as any of them may be the one);
-- otherwise nothing can be *told*: not with so few seeds.
+- it *does not hold* if the interval of some margin lies below zero (with k margins, the intervals are of
+  100 - 5 / k percent, after Bonferroni, because any of them may be the one);
+- otherwise, the verdict is *cannot tell*: there are too few seeds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.intervals import mean
 
 CONFIDENCE = 0.95
 POWER = 0.8
-"""How likely the difference that :attr:`Finding.detectable` names is to be seen."""
+"""The probability with which a difference of :attr:`Finding.detectable` is found."""
 
 
 class Verdict(StrEnum):
-    """On a statement, in the order in which one overrides another."""
+    """The verdicts on a statement, in the order in which one overrides another."""
 
     FAILS = "does not hold"
     UNKNOWN = "cannot tell"
@@ -36,14 +36,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict and what it rests on; of several margins, the one that decided.
+    """A verdict, with the margin that decided it.
 
     Attributes:
-        verdict: the rule's.
-        seeds: how many, or how many trainings where their number is what counts.
-        margin: mean and ends of the interval; None where there is no interval.
-        detectable: the smallest mean margin that as many seeds, which vary as much, would show with a
-            probability of 80%; None where there is no such number.
+        verdict: the verdict.
+        seeds: the number of seeds, or of trainings in :func:`mostly`.
+        margin: the mean and the ends of the interval; None if there is no interval.
+        detectable: the smallest mean margin that as many seeds with the same variance would show with a
+            probability of 80%; None if there is no such number.
     """
 
     verdict: Verdict
@@ -53,20 +53,20 @@ class Finding:
 
 
 def judge(*margins: Sequence[float] | np.ndarray) -> Finding:
-    """The rule above.
+    """Judges a statement by the rule of this module.
 
     Args:
-        margins: shape=(seeds,), one or several. Where a number is not finite, a training diverged; nothing
-            can be told from that margin.
+        margins: one or several, shape=(seeds,). With a number that is not finite, of a training that
+            diverged, a margin decides nothing.
     """
     found = [_part(np.asarray(one, np.float64), len(margins)) for one in margins]
     order = list(Verdict)
-    # Of one verdict, the margin that is nearest to another one in units of its own uncertainty.
+    # Among margins with the same verdict, the one nearest to another verdict in units of its uncertainty.
     return min(found, key=lambda one: (order.index(one.verdict), _strength(one)))
 
 
 def mostly(events: int, runs: int) -> Finding:
-    """Whether more than half of all trainings of a kind do something: Clopper and Pearson's interval."""
+    """Judges whether more than half of all trainings have an event, by Clopper and Pearson's interval."""
     from scipy.stats import binomtest
 
     found = binomtest(events, runs).proportion_ci(CONFIDENCE, method="exact")
@@ -76,7 +76,7 @@ def mostly(events: int, runs: int) -> Finding:
 
 
 def detectable(deviation: float, seeds: int) -> float:
-    """The mean that Student's t test tells from zero with a power of 80%, given its seeds' deviation."""
+    """The mean that Student's t test tells from zero with a power of 80%, for a standard deviation."""
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
@@ -103,7 +103,7 @@ def _of(low: float, high: float) -> Verdict:
 
 
 def _digits(number: float) -> float:
-    """As many as a reader needs; the last ones differ between versions of SciPy."""
+    """Rounds to four digits, because further ones differ between versions of SciPy."""
     return float(f"{number:.4g}")
 
 

@@ -1,1 +1,1 @@
-"""Accuracy against bits an element: codecs of the package, and other methods, on one recipe."""
+"""Accuracy against bits per element: this package's codecs, and other methods, on one recipe."""

@@ -1,7 +1,7 @@
-"""Accuracy against bits an element: every codec with several settings, and other methods.
+"""Compares accuracy against bits per element, for every codec with several settings, and other methods.
 
-``python -m benchmarks.frontier`` trains whatever is missing in the output folder, prints a table, and draws
-a picture. Started again, it goes on where it stopped.
+``python -m benchmarks.frontier`` makes the trainings that the output folder lacks, prints a table and draws
+a picture. If started again, it continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The picture of the frontier."""
+"""Draws the picture of the frontier."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _FAMILIES = {
     "signum-32": ("Signum *", "0.45", "*"),
     "powersgd": ("PowerSGD", COLORS[5], "p"),
 }
-"""Label, colour and marker by the beginning of a method's name; grey ones are not of the package."""
+"""Labels, colours and markers by the beginning of a method's name; grey is for other methods."""
 
 _SHOWN = 18
-"""Points of accuracy below the best that the picture shows; what is worse is named at its edge."""
+"""The range of accuracies below the best in points; worse methods are named at the picture's edge."""
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Mean test accuracies with 95% intervals over the bits of an element; the frontier is a line."""
+    """Draws mean test accuracies with 95% intervals over bits per element, and the frontier as a line."""
     found = [one for one in points(rows) if one.accuracy is not None]
     best = [one for one in reversed(found) if one.best]
     most = max(one.bits for one in found)
     with figure(path, size=(8.2, 5.0)) as axes:
         (plot,) = axes[0]
-        # What at most so many bits reach.
+        # The best accuracy with at most so many bits.
         plot.step(
             [*(one.bits for one in best), most],
             [*(_mean(one) for one in best), _mean(best[-1])],

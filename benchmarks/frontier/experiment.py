@@ -1,4 +1,4 @@
-"""Every codec and setting, and other methods, on one recipe: accuracy, and bits of an encoded element."""
+"""Trains with every codec and setting, and other methods, on one recipe; measures accuracy and bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.frontier.drawing import draw
 from benchmarks.frontier.points import Point, points
+from benchmarks.pages.reading import signed
 from benchmarks.papers.experiment import Advance, Experiment, Row
 from benchmarks.papers.training import DATA, NONE, Recipe, Run
 from benchmarks.rivals import signum
@@ -33,26 +34,27 @@ METHODS = (
     *(SIGNUM, SIGNUM_32),
     *("powersgd:rank=4", "powersgd:rank=1"),
 )
-"""A codec with its settings; ``ef21-sgdm+`` before one, EF21 with momentum in place of error feedback;
-Signum with majority vote, and the signs of the average momentum of its workers, which sends 32 bits."""
+"""The methods: codecs with settings; after ``ef21-sgdm+``, codecs in EF21 with momentum, which replaces
+error feedback; Signum with majority vote; the signs of the workers' average momentum, for which 32 bits are
+sent."""
 RATE, SIGNUM_RATE = 0.02, 0.002
-"""Both were chosen on seed 100, in trainings of 300 and 400 steps: the first without compression, among
-0.01, 0.02, 0.05 and 0.1, the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004, the last of which was as
-good."""
+"""The learning rates, chosen on seed 100 in trainings of 300 and 400 steps: the first without compression,
+among 0.01, 0.02, 0.05 and 0.1; the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004, the last of which
+was as good."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training: LeNet, SGD with momentum of 0.9, and a learning rate that falls to zero linearly.
+    """A training of LeNet by SGD with momentum of 0.9, and a learning rate that falls linearly to zero.
 
     Attributes:
         method: one of METHODS.
-        seed: as a recipe's.
-        rate: the learning rate at the start. Signum has its own, as the length of its steps is fixed.
-        steps: how many.
-        workers: how many share the mini-batch; an odd number, so that votes are seldom tied.
-        batch: images a step, of all workers together.
-        data: as a recipe's.
+        seed: the seed of the recipe.
+        rate: the learning rate at the start. Signum has its own, because the length of its steps is fixed.
+        steps: the number of steps.
+        workers: the number of workers that share the mini-batch; odd, so that votes are seldom tied.
+        batch: the number of images per step, of all workers together.
+        data: the data of the recipe.
     """
 
     method: str
@@ -65,7 +67,7 @@ class Case:
 
 
 class Sent:
-    """Counts the bits of payloads, as :class:`benchmarks.papers.native.Native` watches them."""
+    """A counter of encoded bits, as :class:`benchmarks.papers.native.Native` watches payloads."""
 
     def __init__(self) -> None:
         self._bytes = self._elements = 0
@@ -73,18 +75,18 @@ class Sent:
     def __call__(
         self, codec: Codec, shape: tuple[int, ...], noise: NoiseKey, payload: np.ndarray
     ) -> None:
-        """Adds one payload."""
+        """Counts one payload."""
         self._bytes += payload_length(payload, payload.size)
         self._elements += codec.layout(shape).count
 
     @property
     def bits(self) -> float:
-        """The bits of an element, with headers, scales and padding; 0 without payloads."""
+        """The bits per element, with headers, scales and padding; 0 without payloads."""
         return 8 * self._bytes / self._elements if self._elements else 0.0
 
 
 def cases(full: bool) -> list[Case]:
-    """Five seeds; ``full`` has as many steps as 20 epochs of the 60,000 images of MNIST."""
+    """All methods with five seeds; with ``full``, for the steps of 20 epochs of MNIST's 60,000 images."""
     return [
         Case(
             method,
@@ -98,7 +100,7 @@ def cases(full: bool) -> list[Case]:
 
 
 def run(case: Case, advance: Advance) -> dict[str, Any]:
-    """Trains once: accuracy, losses, and bits of an element."""
+    """Trains once; returns the accuracy, the losses and the bits per element."""
     at_workers = case.method.startswith((SIGNUM, SGDM))
     recipe = Recipe(
         "lenet",
@@ -107,7 +109,7 @@ def run(case: Case, advance: Advance) -> dict[str, Any]:
         case.steps,
         case.workers,
         case.batch,
-        # Momentum at the workers is the same as after the average where nothing is compressed.
+        # Without compression, momentum at the workers equals momentum after the average.
         "sgd" if at_workers else "momentum",
         case.rate,
         decay=1.0,
@@ -133,7 +135,7 @@ def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
 
 
 def table(rows: list[Row]) -> Table:
-    """From the most bits to the fewest."""
+    """A table with one line for each method, from the most bits to the fewest."""
     header = (
         "method",
         "bits an element",
@@ -153,12 +155,8 @@ def _line(one: Point) -> list[str]:
     best = "yes" if one.best else ""
     if one.method == NONE:
         return [*cells, accuracy, "", "", best]
-    ends = " to ".join(_signed(end) for end in (one.difference.low, one.difference.high))
-    return [*cells, accuracy, _signed(one.difference.mean), ends, best]
-
-
-def _signed(number: float) -> str:
-    return f"{number:+.2f}".replace("-", "\u2212")
+    ends = " to ".join(signed(end, 2) for end in (one.difference.low, one.difference.high))
+    return [*cells, accuracy, signed(one.difference.mean, 2), ends, best]
 
 
 EXPERIMENT = Experiment(

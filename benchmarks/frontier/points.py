@@ -1,4 +1,4 @@
-"""The bits and the accuracy of each method, with intervals, and whether another method is better."""
+"""Computes each method's bits, its accuracy with an interval, and whether it is on the frontier."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from benchmarks.papers.training import NONE
 
 @dataclass(frozen=True)
 class Point:
-    """One method.
+    """The results of one method.
 
     Attributes:
-        method: its name.
-        bits: of an element, mean over the seeds.
-        accuracy: test accuracy in per cent, mean over the seeds and its 95% interval; None where a seed
-            diverged.
-        difference: in points to the runs of the same seeds that are not compressed; None as accuracy.
-        best: whether it is on the frontier: no method has fewer bits and at least its mean accuracy.
+        method: the method's name.
+        bits: the bits per element, mean over the seeds.
+        accuracy: the mean test accuracy in per cent with its 95% interval; None if a training diverged.
+        difference: the difference in points to uncompressed runs of the same seeds; None if one diverged.
+        best: whether the method is on the frontier: no other has fewer bits and at least its mean accuracy.
     """
 
     method: str
