@@ -1,10 +1,9 @@
-"""The performance model beside measurements: ``python -m benchmarks.predicted FILE.json --link 1gbit``.
+"""Compares the performance model to measurements: ``python -m benchmarks.predicted FILE --link 1gbit``.
 
-The run of ``local`` in the training benchmark's JSON says how long a step takes without any exchange. From
-that, codec speeds and the link, all other runs are predicted. With the JSON of ``benchmarks.exchange`` from
-the same network, codecs are as fast as there, and Horovod's own sums are not taken for free: see
-:func:`measured_speeds`. That file can also be held against the model itself: one exchange after the other,
-nothing overlapping.
+The run of ``local`` in the training benchmark's JSON gives the time of a step without any exchange. From
+that time, the codecs' speeds and the link, the other runs are predicted. The speeds, and the time of
+Horovod's own sums, can come from a file of ``benchmarks.exchange`` on the same network: see
+:func:`measured_speeds`. Such a file can also be compared to the model itself, one exchange at a time.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ _ROUTER = ("threshold", "exclude")
 _FIELDS = dataclasses.fields(CodecSpeed)
 
 Coding = tuple[Codec, ErrorFeedback]
-"""What has a speed."""
+"""A codec with its feedback, to which a speed belongs."""
 
 
 def network_of(model: str) -> Network:
     """The model's layers, by the names that its parameters have in training.
 
     Raises:
-        ValueError: the performance model does not know it.
+        ValueError: the performance model does not know the model.
     """
     if model not in NETWORKS:
         raise ValueError(f"model: expected one of {', '.join(NETWORKS)}, got {model!r}")
@@ -62,7 +61,11 @@ def network_of(model: str) -> Network:
 
 
 def router_of(compression: Compression, ranks: int) -> Router:
-    """The router that a compression trains with among a number of ranks."""
+    """The router of a training with a compression among ``ranks`` ranks.
+
+    Raises:
+        ValueError: the compression has settings that the model does not know.
+    """
     route, options = compression.split()
     route = dataclasses.replace(route, exchange=route.exchange or exchange_for(ranks)[0])
     kept = {key: options.pop(key) for key in _ROUTER if key in options}
@@ -75,17 +78,17 @@ def router_of(compression: Compression, ranks: int) -> Router:
 
 
 def measured_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[Coding, CodecSpeed]:
-    """How fast ranks computed in the exchange benchmark, medians over all exchanges and sizes.
+    """The codecs' speeds in the exchange benchmark, medians over all exchanges and sizes.
 
-    An allreduce's ring takes time beyond its bytes, to copy and to add: the rest of the measured transfer
-    over the predicted one.
+    An allreduce's ring also takes time to copy and to add: the measured time of its transfer beyond the
+    predicted one.
 
     Args:
-        record: JSON of the exchange benchmark.
-        cluster: the ranks that it ran on.
+        record: the record of the exchange benchmark.
+        cluster: the cluster of its ranks.
 
     Raises:
-        ValueError: another kind of file, or other ranks.
+        ValueError: the record has another schema, or another number of ranks.
     """
     if record.get("schema") != EXCHANGE_SCHEMA or record["ranks"] != cluster.ranks:
         raise ValueError(
@@ -120,15 +123,15 @@ def measured_speeds(record: Mapping[str, Any], cluster: Cluster) -> dict[Coding,
 def predictions(
     outcome: Results, profile: Profile, speeds: Mapping[Coding, CodecSpeed] | None = None
 ) -> dict[str, StepTime]:
-    """The predicted step of every compression but ``local``, which has to be among them.
+    """The predicted step of every compression but ``local``, whose run is required.
 
     Args:
-        outcome: of the training benchmark.
-        profile: machines and links.
-        speeds: of codecs, where they are not to be the profile's.
+        outcome: the results of the training benchmark.
+        profile: the machines and links.
+        speeds: the codecs' speeds; None: those of the profile.
 
     Raises:
-        ValueError: ``local`` is missing, or something is unknown to the model.
+        ValueError: there is no run of ``local``, or the performance model does not know a compression.
     """
     measured = _medians(outcome)
     if LOCAL not in measured:
@@ -157,7 +160,7 @@ def predictions(
 
 
 def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
-    """One line a compression: measured, predicted, and what the prediction is made of."""
+    """A line for each compression: the measured time, the predicted one and its parts."""
     header = (
         "compression",
         "measured ms",
@@ -192,10 +195,10 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
 
 
 def exchange_table(record: Mapping[str, Any], profile: Profile) -> Table:
-    """One line for each exchange and size that the exchange benchmark measured.
+    """A line for each exchange and size that the exchange benchmark measured.
 
     Raises:
-        ValueError: an exchange that the model does not know.
+        ValueError: the performance model does not know an exchange.
     """
     header = (
         "exchange",
@@ -232,17 +235,17 @@ def exchange_table(record: Mapping[str, Any], profile: Profile) -> Table:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Prints the table."""
+    """Prints the comparison as a table."""
     parser = Parser(prog="python -m benchmarks.predicted", description=__doc__)
     parser.add_argument(
-        "json", type=Path, help="of benchmarks.train with local, or of benchmarks.exchange"
+        "json", type=Path, help="a file of benchmarks.train with local, or of benchmarks.exchange"
     )
     add_machine(parser, PROFILES, default="lab")
     parser.add_argument(
         "--measured",
         type=Path,
         metavar="FILE",
-        help="of python -m benchmarks.exchange on the same network: codecs and sums are as fast as there",
+        help="a file of benchmarks.exchange on the same network, for the speeds of codecs and sums",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     args = parser.parse_args(command_line)
@@ -267,12 +270,12 @@ def _table_of(path: Path, exchanges: Path | None, profile: Profile) -> Table:
 
 
 def _route_of(row: Mapping[str, Any]) -> Route:
-    """The way of a line of the exchange benchmark."""
+    """The route of a row of the exchange benchmark."""
     kind, _, text = row["exchange"].partition(":")
     compression = compressions.parse(text, {"threshold": 0}, last_layer="")
     if kind != "allreduce":
         compression.options["exchange"] = kind
-    # The exchange is named above, or is the framework's own.
+    # For one rank, because the exchange is named above, or is the framework's own.
     return router_of(compression, 1).choose("gradient", (row["elements"],), "float32")
 
 
@@ -281,7 +284,7 @@ def _each(seconds: float, elements: float) -> float:
 
 
 def _medians(outcome: Results) -> dict[str, float]:
-    """Seconds of a step, the median over seeds."""
+    """The median seconds of a step over seeds, by compression."""
     return {
         name: statistics.median(run.step_seconds.median for run in runs)
         for name, runs in report.by_compression(outcome).items()

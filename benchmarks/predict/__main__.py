@@ -1,7 +1,7 @@
 """Predictions for the papers' networks and clusters: ``python -m benchmarks.predict``.
 
-It takes the options of ``hvd-compress predict``, and more: named networks and machines whose rates are
-known, strong scaling, the best number of workers, and a picture.
+In addition to the options of ``hvd-compress predict``, it has named networks, machines with known rates,
+strong scaling, the best number of workers, and a picture.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def _parser() -> Parser:
         "--scaling",
         choices=("weak", "strong"),
         default="weak",
-        help="more workers: more images a step, or fewer for each",
+        help="whether more workers mean more images per step, or fewer for each worker",
     )
     add(
         "--batch",
         type=int,
         metavar="N",
-        help="images a step, of a worker (weak) or of all (strong); default: the profile's",
+        help="images per step, of each worker (weak) or of all (strong); default: the profile's",
     )
     add(
         "--compute",
         type=converter(duration),
         metavar="TIME",
-        help="measured step of a worker alone, such as 0.4s, in place of the profile's",
+        help="measured step of a single worker, such as 0.4s, instead of the profile's",
     )
     add_options(parser)
     add(
@@ -71,7 +71,7 @@ def main(command_line: list[str] | None = None) -> int:
     args = _parser().parse_args(command_line)
     try:
         if args.plot:
-            plots.pyplot()  # Before a long prediction, not after it.
+            plots.pyplot()  # Fails before a long prediction if Matplotlib is missing.
         profile = machine_of(args, PROFILES)
         work = job(
             named(args.model),

@@ -1,6 +1,6 @@
 """Makes the figures and tables of docs/perfmodel.md: ``python -m benchmarks.predict.figures OUT``.
 
-The site's configuration calls :func:`main`, so that page and model cannot differ.
+The documentation's configuration calls :func:`main`, so that the page agrees with the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UP_TO_512 = [2**power for power in range(10)]
 UP_TO_131072 = [2**power for power in range(18)]
 
 PAPER_BITS = {"none": "32 bits", "ternary": "log2(1 + 2N) bits", "ecq": "0.4 bits"}
-"""Of an element on the papers' wires; see :func:`paper_bits`."""
+"""The labels of the papers' bits per element; see :func:`paper_bits`."""
 
 TITLES = {"alexnet": "AlexNet", "googlenet": "GoogLeNet", "vgg_a": "VGG-A", "resnet50": "ResNet-50"}
 CURVES = {
@@ -46,7 +46,7 @@ def main(out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    # Text stays text, and a build of the same figure gives the same file.
+    # Text is not turned into paths, and equal figures give equal files.
     matplotlib.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
     )
@@ -67,7 +67,7 @@ EXAMPLE = (
 
 
 def example() -> str:
-    """What the page's first command prints."""
+    """The output of the page's first command."""
     printed = io.StringIO()
     root = Path(__file__).parent.parent.parent
     with contextlib.chdir(root), contextlib.redirect_stdout(printed):
@@ -76,43 +76,43 @@ def example() -> str:
 
 
 def route(scheme: str, exchange: str = "two_shot") -> Route:
-    """A codec with its paper's feedback."""
+    """The route of a codec with its default feedback."""
     return Route(CODECS[scheme](), exchange=exchange)
 
 
 def routes(scheme: str, *exchanges: str) -> list[Route]:
-    """fp32, fp16, and the scheme through each exchange."""
+    """The routes of fp32, of fp16, and of a codec through each exchange."""
     return [route("none"), route("fp16"), *(route(scheme, exchange) for exchange in exchanges)]
 
 
 def job(profile: str, network: str, **options: Any) -> Job:
-    """A network on a profile's machines, with as many images a worker as the profile says."""
+    """A network's job on a profile's machines, by default with the profile's images per worker."""
     return sweeping.job(NETWORKS[network](), load(profile), **options)
 
 
 def paper_bits(scheme: str, workers: int) -> float:
-    """Of an element on the papers' wires.
+    """The bits per element that the papers count.
 
-    TernGrad's are those of sums over all workers: appendix B adds up along a tree, with one size for
-    all that is sent. ECQ-SGD has 80 times fewer than float32 (section 6.2).
+    TernGrad's are those of sums over all workers: appendix B sums along a tree, with one size for all
+    messages. ECQ-SGD's are 80 times fewer than float32's (section 6.2).
     """
     return {"none": 32.0, "ternary": pulled_bits(workers), "ecq": 32 / 80}[scheme]
 
 
 def appendix_b(profile: Profile) -> AppendixB:
-    """TernGrad's model of a profile's links; GPUs and processor have PCIe 3.0 between them."""
+    """TernGrad's model with a profile's links, and PCIe 3.0 between GPUs and processor."""
     return AppendixB(
         profile.within.bandwidth, 1.575e10, profile.between.bandwidth, profile.between.latency
     )
 
 
 def appendix_b_images(work: Job, bits: float, workers: int) -> float:
-    """Images a second by the paper's model, weak scaling.
+    """The images per second by the paper's model, with weak scaling.
 
     Args:
-        work: what, and where.
-        bits: of an element, as it is sent.
-        workers: how many GPUs.
+        work: the job.
+        bits: the bits per element that are sent.
+        workers: the number of GPUs.
     """
     cluster = work.profile.cluster(workers)
     alone = work.step(route("none"), 1).computation
@@ -125,7 +125,7 @@ def appendix_b_images(work: Job, bits: float, workers: int) -> float:
 
 
 def figure5(out: Path) -> None:
-    """Three networks on both of TernGrad's clusters."""
+    """Draws three networks on both of TernGrad's clusters."""
     from matplotlib import pyplot as plt
 
     figure, grid = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained", sharex=True)
@@ -156,7 +156,7 @@ def figure5(out: Path) -> None:
 
 
 def figure6(out: Path) -> None:
-    """ResNet-50 on ECQ-SGD's cluster, and the two numbers that the paper gives."""
+    """Draws ResNet-50 on ECQ-SGD's cluster, with the two numbers that the paper gives."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
@@ -180,7 +180,7 @@ def figure6(out: Path) -> None:
 
 
 def far(out: Path) -> None:
-    """All four networks on the InfiniBand cluster, on to 131,072 GPUs: images a second of each GPU."""
+    """Draws the speed-up per GPU of all four networks on the InfiniBand cluster, up to 131,072 GPUs."""
     from matplotlib import pyplot as plt
 
     figure, grid = plt.subplots(1, 4, figsize=(12, 3.6), layout="constrained", sharey=True)
@@ -198,10 +198,10 @@ def far(out: Path) -> None:
 
 
 def papers_table() -> str:
-    """The papers' statements beside both models.
+    """The table of the papers' speed-ups beside both models'.
 
     The last column but one solves ``step + communication(32) = ratio * (step + communication(bits))``: the
-    step of a GPU alone with which appendix B has the paper's speed-up.
+    step of a single GPU for which appendix B gives the paper's speed-up.
     """
     lines = (
         (
@@ -255,7 +255,7 @@ def papers_table() -> str:
 
 
 def table_512() -> str:
-    """All networks on 512 GPUs."""
+    """The table of all networks on 512 GPUs."""
     table = [
         "| network, link | fp32 | fp16 | ternary, two_shot | ternary, hierarchical | no exchange |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -279,7 +279,7 @@ def table_512() -> str:
 
 
 def table_far() -> str:
-    """AlexNet and ResNet-50 by orders of magnitude."""
+    """The table of AlexNet and ResNet-50 by orders of magnitude."""
     counts = (8, 512, 4096, 32768, 131072)
     table = [
         "| GPUs | "
@@ -339,7 +339,7 @@ def _curves(rows: Sequence[Row]) -> Iterable[list[Row]]:
 
 
 def _finish(figure: Any, grid: Any, path: Path) -> None:
-    """One legend below all panels, which have the same curves."""
+    """Adds one legend below all panels, which have the same curves, and saves the figure."""
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     for axes in grid.flat:

@@ -51,12 +51,12 @@ def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
 
 
 def draw(axes: Axes, rows: Sequence[Row]) -> None:
-    """Plots the same into axes; a curve is faint where its exchange would refuse the number of workers."""
+    """Plots the curves into axes, faint where the exchange would refuse the number of workers."""
     curves = dict.fromkeys((row.codec, row.exchange) for row in rows)
     for index, (codec, exchange) in enumerate(curves):
         mine = [row for row in rows if (row.codec, row.exchange) == (codec, exchange)]
         able = [row for row in mine if not row.refused]
-        # From the last that runs on, so that the curve has no gap.
+        # Begins with the last row that is not refused, so that the curve has no gap.
         unable = [*able[-1:], *(row for row in mine if row.refused)]
         style = STYLES[index % len(STYLES)]
         label = f"{codec}, {exchange}"

@@ -1,4 +1,4 @@
-"""Jobs on machines whose rates are known, with weak and strong scaling, and the best number of workers."""
+"""Jobs on machines with known rates, with weak and strong scaling, and the best number of workers."""
 
 from __future__ import annotations
 

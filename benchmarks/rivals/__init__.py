@@ -1,1 +1,1 @@
-"""Methods that are not part of the package, for comparison with its codecs."""
+"""Other methods, for comparison with this package's codecs."""

@@ -1,4 +1,4 @@
-"""EF21 (Richtárik, Sokolov, Fatkhullin, 2021): workers send how their gradients differ from an estimate.
+"""EF21 (Richtárik, Sokolov, Fatkhullin, 2021): workers send the differences of gradients to an estimate.
 
 Each worker encodes ``g - h`` and adds what receivers decode of it to ``h``; receivers add the average to
 the average of all ``h``, which is the gradient of the step. With momentum before it
@@ -18,17 +18,17 @@ from hvd_compress.codecs import ErrorFeedback
 
 @dataclass(frozen=True)
 class EF21(ErrorFeedback):
-    """The rule of a worker, for :class:`hvd_compress.exchanges.reference.Simulation`; kernels have it not.
+    """A worker's rule, for :class:`hvd_compress.exchanges.reference.Simulation` only, not for kernels.
 
-    The residual is the worker's estimate ``h``. The coefficients do not matter.
+    The residual is the worker's estimate ``h``. The coefficients have no effect.
     """
 
     def compensate(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """``g - h``."""
+        """The difference ``g - h``, which is encoded."""
         return gradient - residual
 
     def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
-        """``h + decoded``; where ``decoded`` is not finite, ``h`` stays as it was."""
+        """The new estimate, ``h + decoded``; elements that are not finite in ``decoded`` keep ``h``."""
         return np.where(np.isfinite(decoded), residual + decoded, residual)
 
 
@@ -39,7 +39,7 @@ class Estimate:
         self._sum: dict[str, torch.Tensor] = {}
 
     def __call__(self, received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Adds what was received, and returns the estimates by parameter."""
+        """Adds the received averages, and returns the estimates by parameter."""
         for name, change in received.items():
             before = self._sum.get(name)
             self._sum[name] = change if before is None else before + change

@@ -1,4 +1,4 @@
-"""Momentum that each worker keeps before anything is compressed."""
+"""Momentum of each worker, before compression."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Momentum:
-    """``v <- decay v + g``, by worker.
+    """Updates each worker's velocity by ``v <- decay v + g``.
 
     Args:
-        decay: what is kept of ``v`` in a step.
+        decay: the factor of ``v`` in a step.
     """
 
     def __init__(self, decay: float = 0.9) -> None:
@@ -19,7 +19,7 @@ class Momentum:
         self._velocity: dict[str, torch.Tensor] = {}
 
     def __call__(self, gradients: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-        """The velocities by parameter, shape=(workers, ...), as the gradients."""
+        """Adds the gradients, and returns the velocities, both by parameter, shape=(workers, ...)."""
         for name, g in gradients.items():
             before = self._velocity.get(name)
             self._velocity[name] = g.clone() if before is None else self._decay * before + g
