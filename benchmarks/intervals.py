@@ -43,14 +43,12 @@ def mean(numbers: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Int
     return Interval(float(found.mean()), quantile * error)
 
 
-def paired(
-    treated: Sequence[float], control: Sequence[float], confidence: float = 0.95
-) -> Interval:
-    """Student's t interval of the mean of ``treated[i] - control[i]``.
+def paired(treated: Sequence[float], control: Sequence[float]) -> Interval:
+    """Student's 95% t interval of the mean of ``treated[i] - control[i]``.
 
     Raises:
         ValueError: the sequences differ in length, or are shorter than two.
     """
     if len(treated) != len(control) or len(treated) < 2:
         raise ValueError(f"expected at least two pairs, got {len(treated)} and {len(control)}")
-    return mean(np.subtract(treated, control), confidence)
+    return mean(np.subtract(treated, control))

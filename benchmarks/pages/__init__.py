@@ -1,1 +1,1 @@
-"""Tables of measured figures in the documentation, rendered from the committed records."""
+"""Tables and pictures of measurements in the documentation, rendered from the committed records."""

@@ -1,8 +1,8 @@
-"""Renders the tables and pictures of measured figures in docs/ from the committed records.
+"""Renders the tables and pictures of measurements in docs/ from the committed records.
 
 ``python -m benchmarks.pages`` writes tables between ``<!-- table: NAME -->`` and ``<!-- end -->``, and
-pictures into docs/images; with ``--check`` it writes nothing, names the files that differ, and fails if
-there are any. Names are those of :mod:`benchmarks.pages.registry`.
+pictures into docs/images; with ``--check``, it writes nothing, names the files that differ, and fails if
+there are any. The names are in :mod:`benchmarks.pages.registry`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def pages() -> list[Path]:
 
 
 def rendered(text: str) -> str:
-    """A page with its tables as the records have them.
+    """A page's text with its tables rendered from the records.
 
     Raises:
-        ValueError: the page names a table that there is not.
+        ValueError: the page names an unknown table.
     """
 
     def table(place: re.Match[str]) -> str:
@@ -43,12 +43,12 @@ def rendered(text: str) -> str:
 
 
 def names(text: str) -> list[str]:
-    """The tables that a page has places for."""
+    """The names of a page's tables."""
     return [place[1] for place in _PLACE.finditer(text)]
 
 
 def outdated() -> Iterator[tuple[Path, str]]:
-    """Each page and picture that differs from what the records give, with what it should be."""
+    """The pages and pictures that differ from the records, each with its right content."""
     for page in pages():
         if (new := rendered(page.read_text())) != page.read_text():
             yield page, new
@@ -61,7 +61,7 @@ def outdated() -> Iterator[tuple[Path, str]]:
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Writes what differs, or says so."""
+    """Writes the files that differ or, with ``--check``, prints their names."""
     parser = Parser(prog="python -m benchmarks.pages", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where one differs"

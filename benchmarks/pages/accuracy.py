@@ -10,10 +10,10 @@ from benchmarks.tables import Table
 
 
 def differences(*parts: tuple[str, Sequence[str]] | str) -> Table:
-    """One line a compression: the mean over the seeds, and the difference to the uncompressed runs.
+    """A line for each compression: the mean over the seeds, and the difference to uncompressed runs.
 
     Args:
-        parts: records, whole or with the compressions that the table shows.
+        parts: the names of records, each alone or with the compressions that the table shows.
     """
     rows: list[dict[str, Any]] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""A transformer's steps by the rate of the link: a picture and a table of docs/performance.md."""
+"""A transformer's step times by the rate of the link: a picture and a table of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINKS = {
     "1gbit": 1000,
     "none": math.inf,
 }
-"""The records' links, in Mbit/s."""
+"""The rates of the records' links, in Mbit/s."""
 
 SHOWN = {
     "none": ("no compression", "o"),
@@ -33,25 +33,25 @@ SHOWN = {
     "int8": ("int8", "D"),
     "auto": ("Auto", None),
 }
-"""Labels and markers by compression."""
+"""The labels and markers of the compressions."""
 
 _NO_LIMIT = 3500
-"""Where the axis has "no limit"."""
+"""The position of "no limit" on the axis."""
 
 Times = dict[str, list[float]]
-"""Seconds of a step by compression, a number for each link."""
+"""The seconds of a step by compression, one number for each link."""
 
 
 def seconds() -> Times:
-    """Medians over the rounds of each record."""
+    """The median seconds over the rounds of each record."""
     records = [record(f"lab-ddp-gpt-{link}") for link in LINKS]
     return {name: [median(one["seconds"][name]) for one in records] for name in SHOWN}
 
 
 def crossing(name: str, times: Times) -> float | None:
-    """Up to which Mbit/s a choice is faster than no compression: between links, by a line in logarithms.
+    """The rate in Mbit/s up to which a choice is faster than no compression, interpolated in logarithms.
 
-    None where it is slower with the slowest link already; infinite where it is faster without a limit.
+    None if the choice is slower even on the slowest link; infinite if it is faster without a limit.
     """
     gains = [math.log(none / own) for none, own in zip(times["none"], times[name], strict=True)]
     if gains[0] <= 0:
@@ -68,7 +68,7 @@ def crossing(name: str, times: Times) -> float | None:
 
 
 def table(times: Times | None = None) -> Table:
-    """One line a choice: milliseconds of a step, and where it stops being faster than no compression."""
+    """A line for each choice: milliseconds of a step, and the rate up to which it beats no compression."""
     times = times or seconds()
     header = ("ms a step", *map(_link, LINKS.values()), "faster than none up to")
     rows = [
@@ -90,7 +90,7 @@ def draw(path: Path) -> None:
         if name == "auto":
             look.update(linewidth=7, alpha=0.35, zorder=1)
         axes.plot(places[:-1], values[:-1], label=label, **look)
-        # The axis is broken in front of "no limit".
+        # The axis is broken before "no limit".
         axes.plot(places[-2:], values[-2:], linestyle="-" if name == "auto" else ":", **look)
     crossings = _crossings(times)
     if crossings:
@@ -123,7 +123,7 @@ def draw(path: Path) -> None:
 
 
 def _crossings(times: Times) -> list[tuple[float, float]]:
-    """Rates between links at which a choice is as fast as no compression, and the milliseconds there."""
+    """The rates at which choices are as fast as no compression, with the milliseconds of a step there."""
     links = [math.log(link) for link in LINKS.values() if not math.isinf(link)]
     none = [math.log(1e3 * one) for one in times["none"]][: len(links)]
     rates = [crossing(name, times) for name in times if name not in ("none", "auto")]

@@ -1,4 +1,4 @@
-"""Tables of what the codecs cost, and of how far their payloads can be compressed."""
+"""Tables of the codecs' times, errors and bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DIGITS = {1.5: 1, 2.0: 1, 2.3: 1, 3.0: 1}
 
 
 def two_cores() -> Table:
-    """Multiples of a copy, beside what was aimed at and an older measurement."""
+    """Multiples of a copy's time, beside the aims and an older measurement."""
     found, before = record("codec-cpu-zen5")["codecs"], record("codec-cpu")["codecs"]
     aims = {name: aim for aim, names in _AIMS.items() for name in names}
     lines = []
@@ -55,7 +55,7 @@ def two_cores() -> Table:
 
 
 def entropy() -> Table:
-    """Multiples of a copy with an entropy code, and without."""
+    """Multiples of a copy's time, with an entropy code and without."""
     lines = [
         (name, f"{row['bits_per_element']:.3f}", *(_copies(row[one]) for one in _MEASURED))
         for name, row in record("codec-entropy-zen4")["codecs"].items()
@@ -81,7 +81,7 @@ def int8_errors() -> Table:
 
 
 def normal() -> Table:
-    """Bits an element of a million normally distributed numbers; computed, as nothing is measured."""
+    """Bits per element of a million normally distributed numbers, computed here, not from a record."""
     x = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     lines = []
     for settings, levels, norm in (
@@ -97,7 +97,7 @@ def normal() -> Table:
 
 
 def noise() -> Table:
-    """How small noise in ResNet-20's shapes becomes with ECQ-SGD's settings; computed."""
+    """The compression of noise in ResNet-20's shapes with ECQ-SGD's settings, computed here."""
     rng = np.random.default_rng(0)
     shapes = [tuple(p.shape) for p in build("resnet20").parameters()]
     sizes = [math.prod(shape) for shape in shapes]
@@ -134,7 +134,7 @@ def noise() -> Table:
 
 
 _THRESHOLD = 1024
-"""Elements of the smallest tensor that the frontends encode by default."""
+"""The number of elements of the smallest tensor that the frontends encode by default."""
 
 
 def _histogram(levels: int, norm: str, coding: str, tensors: list[np.ndarray]) -> Histogram:
@@ -148,7 +148,7 @@ def _histogram(levels: int, norm: str, coding: str, tensors: list[np.ndarray]) -
 
 
 def text_bytes() -> Table:
-    """Bytes a step with an entropy code, after the first step, beside what the settings cost."""
+    """Bytes per step with an entropy code, after the first step, and the losses of the settings."""
     runs = {one["compression"]: one for one in record("train-text-entropy")["runs"]}
     lost = {one["compression"]: one for one in record("accuracy-text")["compressions"]}
     lines = []
@@ -165,6 +165,6 @@ def text_bytes() -> Table:
 
 
 def _after_the_first(run: dict[str, float], first: float) -> float:
-    """The mean of all steps but the first, which sends as many bytes as plain codes do."""
+    """The mean bytes of all steps but the first, which sends as many as with plain codes."""
     steps = run["steps"]
     return (steps * run["message_bytes_per_step"] - first) / (steps - 1)

@@ -1,4 +1,4 @@
-"""Tables of what a GPU has run, and how fast."""
+"""Tables of tests and times on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.tables import Table
 
 
 def codecs() -> Table:
-    """Bytes that have to move in a second, as a share of what a copy moves; and of 64 Mi elements, ms."""
+    """Bandwidths as shares of a copy's, and the milliseconds of encoding 64 Mi elements with feedback."""
     found = record("codec-h200")["sizes"][0]
     lines = []
     for name, row in found["codecs"].items():
@@ -26,7 +26,7 @@ def codecs() -> Table:
 
 
 def checks() -> Table:
-    """Each part of ``make gpu-check`` that ran, at which commit, and how it ended."""
+    """The parts of ``make gpu-check`` with their commits and outcomes."""
     lines = []
     for name in ("gpu-check-h200", "gpu-frontends-h200"):
         found = record(name)
@@ -40,7 +40,7 @@ def checks() -> Table:
 
 
 def launches() -> Table:
-    """Launches of a bucket of 40 tensors in each stage, and the host's time."""
+    """The launches of a bucket of 40 tensors in each stage, and the host's time."""
     lines = []
     for row in record("gpu-check-h200")["parts"]["launches"]["result"]["rows"]:
         stages = [str(row["launches"].get(one, "")) for one in _STAGES]

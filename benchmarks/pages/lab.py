@@ -1,4 +1,4 @@
-"""Tables of records from the lab and from jobs on one machine: times, bytes, and what was learnt."""
+"""Tables of records from the lab and from jobs on one machine: times, bytes and losses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _ratio(ratio: list[float]) -> str:
 
 
 def text() -> Table:
-    """Training a transformer on two links: bytes, seconds, and the loss."""
+    """Trainings of a transformer on two links: bytes, seconds and losses."""
     slow, fast = (record(f"lab-text-{link}")["runs"] for link in ("100mbit", "1gbit"))
     lines = [
         (
@@ -77,9 +77,9 @@ def text() -> Table:
 
 
 def gradients() -> Table:
-    """AlexNet's gradients alone between eight hosts."""
+    """Exchanges of AlexNet's gradients between eight hosts."""
     first, second = (record(name)["rows"] for name in ("lab-gradients-8", "lab-gradients-8-onebit"))
-    # Each is compared with the two shots of its own run.
+    # Each is compared with two_shot in the same run.
     rows = [(one, second) for one in second]
     rows += [(one, first) for one in first if one["compression"] == "fp16"]
     lines = []
@@ -102,7 +102,7 @@ def gradients() -> Table:
 
 
 def reduce_scatter() -> Table:
-    """FSDP2's reduce-scatter beside compressed ones: the mean of the seeds' medians, and their range."""
+    """FSDP2's reduce-scatter beside compressed ones: means of the seeds' medians, and their ranges."""
     lines: dict[str, list[str]] = {}
     for link in ("100mbit", "500mbit"):
         runs = record(f"lab-fsdp-{link}")["runs"]
@@ -121,7 +121,7 @@ def reduce_scatter() -> Table:
 
 
 def diloco() -> Table:
-    """How much of the time a rank of DiLoCo computes on a slow link."""
+    """The share of time in which a rank of DiLoCo computes on a slow link."""
     local, *others = record("lab-diloco-50mbit")["runs"]
     lines = [_diloco(local, None), *(_diloco(one, local["train_seconds"]) for one in others)]
     return Table(("exchange", "seconds", "computes", "MB sent", "test bits a byte"), lines)
@@ -137,7 +137,7 @@ def _diloco(one: dict[str, Any], computing: float | None) -> tuple[str, ...]:
 
 
 def double_buffering() -> Table:
-    """Half-batches beside whole ones at 50 Mbit/s; 1-bit SGD's table 4."""
+    """Half-batches beside whole ones at 50 Mbit/s, as in 1-bit SGD's table 4."""
     published = {2048: "1.00 (2k, 2.8k)", 4096: "1.06 (4k)"}
     lines = [
         (
@@ -154,7 +154,7 @@ def double_buffering() -> Table:
 
 
 def grid(hosts: int) -> Table:
-    """Data times model parallelism: thousands of samples a second, and the multiple of one rank's."""
+    """Layouts of data and model parallelism: thousands of samples per second, and ratios to one rank's."""
     rows = record(f"lab-grid-{hosts}-200mbit")["rows"]
     found = {(tuple(one["layout"]), one["batch"], one["kind"]): one for one in rows}
     columns = [(batch, kind) for batch in (256, 2048) for kind in ("32 bits", "encoded")]
@@ -172,7 +172,7 @@ def grid(hosts: int) -> Table:
 
 
 def overhead() -> Table:
-    """Steps of 54 tensors over stock's of the same round."""
+    """The ratios of steps of 54 tensors to stock's in the same round."""
     names = ("onebit", "int8", "onebit:exchange=two_shot")
     lines = [
         (
@@ -190,7 +190,7 @@ def overhead() -> Table:
 
 
 def models() -> Table:
-    """Steps of models over stock's of the same round."""
+    """The ratios of models' steps to stock's in the same round."""
     lines = [
         (what, *(_over_stock(name, choice, clock) for choice in ("onebit", "int8")))
         for what, name, clock in (
@@ -210,7 +210,7 @@ def models() -> Table:
 
 
 def _over_stock(name: str, choice: str, clock: int = 0) -> str:
-    """The median and the middle half of the rounds; the clock is 0 for wall, 1 for processor time."""
+    """The median and the middle half of the ratios; ``clock`` is 0 for wall-clock, 1 for processor time."""
     rows = record(name)["rows"]
     rounds = zip(rows[choice]["rounds"], rows["stock"]["rounds"], strict=True)
     return middle_half([own[clock] / stock[clock] for own, stock in rounds])

@@ -13,7 +13,7 @@ from benchmarks.tables import Table
 from benchmarks.verdicts import Verdict
 
 _COMPARES_NOTHING = ("terngrad-sharing",)
-"""Experiments whose paper makes no statement that could be compared."""
+"""The experiments whose papers make no statement to compare with."""
 
 
 def rows(name: str) -> list[Row]:
@@ -22,22 +22,22 @@ def rows(name: str) -> list[Row]:
 
 
 def claims(name: str) -> list[Claim]:
-    """Its statements, judged by the record's cases."""
+    """The statements of an experiment's paper, judged by the record's cases."""
     return EXPERIMENTS[name].claims(rows(name))
 
 
 def results(name: str) -> Table:
-    """The results of an experiment, from its record."""
+    """The table of an experiment's results, from its record."""
     return EXPERIMENTS[name].table(rows(name))
 
 
 def statements(name: str) -> Table:
-    """The paper's statements beside it."""
+    """The table of the paper's statements, with the verdicts."""
     return claims_table(claims(name))
 
 
 def summary() -> Table:
-    """All experiments, and how many statements hold, do not hold, and cannot be told."""
+    """The table of all experiments, with the number of statements of each verdict."""
     lines = []
     for name, experiment in EXPERIMENTS.items():
         counts: Counter[Verdict] = Counter()

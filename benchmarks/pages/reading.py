@@ -1,4 +1,4 @@
-"""Records, and numbers as the pages write them."""
+"""Reads records, and formats numbers for the pages."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def record(name: str) -> dict[str, Any]:
 
 
 def signed(number: float, digits: int) -> str:
-    """With its sign, and a minus as wide as the plus."""
+    """A number with its sign, and a minus as wide as the plus."""
     return f"{number:+.{digits}f}".replace("-", "\u2212")
 
 
 def label(compression: str) -> str:
-    """A specification as the pages write it: the name, and its options as code."""
+    """A compression's label on the pages: the name, with the options as code."""
     name, _, options = compression.partition(":")
     return f"{name}, `{options.replace(',', ', ')}`" if options else name
 
 
-def middle_half(numbers: list[float], digits: int = 2) -> str:
-    """The median, and the range of the middle half."""
+def middle_half(numbers: list[float]) -> str:
+    """The median and the range of the middle half, as text with two decimals."""
     low, median, high = quantiles(numbers, n=4, method="inclusive")
-    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+    return f"{median:.2f} ({low:.2f}-{high:.2f})"

@@ -1,4 +1,4 @@
-"""Every table of measured figures in docs/ by the name of its place, and every picture by its file's."""
+"""All tables of measurements in docs/ by their names there, and all pictures by their files' names."""
 
 from __future__ import annotations
 

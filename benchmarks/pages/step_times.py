@@ -1,4 +1,4 @@
-"""AlexNet's steps on two hosts: a picture and a table of docs/performance.md."""
+"""AlexNet's step times on two hosts: a picture and a table of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = {
     "1 Gbit/s, Zen 3": "lab-alexnet-1gbit-zen3",
     "1 Gbit/s, Zen 4": "lab-alexnet-1gbit-zen4",
 }
-"""The same on other processors; the picture's is a Xeon with AVX-512."""
+"""The records of other processors; that of the picture is a Xeon with AVX-512."""
 SHOWN = {
     "none": ("Horovod", "0.75"),
     "fp16": ("Horovod, fp16", "0.5"),
@@ -27,7 +27,7 @@ SHOWN = {
 
 
 def seconds(name: str) -> dict[str, float]:
-    """Median time of a step by compression, over the seeds of a record."""
+    """The median seconds of a step by compression, over the seeds of a record."""
     runs = record(name)["runs"]
     return {
         choice: median(r["step_seconds"]["median"] for r in runs if r["compression"] == choice)
@@ -36,7 +36,7 @@ def seconds(name: str) -> dict[str, float]:
 
 
 def table() -> Table:
-    """One line a choice, milliseconds of a step."""
+    """A line for each choice, with milliseconds of a step."""
     found = {link: seconds(name) for link, name in {**RECORDS, **OTHERS}.items()}
     lines = [
         (label, *(f"{1e3 * times[choice]:,.0f}" for times in found.values()))
