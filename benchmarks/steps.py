@@ -52,7 +52,7 @@ class Steps:
         }
 
     def turn(self, name: str, steps: int) -> tuple[float, float]:
-        """Makes steps with a choice; returns the median seconds, and the mean seconds of processor time."""
+        """Makes steps with a choice; returns the slowest rank's median seconds and mean processor time."""
         self._trainer.gather(np.zeros(1))  # All ranks begin together.
         count = steps + _SETTLING
         ends = [_now()]

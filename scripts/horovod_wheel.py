@@ -134,8 +134,8 @@ PYBIND11_MODULE(mpi_lib_v2, module) {
         "global_ranks_.reserve(size_);",
         "global_ranks_.resize(size_);",
     ),
-    # A job that has lost a rank asks all ranks to agree on the removal of its process sets, which throws.
-    # Nothing caught that exception, and it ended the processes before Python could act.
+    # A job that has lost a rank asks all ranks to agree on the removal of its process sets, which throws an
+    # exception. Nothing caught it, and it ended the processes before Python could act.
     Edit(
         "horovod/common/process_set.cc",
         """\

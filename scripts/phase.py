@@ -30,7 +30,7 @@ def main(log: Path, text: str, command: list[str]) -> int:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
         )
-        # make stops the command as well, whose own exit status is the one to return.
+        # make also stops the command itself, whose exit status is to be returned.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
         status = None

@@ -25,7 +25,7 @@ def initialize_again(hvd: Any, size: int) -> bool:
 
 
 def next_places(hvd: Any, *sizes: int) -> list[int]:
-    """The rendezvous ports for the next calls of :func:`start_at`, by size; every rank must call this."""
+    """The ports of the next rendezvous, one for each size, for :func:`start_at`; all ranks call this."""
     ports = None
     if hvd.rank() == 0:
         ports = []

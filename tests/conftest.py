@@ -129,7 +129,7 @@ def _temporary_files_of_others() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """The number of processes for ``-n auto``: no further ones for chosen tests, which are over sooner."""
+    """The number of processes for ``-n auto``: just this one for chosen tests, which are soon over."""
     chosen = config.option.file_or_dir or config.option.keyword
     return 0 if chosen else units.PROCESSES
 

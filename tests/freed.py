@@ -14,19 +14,18 @@ def _open() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def assert_freed(make: Callable[[], Iterable[object]], times: int = 3) -> None:
+def assert_freed(make: Callable[[], Iterable[object]]) -> None:
     """Fails unless objects are freed, with their threads and descriptors, once nothing refers to them.
 
     Args:
         make: makes and uses objects, and returns those that must be freed afterwards.
-        times: the number of calls of ``make``.
     """
     list(make())  # The first call may also make what a process keeps.
     gc.collect()
     gc.freeze()  # Other tests' objects make collections slow.
     try:
         before, alive = _settled(lambda: [], None), []
-        for _ in range(times):
+        for _ in range(3):
             alive += [weakref.ref(one) for one in make()]
             gc.collect()
         after = _settled(lambda: [one for one in alive if one() is not None], before)

@@ -149,7 +149,7 @@ class _ForkServer:
         )
         while not Path(self._socket).exists():
             if self._process.poll() is not None:
-                raise RuntimeError("expected a fork server, but its process ended at the start")
+                raise RuntimeError("expected a fork server, got a process that has ended")
             time.sleep(0.02)
 
     def command(self, program: str, *arguments: str) -> list[str]:

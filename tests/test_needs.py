@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Path:
 def _import(module: str, site: Path) -> str:
     """Imports a module with the packages in ``site``; returns the last line of the output."""
     code = f"import sys; sys.path.append({str(site)!r}); import {module}; print('imported')"
-    # -I and -S: nothing but the standard library is there beside it.
+    # With -I and -S, Python has only the standard library besides.
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )

@@ -21,7 +21,7 @@ GROWTH = 30e6
 """The bytes by which a process may grow after the first quarter of its reports, while ranks come and go."""
 
 STEADY_GROWTH = 5e6
-"""The same without events: a process that leaks a kilobyte in each of 20,000 steps grows by more."""
+"""The permitted growth without events: a leak of a kilobyte in each of 20,000 steps is more."""
 
 BOUNDED = 2.0
 """The largest permitted norm of unsent gradients in the second half, in proportion to the first half's."""
@@ -46,7 +46,7 @@ def conservation(reports: Sequence[Report]) -> list[str]:
     """Finds gradients that were neither applied nor are still to be sent."""
     return [
         f"step {report.step}, rank {report.rank}: gradients of norm {report.missing:.3g} are neither "
-        f"applied nor unsent; what is unsent has norm {report.unsent:.3g}"
+        f"applied nor unsent; the unsent ones have norm {report.unsent:.3g}"
         for report in reports
         if report.missing is not None
         and report.missing > KEPT * report.unsent + ROUNDING * report.gradients
@@ -102,7 +102,7 @@ def residuals(reports: Sequence[Report]) -> list[str]:
     first, second = unsent(reports)
     if second <= BOUNDED * first:
         return []
-    return [f"what is unsent grew from at most {first:.3g} to {second:.3g}, in norm"]
+    return [f"the norm of unsent gradients grew from at most {first:.3g} to {second:.3g}"]
 
 
 def slowdown(reports: Sequence[Report]) -> float:

@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks import json_files
-
-ROOT = Path(__file__).parent.parent.parent
+from benchmarks.launch import ROOT
 
 
 class ElasticJob:

@@ -111,7 +111,7 @@ class Disturbed:
 
     @staticmethod
     def checks(reports: list[Report]) -> list[str]:
-        """What holds only in such a job."""
+        """Checks that memory stays bounded while ranks come and go."""
         return checks.memory(reports, checks.GROWTH)
 
 
@@ -150,7 +150,7 @@ class Undisturbed:
 
     @staticmethod
     def checks(reports: list[Report]) -> list[str]:
-        """What holds only in such a job."""
+        """Checks that memory and residuals do not grow."""
         return [*checks.memory(reports, checks.STEADY_GROWTH), *checks.residuals(reports)]
 
 

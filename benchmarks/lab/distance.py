@@ -90,9 +90,8 @@ def _relay(link: Link, reason: str) -> subprocess.Popen[str]:
     assert relay.stdout
     if (said := relay.stdout.readline().strip()) != "ready":
         raise LabError(f"expected the relay to make the interface {_FAR}, got: {said}")
-    hurry(
-        relay.pid
-    )  # If the relay waited for a processor like the ranks, it would delay every packet.
+    # If the relay waited for a processor like the ranks, it would delay every packet.
+    hurry(relay.pid)
     # The queue of frames for the relay. The usual 1,000 full frames are 12 ms at 1 Gbit/s.
     command("ip", "link", "set", _FAR, "txqueuelen", str(_QUEUED))
     command("ip", "link", "set", _FAR, "master", SWITCH, "up")

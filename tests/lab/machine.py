@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.jobs import ROOT as ROOT
 
 
 def why_not() -> str:

@@ -1,4 +1,4 @@
-"""The benchmark of all-reduces, in a small lab, and the quantizers of others, where they are installed."""
+"""The benchmark of all-reduces in a small lab, and other projects' quantizers, if they are installed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_a_lab_is_measured_once(tmp_path: Path, capfd: pytest.CaptureFixture[str
     errors = {name: row["error"] for name, row in cell["rows"].items()}
     assert list(errors) == chosen[1:]
     assert errors["gloo"] < 1e-6 < errors["bf16 hook"] < 0.01 < errors["Int8, two shots"] < 0.03
-    # Normal numbers are of no rank; what is left is sent later.
+    # Normally distributed gradients have no low-rank approximation; the rest is sent later.
     assert 0.9 < errors["PowerSGD hook"] < 1.01
     for row in cell["rows"].values():
         assert [len(one) for one in row["rounds"]] == [3, 3]
-    # All that a host sends, headers included: a quarter of the bytes, and the payloads' scales.
+    # All bytes that a host sends, with headers: a quarter of float32's, and the payloads' scales.
     sent = {name: row["rounds"][0][2] for name, row in cell["rows"].items()}
     assert sent["gloo"] > 1 << 18 and sent["Int8, two shots"] < 0.35 * sent["gloo"]
 

@@ -43,8 +43,8 @@ def _start(*arguments):
     return lab, networks
 
 
-def _gone(networks, within=10.0):
-    deadline = time.monotonic() + within
+def _gone(networks):
+    deadline = time.monotonic() + 10
     while machine.processes_in(networks):
         if time.monotonic() > deadline:
             return False
