@@ -189,9 +189,9 @@ def orthonormal(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for position, matrix in enumerate(matrices):
         sizes.setdefault(1 << (len(matrix) - 1).bit_length(), []).append(position)
     made: dict[int, torch.Tensor] = {}
-    for length, positions in sizes.items():
+    for size, positions in sizes.items():
         rank = max(matrices[position].shape[1] for position in positions)
-        x = matrices[0].new_zeros((len(positions), rank, length), dtype=torch.float64)
+        x = matrices[0].new_zeros((len(positions), rank, size), dtype=torch.float64)
         for columns, position in zip(x, positions, strict=True):
             matrix = matrices[position]
             columns[: matrix.shape[1], : len(matrix)] = matrix.t()
