@@ -9,7 +9,12 @@ from tests.contract.cases import ROWS
 STOCK = "stock"
 """Stands for the framework's own exchange, without this package."""
 
-EXCHANGES = {"fsdp": [name for name in ROWS if name != "hierarchical"]}
+_OF_PAYLOADS = [name for name in ROWS if name != "low_rank"]
+EXCHANGES = {
+    "fsdp": [name for name in ROWS if name != "hierarchical"],
+    "tensorflow": _OF_PAYLOADS,
+    "keras": _OF_PAYLOADS,
+}
 """The exchanges of frontends that do not have all of them."""
 
 STEPS = 40

@@ -40,11 +40,12 @@ def _cases() -> list[Case]:
         if fault != "hang" or frontend in ("torch", "ddp")
     ]
     pairs = [*signals, *zip(itertools.cycle(OF_CONTRACT), OTHERS, strict=False)]
-    turns = itertools.cycle(EXCHANGES + EXCHANGES[:1])  # So that no signal has only one exchange.
-    return [
-        Case(frontend, exchange, fault)
-        for (frontend, fault), exchange in zip(pairs, turns, strict=False)
-    ] + BUILT_ON_OTHERS
+    turns = itertools.cycle(EXCHANGES)
+    cases = []
+    for frontend, fault in pairs:
+        exchange = next(one for one in turns if one in exchanges_of(frontend))
+        cases.append(Case(frontend, exchange, fault))
+    return cases + BUILT_ON_OTHERS
 
 
 def _marks(frontend: str) -> pytest.MarkDecorator:
