@@ -15,9 +15,10 @@ class SharedOptions(TypedDict, total=False):
     Attributes:
         feedback: the error feedback coefficients; by default, those of the codec's paper.
         exchange: the exchange of payloads between ranks: ``"auto"``, the default, ``"allgather"``,
-            ``"two_shot"``, ``"hierarchical"`` or ``"integer_sum"``. ``"auto"`` is the allgather among up to
-            two ranks, and two shots among more (:mod:`hvd_compress.exchanges.default`). FSDP2 has no
-            ``"hierarchical"``.
+            ``"two_shot"``, ``"hierarchical"``, ``"integer_sum"`` or, for PowerSGD, ``"low_rank"``.
+            ``"auto"`` is the allgather among up to two ranks, and two shots among more
+            (:mod:`hvd_compress.exchanges.default`); for PowerSGD, it is ``"low_rank"``. FSDP2 has no
+            ``"hierarchical"``, and TensorFlow no ``"low_rank"``.
         threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
             are sent uncompressed: with Horovod, in Horovod's own fused messages; without Horovod, in one
             all-reduce per bucket.
