@@ -61,6 +61,7 @@ def test_ranks_train_with_several_codecs(several, framework):
         part = 4 * 61_706 / PARTS.get(framework, 1)
         assert run.uncompressed_bytes_per_step == pytest.approx(part)
         assert 0 <= run.test_accuracy <= 1
+        assert run.test_top5 is None, "of ten digits"
         assert run.train_seconds > 60 * run.step_seconds.p10
         assert run.curve[-1].wire_bytes == pytest.approx(60 * run.wire_bytes_per_step)
         assert 0 < run.curve[0].seconds < run.curve[-1].seconds <= run.train_seconds
@@ -90,6 +91,7 @@ def test_a_transformer_learns_text_with_adamw(tmp_path, framework, dense):
         assert run.parameters_identical and run.uncompressed_bytes_per_step == 4 * dense
         assert run.curve[-1].loss < 0.7 * run.curve[0].loss
         assert 3 < run.test_bits < 6 and 0.1 < run.test_accuracy < 0.5
+        assert run.test_accuracy < run.test_top5 < 1
     assert int8.test_bits == pytest.approx(none.test_bits, rel=0.05)
     assert int8.compression_ratio > 3.8
 
