@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks import turns
 from benchmarks.allreduce.others import OTHERS, Method
 from benchmarks.lab.network import INTERFACE
-from hvd_compress import ECQ, Int8, OneBit, TopK
+from hvd_compress import ECQ, Int8, OneBit, PowerSGD, TopK
 from hvd_compress.codecs import Codec
 from hvd_compress.distributed import Compressor, all_reduce
 
@@ -31,6 +31,7 @@ OURS: dict[str, tuple[Codec, str]] = {
     "1-bit, allgather": (OneBit(), "allgather"),
     "1-bit, two shots": (OneBit(), "two_shot"),
     "top-k, two shots": (TopK(), "two_shot"),
+    "PowerSGD": (PowerSGD(), "low_rank"),
 }
 
 
