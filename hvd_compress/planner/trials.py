@@ -108,7 +108,7 @@ class Trials:
         best, leader = self.best, self._leader
         if not best.seconds:
             return "was not tried: it is predicted to be as good as any"
-        if best is leader:
+        if best.median == leader.median:
             return f"was the fastest of the plans that were tried: {_times(best)}"
         return (
             f"took {_times(best)}; {leader.candidate.label} took {_times(leader)}: too small a difference "

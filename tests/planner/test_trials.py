@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.codecs import Int8
@@ -342,6 +342,8 @@ def test_a_gain_that_is_predicted_and_measured_is_taken_in_spite_of_noise():
 
 
 @settings(deadline=None)
+@example((0.001, 0.002, 0.003, 0.004, 0.005), (0.01,) * 5, 0)
+@example((0.005, 0.004, 0.003, 0.002, 0.001), (0.01,) * 5, 0)
 @given(st.tuples(*[seconds] * 5), st.tuples(*[seconds] * 5), st.integers(0, 2**32 - 1))
 def test_the_verdict_calls_only_the_fastest_the_fastest(predicted, actual, noise):
     true = dict(zip(PLANS, actual, strict=True))
