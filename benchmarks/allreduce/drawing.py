@@ -78,10 +78,9 @@ def draw(cells: Cells, path: Path) -> None:
             axes.set(xscale="log", yscale="log", title=f"{count} hosts, {_trip(trip)}")
             axes.grid(True, which="both", alpha=0.25)
             axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-            axes.set_xlabel("Mbit/s" if line is panels[-1] else "")
             axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    for line in panels:
-        line[0].set_ylabel("seconds")
+    figure.supxlabel("rate of each host's link, Mbit/s", fontsize="medium")
+    figure.supylabel("seconds", fontsize="medium")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import plots, results
+from benchmarks.allreduce import drawing
 from benchmarks.frontier.drawing import draw as draw_frontier
 from benchmarks.frontier.experiment import EXPERIMENT as FRONTIER
-from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, step_times
+from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, reading, step_times
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers import record
 from benchmarks.papers.registry import EXPERIMENTS
@@ -19,6 +20,11 @@ from benchmarks.tables import Table
 T = TypeVar("T")
 
 _ONCE = ("none", "int8", "ecq", "qsgd")
+
+
+def _allreduce() -> drawing.Cells:
+    cells: drawing.Cells = reading.record("lab-allreduce")["cells"]
+    return cells
 
 
 def _frontier(make: Callable[..., T], *arguments: Path) -> T:
@@ -61,6 +67,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "auto": lab.auto,
     "text": lab.text,
     "gradients": lab.gradients,
+    "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
+    "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
+    "allreduce-costs": lambda: drawing.costs(_allreduce()),
     "reduce-scatter": lab.reduce_scatter,
     "diloco": lab.diloco,
     "double-buffering": lab.double_buffering,
@@ -97,5 +106,6 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "bandwidth.svg": bandwidth.draw,
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
+    "allreduce.svg": lambda path: drawing.draw(_allreduce(), path),
     "frontier.svg": partial(_frontier, draw_frontier),
 }
