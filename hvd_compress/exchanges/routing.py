@@ -96,7 +96,7 @@ class Route:
         """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]
 
-    @property
+    @cached_property
     def residuals(self) -> bool:
         """Whether ranks keep residuals of their whole gradients, with error feedback."""
         return registry.EXCHANGES[self.exchange].residuals or self.inner is not None

@@ -78,12 +78,13 @@ HVDC_HD void BuildInt8Segments(const uint32_t* order, const uint32_t* thresholds
   }
 }
 
-// The tables of a variant from HVDC_DYNAMIC on, into memory that is all zeros.
+// The tables of a variant from HVDC_DYNAMIC on. Memory that its coder does not read stays as it is.
 HVDC_HD void BuildInt8Tables(uint32_t variant, Int8Tables* tables) {
   constexpr uint32_t kNever = 1u << Int8Tables::kShift;  // above all low bits
   for (uint32_t code = 0; code < 128; ++code) {
     tables->magnitudes[code] = static_cast<float>(Int8Magnitude(variant, code));
   }
+  tables->zero = 0;
   if (variant >= HVDC_E4M3) return;  // whose codes Narrowing finds
   // Codes by ascending magnitude; of codes with the same one the largest alone.
   const float* values = tables->magnitudes;
