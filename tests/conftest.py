@@ -107,7 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered.update(dict.fromkeys(sharing[kind] if kind is not None else [item]))
     items[:] = ordered
     for kind, together in sharing.items():
-        jobs.share(kind, [item.function.job_name for item in together])  # type: ignore[attr-defined]
+        run = [item for item in together if not _skipped(item)]
+        jobs.share(kind, [item.function.job_name for item in run])  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:
@@ -142,6 +143,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _place(item: pytest.Item) -> PurePath:
     return item.path.relative_to(Path(__file__).parent)
+
+
+def _skipped(item: pytest.Item) -> bool:
+    """Whether a mark skips a test on ranks, whose body its job must not run either."""
+    return any(mark.args[0] for mark in item.iter_markers("skipif"))
 
 
 def _shared_kind(item: pytest.Item) -> jobs.Kind | None:

@@ -64,7 +64,9 @@ class Elsewhere(torch.Tensor):
 def elsewhere(value: Any) -> Any:
     """Copies a nested container with its tensors on :data:`CUDA`, emulated unless tests run on a GPU."""
     if device.TYPE != "cpu":
-        return pytree.tree_map(lambda one: one.to(CUDA) if torch.is_tensor(one) else one, value)
+        return pytree.tree_map(
+            lambda one: one.to(CUDA, copy=True) if torch.is_tensor(one) else one, value
+        )
     return pytree.tree_map(lambda one: _there(one.clone()) if torch.is_tensor(one) else one, value)
 
 

@@ -20,6 +20,7 @@ from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.torch_device import TorchDevice
+from tests import device
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -149,3 +150,8 @@ def deferred_kernels() -> Iterator[Checked]:
         mock.patch.object(Executors, "cuda", kernels),
     ):
         yield kernels
+
+
+def late_kernels() -> AbstractContextManager[object]:
+    """Kernels that report errors later: emulated ones, unless the tensors of the tests are on a GPU."""
+    return deferred_kernels() if device.TYPE == "cpu" else nullcontext()

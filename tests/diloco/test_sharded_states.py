@@ -21,7 +21,7 @@ from hvd_compress.engine.state import unsent
 from tests.diloco.test_shards import CODED, FRAGMENTS, SHAPES, learn, parts, train
 from tests.fsdp.probes import Net, mesh_of, shard
 from tests.ranks import on_ranks
-from tests.torch_models import assert_same_bits
+from tests.torch_models import DEVICE, assert_same_bits
 
 
 def _folder() -> str:
@@ -126,8 +126,8 @@ def test_other_numbers_of_shards_and_workers_read_their_parts() -> None:
     names = {"mesh_dim_names": ("replicate", "shard")}
     meshes = [
         mesh_of(1),
-        DeviceMesh("cpu", [[0], [1]], **names),
-        DeviceMesh("cpu", [[0, 1]], **names),
+        DeviceMesh(DEVICE.type, [[0], [1]], **names),
+        DeviceMesh(DEVICE.type, [[0, 1]], **names),
     ]
     pair = dist.new_group([0, 1])
     for other_mesh, group in zip(meshes, (None, pair, pair), strict=True):

@@ -54,7 +54,10 @@ def test_a_rank_leaves_and_another_one_joins() -> None:
         assert not torch.equal(_factor(compressor), kept)
         before = _unsent(compressor)
     else:
-        compressor, before = hvdc.Compressor(PowerSGD(2), threshold=0), torch.zeros(2400)
+        compressor, before = (
+            hvdc.Compressor(PowerSGD(2), threshold=0),
+            torch.zeros(2400, device="cpu"),
+        )
     compressor.rebind()
     rest = _unsent(compressor)
     for one in (before, rest):

@@ -237,7 +237,7 @@ def test_infinity_in_one_shard_leaves_no_trace_in_any() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_residuals_follow_the_loss_scale() -> None:
     mesh = mesh_of(2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=4.0)
     net, _ = make(mesh, OneBit(), FULL, grad_scaler=scaler)
     beside = Beside(mesh, "allgather", OneBit(), FULL)
     for step, scale in enumerate((4.0, 4.0, 0.5)):

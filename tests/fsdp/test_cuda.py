@@ -1,4 +1,4 @@
-"""Shards that CUDA kernels encode, on real ranks; the kernels run on the host."""
+"""Shards that CUDA kernels encode, on real ranks; the kernels run on the host if there is no device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_compress.codecs import Int8
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.executors import Executors
 from hvd_compress.process_group.collectives import Collectives
-from tests.cuda.executors import deferred_kernels, emulated_library
+from tests.cuda.executors import emulated_library, late_kernels
 from tests.fsdp.probes import SHAPES, Net, backward, mesh_of, shard
 from tests.ranks import on_ranks
 from tests.torch_models import targets
@@ -30,13 +30,15 @@ def built() -> None:
 def test_the_end_of_a_backward_pass_waits_for_all_that_it_has_begun() -> None:
     """Which is what has been put in order."""
     ordered: list[torch.Tensor] = []
+    put_in_order = Executors.order
 
-    def order(_: Executors, tensor: torch.Tensor) -> None:
+    def order(kernels: Executors, tensor: torch.Tensor) -> None:
         ordered.append(tensor)
+        put_in_order(kernels, tensor)
 
     net = shard(Net(SHAPES), mesh_of(1))
     hvdc.CompressedReduceScatter(net, Int8())
-    with deferred_kernels(), mock.patch.object(Executors, "order", order):
+    with late_kernels(), mock.patch.object(Executors, "order", order):
         backward(net, targets(SHAPES, dist.get_rank(), 0))
     assert len(ordered) == 4  # Two modules, encoded and decoded.
 
@@ -54,7 +56,7 @@ def test_an_altered_payload_is_an_error_at_the_end_of_its_backward_pass() -> Non
 
     told = r"gradients of (first|second): rank 1's payload: expected the checksum that Int8"
     kind = (hvdc.PayloadError, hvdc.ExchangeError)[rank]
-    with deferred_kernels():
+    with late_kernels():
         with mock.patch.object(Collectives, "start", altering), pytest.raises(kind, match=told):
             backward(net, targets(SHAPES, rank, 0))
         got = backward(net, targets(SHAPES, rank, 1))

@@ -285,6 +285,13 @@ def test_a_rank_that_fails() -> None:
     rank = dist.get_rank()
     net, _ = _alone(Int8())
     encode, start = EncodedCollectives._encode, Collectives.start
+    sent_nothing = hvdc.ExchangeError, "gradients of second: expected a payload .* none from rank 1"
+    altered = "gradients of first: rank 1's payload"
+    if (
+        DEVICE.type != "cpu"
+    ):  # The host hears of it later, of one of the modules, and does not see zeros.
+        sent_nothing = hvdc.PayloadError, "gradients of second: rank 1's payload"
+        altered = "gradients of (first|second): rank 1's payload"
 
     def failing(self: Any, codec: Codec, parts: Any, size: int) -> torch.Tensor:
         if parts[0].numel() < 1000:  # Of the second module.
@@ -301,18 +308,15 @@ def test_a_rank_that_fails() -> None:
             EncodedCollectives,
             "_encode",
             failing,
-            [
-                (hvdc.ExchangeError, "gradients of second: expected a payload .* none from rank 1"),
-                (ArithmeticError, "on purpose"),
-            ],
+            [sent_nothing, (ArithmeticError, "on purpose")],
         ),
         (
             Collectives,
             "start",
             altering,
             [
-                (hvdc.PayloadError, "gradients of first: rank 1's payload"),
-                (hvdc.ExchangeError, "PayloadError: gradients of first: rank 1's payload"),
+                (hvdc.PayloadError, altered),
+                (hvdc.ExchangeError, f"PayloadError: {altered}"),
             ],
         ),
     ]

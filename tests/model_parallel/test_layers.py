@@ -21,6 +21,7 @@ from hvd_compress.model_parallel import (
 from tests.model_parallel.reference import BATCH, samples, whole_layers
 from tests.model_parallel.runs import CODECS, check_against_the_reference, run
 from tests.ranks import on_ranks
+from tests.torch_models import DEVICE
 
 
 @on_ranks(2, launcher="torchrun")
@@ -195,6 +196,11 @@ def test_all_ranks_have_the_same_bits_without_their_own() -> None:
 
 
 def test_one_rank_is_an_ordinary_layer() -> None:
+    with DEVICE:  # As on ranks, where it is the default.
+        _one_rank_is_an_ordinary_layer()
+
+
+def _one_rank_is_an_ordinary_layer() -> None:
     transport: Any = SimpleNamespace(rank=0, size=1)
     group = ParallelGroup(Int8(), transport=transport)
     found = run(group, batch_parallel=False)
