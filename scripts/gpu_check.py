@@ -135,12 +135,18 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
         command = (python, "-m", "benchmarks.codec", "--device", "cuda", "--json", str(result))
         return Part(name, (*command, *options), result=result, needs=("module:tqdm",))
 
-    def frontends(name: str, *tests: str, site: Path | None = None, horovod: bool = False) -> Part:
+    def frontends(
+        name: str,
+        *tests: str,
+        processes: int = 4,
+        site: Path | None = None,
+        horovod: bool = False,
+    ) -> Part:
         needs = ("module:horovod",) if horovod else ()
         return Part(
             name,
-            (*pytest, *spread(4), *tests),
-            {"HVDC_TEST_DEVICE": "cuda"},
+            (*pytest, *spread(processes), *tests),
+            {"HVDC_TEST_DEVICE": "cuda", "HVDC_TEST_UNITS": "files"},
             site=site,
             needs=("gpu:torch", "module:pytest", *needs),
             timeout=1800,
@@ -187,7 +193,8 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             "a rank by NCCL", *contract, "tests/cuda/test_host_waits.py", "-k", "on_a_rank or wait"
         ),
         frontends("ranks through the host", *contract, "-k", "not on_a_rank"),
-        frontends("other frontends", *others),
+        # Some of them are tests of ranks of Horovod, which share the GPU.
+        frontends("other frontends", *others, processes=8, site=STAGED),
         frontends("a rank of Horovod by NCCL", *under_horovod, "on_a_rank", horovod=True),
         frontends(
             "ranks of Horovod through the host",

@@ -1,12 +1,14 @@
 """Distributes the tests to several processes, for ``pytest -n``.
 
 A unit is a set of tests that run in the same process: those of a file, or of a folder whose files share
-ranks, a build or a network. While ranks wait, another process can use the processors. Long units come
-first, so that no process is left with a long one at the end.
+ranks, a build or a network; with ``HVDC_TEST_UNITS=files``, for machines with many processors, always those
+of a file. While ranks wait, another process can use the processors. Long units come first, so that no
+process is left with a long one at the end.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -59,7 +61,8 @@ FIRST = (
 def unit(path: str) -> str:
     """The unit of a file, which is given by its path within tests, with slashes."""
     folder = path.partition("/")[0]
-    return folder if folder in WHOLE else path
+    whole = folder in WHOLE and os.environ.get("HVDC_TEST_UNITS") != "files"
+    return folder if whole else path
 
 
 def place(path: str) -> int:
