@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -139,7 +140,8 @@ class CommonParameters:
     def load(self, state: dict[str, Any]) -> None:
         """Loads a result of :meth:`state_dict`; the rank's own parameters stay unchanged."""
         self.end_watch()
-        self.outer.load_state_dict(state["outer_optimizer"])
+        # An optimizer keeps the tensors it is given, and changes them.
+        self.outer.load_state_dict(deepcopy(state["outer_optimizer"]))
         for name, copy in self.copies.items():
             copy.data.copy_(state["common"][name])
 
