@@ -18,10 +18,9 @@ absl::Status BadPayload(const Senders& senders, int status, int copy) {
     case HVDC_BAD_CHECKSUM:
       return DataLoss(senders.label, ": expected ", whose, " as it was sent, got another checksum");
     case HVDC_BAD_CODES:
-      return DataLoss(
-          senders.label, ": expected ", whose,
-          " to have an entropy code that can be read, got an impossible length, table or "
-          "index");
+      return DataLoss(senders.label, ": expected ", whose,
+                      " to have codes that an encoder writes, got an impossible length, table or "
+                      "index");
     default:
       return Internal(senders.label, ": decoding failed with status ", status);
   }

@@ -30,8 +30,8 @@ struct Senders {
   int64_t step;
 };
 
-// What is said of a payload that is not what it should be. status: HVDC_BAD_HEADER or
-// HVDC_BAD_CHECKSUM.
+// What is said of a payload that is not what it should be. status: HVDC_BAD_HEADER,
+// HVDC_BAD_CHECKSUM or HVDC_BAD_CODES.
 absl::Status BadPayload(const Senders& senders, int status, int copy);
 
 // As hvdc_feedback, with the next residual in memory of its own.
