@@ -166,6 +166,10 @@ class Compressor(ProcessGroupCompressor):
         frozen = set().union(*(unit.frozen for unit in self._units))
         return [slot for slot in self._numbered if slot.index not in frozen]
 
+    def _check_route(self, slot: Slot, route: Route) -> None:
+        check_choice(slot.name, "exchange", route.exchange, FLAT)
+        super()._check_route(slot, route)
+
     def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
         super()._choose_routes([slot for slot in slots if slot.index not in self._as_is], router)
 

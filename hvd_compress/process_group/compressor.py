@@ -185,7 +185,8 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _needs_hosts(self) -> bool:
         """Whether gradients may be exchanged first within and then between hosts."""
-        return self._exchange == "hierarchical"
+        exchanges = {self._exchange, *(route.exchange for route in self._router.encoding)}
+        return "hierarchical" in exchanges
 
     def _is_whole_job(self) -> bool:
         group = self._process_group
@@ -228,6 +229,12 @@ class ProcessGroupCompressor(CompressorBase):
                 raise ValueError(
                     f"{slot.name}: expected process_group=None for exchange='hierarchical', got a group "
                     f"of {self._size} of {dist.get_world_size()} ranks: hosts are those of the whole job"
+                )
+            if self._place is None:  # All ranks have to look for hosts together.
+                raise ValueError(
+                    f"{slot.name}: expected a compressor that was made with exchange='hierarchical', or "
+                    f"with a route of this exchange in layers=, got one that does not know which ranks "
+                    f"share a host: make it anew, and load what state_dict() of this one returns"
                 )
         super()._check_route(slot, route)
 

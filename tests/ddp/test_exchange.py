@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import (
     FP16,
     Codec,
@@ -327,3 +328,20 @@ def test_collectives_of_a_single_rank() -> None:
                 got += [exchange(ddp, targets(SHAPES, 0, step)) for step in range(2)][-1:]
             assert ({"all_gather"} <= set(started)) == (not skips), (name, started)
         assert_same_bits(got[1], got[0])
+
+
+@on_ranks(4, launcher="two nodes")
+def test_some_layers_by_way_of_hosts() -> None:
+    """Although the compressor's own exchange does not need them."""
+    feedback = ErrorFeedback()
+    layers = {"a": Route(OneBit(), exchange="hierarchical", inner=Int8())}
+    ddp, _ = distributed(Probe(SHAPES), OneBit(), feedback, layers=layers)
+    simulations = {
+        name: Simulation(exchange_name, OneBit(), feedback, SHAPES, 4, local=2, inner=inner)
+        for name, exchange_name, inner in (("a", "hierarchical", Int8()), ("b", "two_shot", None))
+    }
+    for step in range(3):
+        gradients = [targets(SHAPES, rank, step) for rank in range(4)]
+        got = exchange(ddp, gradients[dist.get_rank()])
+        for name, simulation in simulations.items():
+            assert_same_bits({name: got[name]}, {name: simulation.average(gradients)[name]})

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
-from hvd_compress.codecs import OneBit
+from hvd_compress import Route
+from hvd_compress.codecs import ECQ, Int8, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Pending
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
@@ -138,6 +139,11 @@ def test_what_hosts_cannot_do() -> None:
     with pytest.raises(ValueError, match=r"expected LOCAL_RANK .*, got .*LOCAL_WORLD_SIZE='-1'"):
         _start("hierarchical")
     os.environ["LOCAL_WORLD_SIZE"] = local
+    ddp, compressor = _start("allgather")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    with pytest.raises(ValueError, match="a: expected a compressor that was made with exchange='h"):
+        compressor.set_codec(Route(ECQ(), exchange="hierarchical", inner=Int8()))
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
 
 
 def _a_rank_that_fails(method: str) -> None:

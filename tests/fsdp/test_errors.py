@@ -88,6 +88,12 @@ def test_what_it_is_not_for() -> None:
         ),
         (
             good,
+            {**row, "layers": {"first.a": Route(ECQ(), exchange="hierarchical", inner=Int8())}},
+            ValueError,
+            "first.a.exchange: expected one of 'auto', 'allgather', .*got 'hierarchical'",
+        ),
+        (
+            good,
             {**row, "exchange": "integer_sum"},
             ValueError,
             "evenly spaced levels|memory of the CPU",
