@@ -120,10 +120,10 @@ def point_to_codecs(module: str) -> None:
     """
 
     def missing(name: str) -> Any:
-        from hvd_compress.codecs import CODECS
+        from hvd_compress.codecs.registry import CODECS, FACTORS
 
         words = ""
-        if name in {codec.__name__ for codec in CODECS.values()}:
+        if name in {codec.__name__ for codec in (CODECS | FACTORS).values()}:
             words = f": write Compressor(model, {name}()), with `from hvd_compress import {name}`"
         raise AttributeError(f"module {module!r} has no attribute {name!r}{words}")
 

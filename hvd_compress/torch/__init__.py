@@ -20,6 +20,7 @@ from hvd_compress.torch.named import (
     Int8,
     NoCompression,
     OneBit,
+    PowerSGD,
     Ternary,
     TopK,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "OneBit",
     "OwnerStep",
     "PayloadError",
+    "PowerSGD",
     "Ternary",
     "TopK",
 ]

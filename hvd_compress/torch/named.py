@@ -140,6 +140,23 @@ class TopK(Compressor):
 
 
 @guard
+class PowerSGD(Compressor):
+    """Two factors of each matrix, which allreduces add up (Vogels, Karimireddy and Jaggi, 2019).
+
+    The same as ``Compressor(model, hvd_compress.PowerSGD(...), ...)``; codec fields are passed by name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: NamedParameters,
+        *,
+        rank: int = codecs.PowerSGD.rank,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(named_parameters, codecs.PowerSGD(rank), **options)
+
+
+@guard
 class FP16(Compressor):
     """Half precision, summed in half precision by an allreduce.
 

@@ -15,7 +15,8 @@ import pytest
 
 import hvd_compress
 from hvd_compress import codecs
-from hvd_compress.codecs import CODECS
+from hvd_compress.codecs import CODECS, Codec
+from hvd_compress.codecs.registry import FACTORS
 from tests.frameworks import without_keras, without_tensorflow
 from tests.ranks import on_ranks
 
@@ -43,8 +44,12 @@ def _module(frontend: str) -> Any:
     return importlib.import_module(f"hvd_compress.{frontend}")
 
 
+def _codecs_of(named: Any) -> list[type[Codec]]:
+    return [*(CODECS | FACTORS if named.__name__.endswith("torch") else CODECS).values()]
+
+
 def test_codecs_are_in_the_package_itself() -> None:
-    for codec in CODECS.values():
+    for codec in (CODECS | FACTORS).values():
         assert getattr(hvd_compress, codec.__name__) is codec
         assert codec.__name__ in hvd_compress.__all__
 
@@ -79,7 +84,7 @@ def test_tensorflow_has_the_shared_options() -> None:
 
 
 def test_named_compressors_pass_all_fields_on(named: Any) -> None:
-    for codec in CODECS.values():
+    for codec in _codecs_of(named):
         cls = getattr(named, codec.__name__)
         assert cls.__name__ in named.__all__
         assert issubclass(cls, named.Compressor) and pickle.loads(pickle.dumps(cls)) is cls
@@ -103,12 +108,25 @@ def test_a_named_compressor_is_one_with_that_codec() -> None:
         "Ternary": {"bucket": 64, "clip": 3.0, "coding": "entropy"},
         "ECQ": {"levels": 3, "norm": "l2", "bucket": 64, "coding": "entropy"},
         "QSGD": {"levels": 3, "norm": "l2", "bucket": 64, "coding": "entropy"},
+        "TopK": {"chunk": 128, "keep": 9, "bits": 4},
+        "PowerSGD": {"rank": 3},
+        "BF16": {"rounding": "stochastic"},
     }
-    for codec in CODECS.values():
-        fields = settings.get(codec.__name__, {})
+    rotated = {name: {"bucket": 64, "rotate": True} for name in ("ECQ", "QSGD")}
+    pairs = [(codec, settings.get(codec.__name__, {})) for codec in _codecs_of(hvdc)]
+    pairs += [(getattr(codecs, name), fields) for name, fields in rotated.items()]
+    for codec, fields in pairs:
         made = getattr(hvdc, codec.__name__)(model, threshold=0, **fields)
         assert made.routes()["weight"].codec == codec(**fields)
         assert made.routes()["weight"].feedback == codec.feedback
+
+
+@pytest.mark.parametrize("frontend", ("ddp", "distributed", "fsdp"))
+def test_frontends_without_names_of_codecs_say_what_to_write(frontend: str) -> None:
+    for codec in (CODECS | FACTORS).values():
+        name = codec.__name__
+        with pytest.raises(AttributeError, match=rf"write Compressor\(model, {name}\(\)\), with"):
+            getattr(_module(frontend), name)
 
 
 def test_wrong_calls_are_answered(named: Any) -> None:
