@@ -26,6 +26,9 @@ from tests.contract.beside import Beside
 from tests.contract.cases import FULL, NONE, PARTIAL, ROWS, SHAPES, USUAL, WEAK, Row
 from tests.contract.frontend import Arrays, Frontend
 
+_BY_TWO_CODECS: Row = (OneBit("column"), FULL, Int8())
+"""A rank keeps a residual of its gradient, and one of the part that it owns."""
+
 
 def nonfinite_gradients(frontend: Frontend, exchange: str) -> None:
     """They are seen on every rank, the step leaves no residual behind, and the next one is as ever."""
@@ -157,7 +160,8 @@ def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: st
 def a_checkpoint_goes_on_bit_for_bit(frontend: Frontend, exchange: str) -> None:
     """In a job of its own, every other step."""
     drawn = (PowerSGD(1), NONE) if exchange == "low_rank" else (Ternary(), NONE)
-    for row in (drawn, USUAL[exchange]):
+    by_two_codecs = [_BY_TWO_CODECS] if exchange == "hierarchical" else []
+    for row in (drawn, USUAL[exchange], *by_two_codecs):
         beside = Beside(frontend, exchange, row, seed=3)
         for step in range(3):
             beside.steps(2 * step, 2 * step + 1)
@@ -216,8 +220,8 @@ class _Balance:
 def a_change_of_exchange_loses_no_mass(frontend: Frontend, exchange: str) -> None:
     """By way of the checkpoints of all ranks, to others and back; no exchange keeps what another kept."""
     balance, saved = _Balance(exchange), []
-    usual = (OneBit("column"), FULL) if exchange == "hierarchical" else USUAL[exchange]
-    others = (OneBit(), FULL) if exchange == "low_rank" else usual
+    usual = _BY_TWO_CODECS if exchange == "hierarchical" else USUAL[exchange]
+    others = (OneBit(), FULL) if exchange == "low_rank" else usual[:2]
     for number, chosen in enumerate(("two_shot", exchange, "allgather", exchange)):
         beside = Beside(frontend, chosen, usual if chosen == exchange else others)
         if saved:
