@@ -12,11 +12,11 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import Codec, ErrorFeedback, OneBit
+from hvd_compress.codecs import Codec, ErrorFeedback, Int8, OneBit
 from tests import jobs
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange, watch
-from tests.torch_models import Probe, targets
+from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
 DYNAMIC = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
@@ -68,6 +68,26 @@ def test_an_altered_payload() -> None:
     with pytest.raises(hvdc.PayloadError, match="a: rank 3's payload: expected check"):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
     hvd.barrier()  # A rank that leaves early would take Horovod with it.
+
+
+@on_ranks(4, launcher="two hosts", environment=DYNAMIC, alone=True)
+def test_some_layers_by_way_of_hosts() -> None:
+    """From the start, or later on."""
+    feedback, by_hosts = ErrorFeedback(), Route(OneBit(), exchange="hierarchical", inner=Int8())
+    for layers in ({"a": by_hosts}, {}):
+        model, compressor = _start(exchange="two_shot", layers=layers)
+        optimizer = distributed(model, compressor)
+        if not layers:
+            compressor.set_codec(by_hosts, "a")
+        simulations = {
+            name: Simulation(way, OneBit(), feedback, SHAPES, 4, local=2, inner=inner)
+            for name, way, inner in (("a", "hierarchical", Int8()), ("b", "two_shot", None))
+        }
+        for step in range(2):
+            gradients = [targets(SHAPES, rank, step) for rank in range(4)]
+            got = exchange(model, optimizer, gradients[hvd.rank()])
+            for name, simulation in simulations.items():
+                assert_same_bits({name: got[name]}, {name: simulation.average(gradients)[name]})
 
 
 @on_ranks(2, environment=DYNAMIC)
