@@ -22,16 +22,16 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 TOP = 5
-"""So many labels may be named for a sample in an accuracy of models that have more than twice as many."""
+"""The number of labels that count in the second accuracy of models with more than twice as many."""
 
 
 class Score(NamedTuple):
-    """What a model makes of some labels.
+    """The sums of a model's results for some labels.
 
     Attributes:
-        right: how many it finds most likely.
-        near: how many are among the :data:`TOP` that it finds most likely.
-        bits: the sum of their cross-entropies.
+        right: the number of labels that the model finds most likely.
+        near: the number of labels among the :data:`TOP` that the model finds most likely.
+        bits: the sum of the labels' cross-entropies, in bits.
     """
 
     right: int
@@ -74,7 +74,7 @@ class Session(Protocol):
         ...
 
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
-        """What the model makes of the labels."""
+        """Returns the sums of the model's results for the labels."""
         ...
 
     def residual_norm(self) -> float:
@@ -260,11 +260,11 @@ def _size(settings: Settings) -> tuple[int, ...]:
 
 
 class Test(NamedTuple):
-    """What a model makes of the test samples.
+    """The means of a model's results for the test samples.
 
     Attributes:
-        accuracy: labels that it finds most likely, by all labels.
-        near: labels that are among the :data:`TOP` most likely, by all labels.
+        accuracy: the share of labels that the model finds most likely.
+        near: the share of labels among the :data:`TOP` that the model finds most likely.
         bits: the mean cross-entropy of a label, in bits.
     """
 

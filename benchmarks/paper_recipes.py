@@ -1,6 +1,6 @@
-"""Trainings of the papers, as options of ``benchmarks.train``, for whoever has their data.
+"""The papers' training recipes, as options of ``benchmarks.train``.
 
-A batch is that of one rank. What a paper leaves open is said beside it.
+Batch sizes are those of one rank. Comments name the settings that a paper leaves open.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ SGD, ADAM, ADAMW, RMSPROP = "sgd", "adam", "adamw", "rmsprop"
 ONEBIT_ADAM, MUON = "onebit-adam", "muon"
 OPTIMIZERS = (SGD, ADAM, ADAMW, RMSPROP, ONEBIT_ADAM, MUON)
 RMSPROP_DECAY = 0.9
-"""Of the mean square (Tieleman and Hinton, 2012)."""
+"""The decay of RMSProp's mean square (Tieleman and Hinton, 2012)."""
 SCHEDULES = ("cosine", "polynomial", "staircase", "constant")
 BORDERS = {"edge": "edge", "zero": "constant"}
-"""What lies around an image that is moved, by numpy's names."""
+"""The padding around an image that is moved, with NumPy's names."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What others send in place of float32: PyTorch's own all-reduce and hooks, and three libraries' 8 bits."""
+"""Other people's all-reduces: PyTorch's own, its communication hooks, and three 8-bit quantizers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gloo(elements: int) -> Method:
 
 
 class _Bucket:
-    """What DDP hands to a communication hook: a bucket of one gradient."""
+    """A bucket of one gradient, as DDP passes it to a communication hook."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self._gradient = gradient
@@ -189,7 +189,7 @@ def two_shots(make: Callable[[], Quantizer]) -> Callable[[int], Method]:
 
 
 def installed(module: str) -> bool:
-    """Whether a library is there."""
+    """Returns whether a library is installed."""
     return importlib.util.find_spec(module) is not None
 
 
@@ -205,4 +205,4 @@ OTHERS: dict[str, Callable[[int], Method]] = {
     "PowerSGD hook": powersgd,
     **{name: two_shots(one) for name, one in QUANTIZERS.items() if installed(one.module)},
 }
-"""What is installed here, by name; each makes its method for a number of elements."""
+"""The methods whose libraries are installed, by name; each entry makes one for a number of elements."""

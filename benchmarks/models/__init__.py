@@ -27,7 +27,7 @@ class ModelSpec:
 
 
 CIFAR_DEPTHS = (20, 32, 44, 56, 110)
-"""Of the ResNets for images of CIFAR-10 (He et al., section 4.2)."""
+"""The depths of the ResNets for CIFAR-10 (He et al., section 4.2)."""
 
 
 MODELS: dict[str, ModelSpec] = {

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 NORMS = ("none", "lrn", "batch")
-"""What normalizes convolutions: nothing, local responses where the paper does it, or batches everywhere."""
+"""The normalizations: none; by local responses where the paper has it; by batches everywhere."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Inception:
 
     @property
     def channels(self) -> int:
-        """Of all branches."""
+        """The channels of all branches together."""
         return self.one + self.three + self.five + self.project
 
 

@@ -68,6 +68,7 @@ class Auto(GroupPlanning, Compressor):
         group: dist.ProcessGroup | None = None,
         accept: Accept | None = None,
     ) -> Work:
+        """The same as :meth:`Compressor.reduce`; first measures or changes plans if a step has ended."""
         try:
             tensor, key = pairs(tensor, key)
         except (TypeError, ValueError):
@@ -87,6 +88,7 @@ class Auto(GroupPlanning, Compressor):
         problem: Exception | None = None,
         met: Met = lambda told: None,
     ) -> Collectives:
+        """The same as :meth:`Compressor.rebind_along`; then plans anew for the remaining ranks."""
         ranks = super().rebind_along(process_group, lost, value, problem, met)
         self._in_step.clear()
         self._saved_plan = None

@@ -73,6 +73,7 @@ class CpuKernels(Kernels):
         residual: Any | None,
         noise: NoiseKey,
     ) -> None:
+        """Encodes a tensor; arguments are those of :meth:`.interface.Kernels.encode`."""
         spec = spec_pointer(codec, shape)
         if spec is None:
             arrays = (readable(gradient), as_numpy(payload))
@@ -112,6 +113,7 @@ class CpuKernels(Kernels):
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
+        """Decodes and adds payloads; arguments are those of :meth:`.interface.Kernels.decode_sum`."""
         size = codec.payload_bytes(shape)
         ranks, got = payloads.shape
         if got != size:

@@ -76,6 +76,7 @@ class CpuBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
+        """Encodes on the CPU; arguments are those of :meth:`.interface.Batch.encode`."""
         check_lengths(
             len(self.arrays.sizes),
             values=values,
@@ -107,6 +108,7 @@ class CpuBatch(Batch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
+        """Decodes on the CPU; arguments and errors are those of :meth:`.interface.Batch.decode_sum`."""
         check_lengths(len(self.arrays.sizes), values=values, steps=steps)
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)

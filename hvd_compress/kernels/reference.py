@@ -33,6 +33,7 @@ class ReferenceKernels(Kernels):
         residual: np.ndarray | None,
         noise: NoiseKey,
     ) -> None:
+        """Encodes a tensor; arguments are those of :meth:`.interface.Kernels.encode`."""
         with np.errstate(all="ignore"):
             g, x = compensated(gradient, feedback, residual)
             scales, codes = quantize(codec, shape, x, noise)
@@ -52,6 +53,7 @@ class ReferenceKernels(Kernels):
         scale: float = 1.0,
         accumulate: bool = False,
     ) -> None:
+        """Decodes and adds payloads; arguments are those of :meth:`.interface.Kernels.decode_sum`."""
         total = np.zeros(math.prod(shape), np.float32)
         with np.errstate(all="ignore"):
             for payload in payloads:

@@ -23,18 +23,23 @@ class TorchDevice(Device):
         self._torch = torch
 
     def guard(self, index: int) -> Any:
+        """Makes a device current; restores the previous one on exit."""
         return self._torch.cuda.device(index)
 
     def stream(self, index: int) -> int:
+        """The address of the current stream."""
         return self._torch.cuda.current_stream(index).cuda_stream
 
     def empty(self, size: int, index: int) -> Any:
+        """Memory of the device, not initialized; shape=(size,), uint8."""
         torch = self._torch
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
 
     def pinned(self, size: int) -> Any:
+        """Zeros in page-locked memory of the host; shape=(size,), uint8."""
         # Whatever the user's default device is.
         return self._torch.zeros(size, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def number(self, tensor: Any) -> float:
+        """The float64 number in eight bytes of the device; waits for the device."""
         return float(tensor.view(self._torch.float64).item())

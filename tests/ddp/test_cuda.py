@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
-from hvd_compress.codecs import ErrorFeedback, OneBit, PowerSGD
+from hvd_compress.codecs import Codec, ErrorFeedback, OneBit, PowerSGD
 from hvd_compress.engine import low_rank
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
@@ -283,50 +283,35 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
-def test_an_owner_that_fails() -> None:
+def test_a_rank_that_sends_no_averages_or_factors() -> None:
     """The others cannot see it before they decode: they have NaN, and then an error, and nobody waits."""
-    with on_a_device():
-        shapes = {"a": (3000,)}
-        ddp, _ = distributed(Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot")
-        exchange(ddp, targets(shapes, dist.get_rank(), 0))
-        if dist.get_rank() == 1:
-            failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
-            with (
-                mock.patch.object(Batch, "average", failing),
-                pytest.raises(ArithmeticError, match="on purpose"),
-            ):
-                exchange(ddp, targets(shapes, 1, 1))
+    cases: list[tuple[tuple[int, ...], Codec, str, Any, type[Exception], str]] = [
+        ((3000,), OneBit(), "two_shot", (Batch, "average"), hvdc.PayloadError,
+         "payload: expected the header that OneBit"),
+        ((40, 70), PowerSGD(2), "low_rank", (low_rank, "orthonormal"), hvdc.ExchangeError,
+         "a: expected the factors of all 2 ranks, got"),
+    ]  # fmt: skip
+    for shape, codec, by, failing, kind, message in cases:
+        with on_a_device():
+            shapes = {"a": shape}
+            ddp, compressor = distributed(Probe(shapes), codec, ErrorFeedback(), exchange=by)
+            exchange(ddp, targets(shapes, dist.get_rank(), 0))
+            before = compressor.state_dict()["tensors"]["a"]["residual"].clone()
+            if dist.get_rank() == 1:
+                purpose = mock.Mock(side_effect=ArithmeticError("on purpose"))
+                with (
+                    mock.patch.object(*failing, purpose),
+                    pytest.raises(ArithmeticError, match="on purpose"),
+                ):
+                    exchange(ddp, targets(shapes, 1, 1))
+                dist.barrier()
+                continue
+            got = exchange(ddp, targets(shapes, 0, 1))
+            assert torch.isnan(got["a"]).any()
             dist.barrier()
-            return
-        got = exchange(ddp, targets(shapes, 0, 1))
-        assert torch.isnan(got["a"]).any()
-        dist.barrier()
-        with pytest.raises(hvdc.PayloadError, match="payload: expected the header that OneBit"):
-            exchange(ddp, targets(shapes, 0, 2))
-
-
-@on_ranks(2, launcher="torchrun")
-def test_factors_that_a_rank_does_not_send() -> None:
-    with on_a_device():
-        shapes = {"a": (40, 70)}
-        ddp, compressor = distributed(Probe(shapes), PowerSGD(2), ErrorFeedback())
-        exchange(ddp, targets(shapes, dist.get_rank(), 0))
-        before = compressor.state_dict()["tensors"]["a"]["residual"].clone()
-        if dist.get_rank() == 1:
-            failing = mock.Mock(side_effect=ArithmeticError("on purpose"))
-            with (
-                mock.patch.object(low_rank, "orthonormal", failing),
-                pytest.raises(ArithmeticError, match="on purpose"),
-            ):
-                exchange(ddp, targets(shapes, 1, 1))
-            dist.barrier()
-            return
-        got = exchange(ddp, targets(shapes, 0, 1))
-        assert torch.isnan(got["a"]).all()
-        dist.barrier()
-        with pytest.raises(hvdc.ExchangeError, match="a: expected the factors of all 2 ranks, got"):
-            exchange(ddp, targets(shapes, 0, 2))
-        assert torch.equal(compressor.state_dict()["tensors"]["a"]["residual"], before)
+            with pytest.raises(kind, match=message):
+                exchange(ddp, targets(shapes, 0, 2))
+            assert torch.equal(compressor.state_dict()["tensors"]["a"]["residual"], before)
 
 
 @on_ranks(1, launcher="torchrun")
