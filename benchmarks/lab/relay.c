@@ -1,8 +1,8 @@
 // Delays Ethernet frames, loses some of them, and keeps their order: relay NAME MICROSECONDS LOST.
 //
-// Makes the TAP interface NAME. Frames that the kernel sends there come back MICROSECONDS later. Each
-// frame is lost with the probability LOST / 2^32, independently of the others. Writes one line when
-// the interface exists, and ends only by a signal or with an error.
+// Makes the TAP interface NAME. Frames that the kernel sends there come back MICROSECONDS later.
+// Each frame is lost with the probability LOST / 2^32, independently of the others. Writes one line
+// when the interface exists, and ends only by a signal or with an error.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -83,7 +83,8 @@ static int Receive(int tap, int64_t delay, uint32_t lost, uint64_t* state) {
   return 1;
 }
 
-// Sends the frames that are due. Returns the nanoseconds until the next one is, or -1 if none waits.
+// Sends the frames that are due. Returns the nanoseconds until the next one is, or -1 if none
+// waits.
 static int64_t Send(int tap) {
   int64_t now = Now();
   while (first) {
