@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
-from hvd_compress.distributed.keys import Keys, like, pairs, parts
+from hvd_compress.distributed.keys import Keys, like, pairs, parts, writable
 from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
@@ -136,6 +136,8 @@ class Compressor(RebindingCompressor):
         """The exchange that the compressor was made with, such as ``"auto"``."""
         return self._exchange
 
+    # Later calls, and other threads, could not write to what inference_mode makes.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def reduce(
         self,
@@ -165,6 +167,7 @@ class Compressor(RebindingCompressor):
                 tensors = list(own.values())
                 scale = self._scale(op)
                 slots = self._slots_for(tensors, keys)
+                tensors = [writable(one) for one in tensors]
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op), "part of": numbers}
                 bucket = Bucket(tensors, self._device, scale)

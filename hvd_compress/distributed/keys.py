@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.dlpack import from_dlpack
 
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
@@ -181,6 +182,14 @@ def parts(
 
     own = {key: meshes.part_of(key, tensor, group) for key, tensor in tensors.items()}
     return own, {key: meshes.part_number(tensor) for key, tensor in tensors.items()}
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; or, if ``torch.inference_mode`` has made it, an ordinary one in the same memory.
+
+    Outside of that mode, and in another thread, PyTorch writes to no tensor that was made in it.
+    """
+    return from_dlpack(tensor) if tensor.is_inference() else tensor
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import FP16, Route
+from hvd_compress import FP16, PowerSGD, Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.engine.batch import Batch
@@ -143,6 +143,29 @@ def test_tensors_in_any_order_of_memory_and_of_several_dtypes() -> None:
         assert not turned.is_contiguous() and not strided.is_contiguous()
         expected = simulation.average(everybodys)
         assert_same_bits(given, {n: e.to(dtypes.get(n)) for n, e in expected.items()})
+
+
+@on_ranks(2, launcher="torchrun")
+def test_tensors_of_inference_mode() -> None:
+    shapes = {"matrix": (64, 80), "turned": (80, 64), "small": (10,), "double": (8, 8)}
+
+    def averages(codec: Any, exchange: str, modes: tuple[bool, ...]) -> dict[str, torch.Tensor]:
+        compressor = hvdc.Compressor(codec, exchange=exchange, threshold=100)
+        for step, mode in enumerate(modes):
+            with torch.inference_mode(mode):
+                given = targets(shapes, dist.get_rank(), step)
+                given["turned"], given["double"] = given["turned"].t(), given["double"].double()
+                work = hvdc.all_reduce(
+                    list(given.values()), compressor, key=list(given), async_op=step > 0
+                )
+                if work:
+                    work.wait()
+        return given
+
+    for way in ((OneBit(), "allgather"), (Int8(), "two_shot"), (PowerSGD(2), "auto")):
+        expected = averages(*way, (False, False, False, False))
+        for modes in ((True, False, True, False), (False, True, False, True)):
+            assert_same_bits(averages(*way, modes), expected)
 
 
 @on_ranks(2, launcher="torchrun")
