@@ -22,7 +22,6 @@ from hvd_compress.planner.explain import explain
 from hvd_compress.planner.planner import Planner
 from hvd_compress.planner.plans import PlannedTensor
 from hvd_compress.planner.probing import Prober
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
@@ -31,9 +30,6 @@ from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import PlanOwner
 
 _log = logging.getLogger(__name__)
-
-_TIMEOUT = 120.0
-"""Seconds for the other ranks to plan."""
 
 _Kind = tuple[tuple[int, ...], str]
 """A gradient's shape and dtype. Gradients that have both in common travel in the same way."""
@@ -211,14 +207,8 @@ class Auto(Compressor):
 
     def _agree(self, tensors: Sequence[PlannedTensor]) -> None:
         described = {one.name: f"{one.dtype} {list(one.shape)}" for one in tensors}
-        line = agreement.serialize({**self._configuration(), "variables": described})
-        lines = self._collectives.gather_now(line, "plan", _TIMEOUT)
-        if lines is None:
-            raise ExchangeError(
-                f"expected all {self._size} ranks to make Auto, or to plan, within {_TIMEOUT:g} seconds "
-                f"of each other, got only some"
-            )
-        agreement.check(lines)
+        settings = {**self._configuration(), "variables": described}
+        self._collectives.compare_now(settings, "plan", "make Auto, or to plan,")
 
     def _run(self, kind: str, message: np.ndarray, name: str) -> np.ndarray:
         ranks, size = self._collectives, self._size

@@ -11,8 +11,12 @@ import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchanges import sum_as_gather
-from hvd_compress.ranks import process_sets, threads
+from hvd_compress.ranks import agreement, process_sets, threads
+from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
+
+TIMEOUT = 120.0
+"""Seconds for the other ranks to make a compressor whose ranks agree at once."""
 
 
 class Collectives:
@@ -47,8 +51,18 @@ class Collectives:
         chosen = process_sets.among(hvd, known, ranks)
         return Collectives(chosen, self._prefix, self._on_gpu)
 
-    def gather_now(self, line: bytes, name: str, within: float) -> bytes | None:
-        """All ranks' lines, outside of any graph; None if one does not arrive within ``within`` seconds."""
+    def compare_now(self, settings: dict[str, Any], name: str, what: str) -> None:
+        """Compares the ranks' settings, outside of any graph; waits for all of them.
+
+        Args:
+            settings: the settings that have to be the same on every rank.
+            name: the name of the collective.
+            what: what all ranks do when they call this, for the message.
+
+        Raises:
+            ExchangeError: settings differ; or a rank has not called this within :data:`TIMEOUT` seconds.
+        """
+        line = agreement.serialize(settings)
         gathered: list[bytes | Exception] = []
 
         def gather() -> None:
@@ -60,12 +74,15 @@ class Collectives:
                 gathered.append(error)
 
         # Not of a pool: the process must be able to end while it waits.
-        threads.start(gather, stop=hvd.shutdown, name=f"hvd_compress {name}").join(within)
+        threads.start(gather, stop=hvd.shutdown, name=f"hvd_compress {name}").join(TIMEOUT)
         if not gathered:
-            return None
+            raise ExchangeError(
+                f"expected all {self.size} ranks to {what} within {TIMEOUT:g} seconds of each other, got "
+                f"only some"
+            )
         if isinstance(gathered[0], Exception):
             raise gathered[0]
-        return gathered[0]
+        agreement.check(gathered[0])
 
     def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of all ranks' values, which have the same shape and dtype on all ranks."""

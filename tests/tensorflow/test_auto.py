@@ -15,7 +15,7 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
-from hvd_compress.tensorflow import auto
+from hvd_compress.tensorflow import collectives
 from tests.ranks import on_ranks
 from tests.tensorflow.auto_probes import EXACT, Course, by, deciding, everywhere, start, variables
 from tests.tensorflow.probes import SHAPES, THRESHOLD, assert_same, exchange_with, kept_by, targets
@@ -132,7 +132,7 @@ def test_ranks_that_differ() -> None:
         start(seed=hvd.rank())
     if hvd.rank() == 0:
         with (
-            mock.patch.object(auto, "_TIMEOUT", 1.0),
+            mock.patch.object(collectives, "TIMEOUT", 1.0),
             pytest.raises(hvdc.ExchangeError, match="expected all 2 ranks to make Auto"),
         ):
             start(name="alone")

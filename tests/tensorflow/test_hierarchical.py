@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.tensorflow.exchanges import hierarchical
+from hvd_compress.tensorflow import collectives
 from tests.ranks import on_ranks
 from tests.tensorflow.auto_probes import by, deciding, start
 from tests.tensorflow.probes import (
@@ -65,7 +65,7 @@ def test_no_process_sets_and_a_rank_with_another_exchange() -> None:
         _start(exchange="two_shot")
     else:
         with (
-            mock.patch.object(hierarchical, "_TIMEOUT", 2.0),
+            mock.patch.object(collectives, "TIMEOUT", 2.0),
             pytest.raises(hvdc.ExchangeError, match="expected all 4 ranks to make a compressor"),
         ):
             _start()

@@ -9,17 +9,12 @@ import tensorflow as tf
 
 from hvd_compress.exchanges import hierarchical, hosts
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
-
-_TIMEOUT = 120.0
-"""Seconds for the other ranks to make their compressors."""
 
 
 class Hierarchical(Exchange):
@@ -107,14 +102,8 @@ class Hierarchical(Exchange):
 
     def _agree(self) -> None:
         ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
-        line = agreement.serialize({"hosts": hosts.describe(*ranks)})
-        lines = self.collectives.gather_now(line, "hosts", _TIMEOUT)
-        if lines is None:
-            raise ExchangeError(
-                f"expected all {self.collectives.size} ranks to make a compressor with "
-                f"exchange='hierarchical' within {_TIMEOUT:g} seconds of each other, got only some"
-            )
-        agreement.check(lines)
+        what = "make a compressor with exchange='hierarchical'"
+        self.collectives.compare_now({"hosts": hosts.describe(*ranks)}, "hosts", what)
 
 
 class HierarchicalByTwoCodecs(Hierarchical):
