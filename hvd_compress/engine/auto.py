@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from hvd_compress.engine.comm import Collective
@@ -155,14 +156,9 @@ class Planning(CompressorBase, ABC):
         def array(count: int, dtype: str) -> torch.Tensor:
             if dtype == "uint8":
                 return torch.zeros(count, dtype=torch.uint8, device=device)
-            # A generator of its own leaves that of the training alone.
-            numbers = torch.randn(
-                count,
-                generator=torch.Generator().manual_seed(0),
-                dtype=torch.float32,
-                device="cpu",
-            )
-            return numbers.to(device, getattr(torch, dtype))
+            # PyTorch's generator is left to the training.
+            numbers = np.random.default_rng(0).standard_normal(count, np.float32)
+            return torch.from_numpy(numbers).to(device, getattr(torch, dtype))
 
         def total(numbers: list[float], name: str) -> list[float]:
             table = torch.tensor(numbers, dtype=torch.float64, device=device)
