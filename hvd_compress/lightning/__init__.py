@@ -11,8 +11,6 @@ from hvd_compress.needs import need
 
 need(__name__)
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as lightning
@@ -49,11 +47,9 @@ class CompressGradients(lightning.Callback):
     def __init__(self, codec: Codec | Route | str, **options: Any) -> None:
         made = hvdc.Auto if codec == "auto" else hvdc.Compressor
         check_options("CompressGradients", made, options)
-        if codec == "auto":
-            self._make: Callable[..., hvdc.Compressor] = functools.partial(hvdc.Auto, **options)
-        else:
-            route = route_of(codec, "", "CompressGradients.codec")
-            self._make = functools.partial(hvdc.Compressor, codec=route, **options)
+        if codec != "auto":
+            codec = route_of(codec, "", "CompressGradients.codec")
+        self._codec, self._options = codec, options
         self.compressor: hvdc.Compressor | None = None
         self._model: DistributedDataParallel | None = None
         self._loaded: dict[str, Any] = {}
@@ -71,13 +67,14 @@ class CompressGradients(lightning.Callback):
                 f"DistributedDataParallel, got {type(trainer.strategy).__name__}"
             )
         if self.compressor is None:
+            options = dict(self._options)
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            self.compressor = self._make(
-                model, **({} if scaler is None else {"grad_scaler": scaler})
-            )
-        if model is not self._model:
-            model.register_comm_hook(self.compressor, hvdc.hook)
-            self._model = model
+            if scaler is not None:
+                options["grad_scaler"] = scaler
+            self.compressor = hvdc.register(model, self._codec, **options)
+        elif model is not self._model:
+            hvdc.register(model, self.compressor)
+        self._model = model
         if self._loaded:
             hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)
             self._loaded = {}
