@@ -21,7 +21,6 @@ class _ParallelLinear(nn.Module):
         in_features: int,
         out_features: int,
         group: ParallelGroup,
-        *,
         bias: bool,
         batch_parallel: bool,
         device: torch.device | str | None,
@@ -161,16 +160,8 @@ class ColumnParallelLinear(_ParallelLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         self.gather_output = gather_output
-        super().__init__(
-            in_features,
-            out_features,
-            group,
-            bias=bias,
-            batch_parallel=batch_parallel,
-            device=device,
-            dtype=dtype,
-            gather_output=gather_output,
-        )
+        common = in_features, out_features, group, bias, batch_parallel, device, dtype
+        super().__init__(*common, gather_output=gather_output)
 
     def to_linear(self) -> nn.Linear:
         """Makes the unsharded layer, exactly and on every rank; all ranks must call this."""
@@ -244,16 +235,8 @@ class RowParallelLinear(_ParallelLinear):
     ) -> None:
         self.input_is_parallel = input_is_parallel
         self._has_bias = bias
-        super().__init__(
-            in_features,
-            out_features,
-            group,
-            bias=bias,
-            batch_parallel=batch_parallel,
-            device=device,
-            dtype=dtype,
-            input_is_parallel=input_is_parallel,
-        )
+        common = in_features, out_features, group, bias, batch_parallel, device, dtype
+        super().__init__(*common, input_is_parallel=input_is_parallel)
 
     def to_linear(self) -> nn.Linear:
         """Makes the unsharded layer, exactly and on every rank; all ranks must call this."""
