@@ -18,7 +18,8 @@ from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.distributed.compressor import Work, compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.values import problem_told
+from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.values import problem_told, tell
 
 _log = logging.getLogger(__name__)
 
@@ -286,13 +287,8 @@ class DoubleBuffering:
             statistics.median(self._update_seconds),
         ]
         group = self._compressor.process_group
-        device = next(iter(self._named.values())).device
-        rows = [
-            torch.zeros(len(own), dtype=torch.float64, device=device)
-            for _ in range(dist.get_world_size(group))
-        ]
-        dist.all_gather(rows, torch.tensor(own, dtype=torch.float64, device=device), group=group)
-        whole, halves, exchange, update = torch.stack(rows).mean(0).tolist()
+        told = tell(collectives_of(group, meeting_place(group)), own)
+        whole, halves, exchange, update = map(statistics.fmean, zip(*told, strict=True))
         self.enabled = halves < whole
         self.report = (
             f"double buffering {'pays' if self.enabled else 'does not pay'}: {1e3 * halves:.2f} ms a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections import Counter
@@ -147,19 +148,12 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _begin_alike(self, first: int = 0) -> None:
         """Gives all ranks the first rank's parameters of the groups from the given one on."""
-        groups, names = self.param_groups[first:], self._names()[first:]
-        named = {
-            name: parameter
-            for group, own in zip(groups, names, strict=True)
-            for name, parameter in zip(own, group["params"], strict=True)
-        }
-        settings = {
+        settings: dict[str, Any] = {
             f"group {first + number}": {name: group[name] for name in _OPTIONS}
-            for number, group in enumerate(groups)
+            for number, group in enumerate(self.param_groups[first:])
         }
-        begin_alike(
-            self._compressor, named, {**settings, "warmup_steps": self._compressor.warmup_steps}
-        )
+        settings["warmup_steps"] = self._compressor.warmup_steps
+        begin_alike(self._compressor, self._named(first), settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -240,12 +234,13 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _mesh(self) -> DeviceMesh | None:
         """The mesh that shares out the parameters, if any."""
-        every = {
-            name: parameter
-            for group, own in zip(self.param_groups, self._names(), strict=True)
-            for name, parameter in zip(own, group["params"], strict=True)
-        }
-        return one_mesh("OneBitAdam.params", every)
+        return one_mesh("OneBitAdam.params", self._named())
+
+    def _named(self, first: int = 0) -> dict[str, torch.Tensor]:
+        """The parameters by name, of the groups from the given one on."""
+        groups = list(zip(self.param_groups, self._names(), strict=True))
+        pairs = (zip(names, group["params"], strict=True) for group, names in groups[first:])
+        return dict(itertools.chain.from_iterable(pairs))
 
     def _names(self) -> list[list[str]]:
         """The names of the parameters in each group."""
