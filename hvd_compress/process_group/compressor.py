@@ -364,9 +364,6 @@ class ProcessGroupCompressor(CompressorBase):
         for dtype, rows in uncompressed.items():
             bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))
 
-    def _warming_up(self, slot: Slot) -> bool:
-        return slot.exchanges < self._warmup_steps
-
     def _compare_with(
         self,
         former: Mapping[int, Route],

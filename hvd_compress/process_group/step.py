@@ -228,7 +228,7 @@ class Step:
     def _finish(self, bucket: Bucket) -> None:
         bucket.write()
         self._count_off()
-        self._resolve(bucket)
+        bucket.resolve()
 
     @torch.no_grad()
     def _count_off(self) -> None:
@@ -249,7 +249,4 @@ class Step:
         with self._lock:
             self._error = self._error or error
         for bucket in self._buckets:
-            self._resolve(bucket, self._error)
-
-    def _resolve(self, bucket: Bucket, error: Exception | None = None) -> None:
-        bucket.resolve(error)
+            bucket.resolve(self._error)
