@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.compressor import Compressor
-from hvd_compress.distributed.meshes import FLAT, replicas
+from hvd_compress.distributed.meshes import FLAT, one_mesh, replicas
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import problem_told, tell
@@ -173,29 +173,14 @@ class Shards:
 
 def _shard_mesh(model: nn.Module) -> DeviceMesh:
     """The mesh over which all of a model's parameters are sharded."""
-    found: DeviceMesh | None = None
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            raise ValueError(
-                f"DiLoCo.model: expected parameters that a mesh shares out, got a plain one for {name}: "
-                f"call {_WRITE}"
-            )
-        mesh, placements = parameter.device_mesh, parameter.placements
-        if mesh.ndim != 1:
-            raise ValueError(
-                f"DiLoCo.model: expected parameters on one dimension of the mesh, got {name} on {mesh}: "
-                f"call {_WRITE}"
-            )
-        if placements[0].is_partial():
-            raise ValueError(
-                f"DiLoCo.model: expected no partial parameters, got {placements} for {name}"
-            )
-        if found is not None and found.mesh.tolist() != mesh.mesh.tolist():
-            raise ValueError(
-                f"DiLoCo.model: expected all parameters on one mesh, got {name} on {mesh}, and others on "
-                f"{found}: call {_WRITE}"
-            )
-        found = mesh
-    if found is None:
-        raise ValueError("DiLoCo.model: expected trainable parameters, got none")
-    return found
+    named = dict(model.named_parameters())
+    mesh = one_mesh("DiLoCo.model", named)
+    if mesh is None:
+        got = f"a plain one for {next(iter(named))}" if named else "none"
+        raise ValueError(
+            f"DiLoCo.model: expected parameters that a mesh shares out, got {got}: call {_WRITE}"
+        )
+    partial = [n for n, one in named.items() if cast(DTensor, one).placements[0].is_partial()]
+    if partial:
+        raise ValueError(f"DiLoCo.model: expected no partial parameters, got {', '.join(partial)}")
+    return mesh

@@ -92,7 +92,7 @@ def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None
     found = list(dict.fromkeys(meshes.values()))
     if len(found) > 1:
         first = {mesh: name for name, mesh in reversed(meshes.items())}
-        got = ", ".join(f"{mesh or 'none'} for {first[mesh]}" for mesh in found)
+        got = " and ".join(f"{mesh or 'none'} for {first[mesh]}" for mesh in found)
         raise ValueError(f"{owner}: expected all parameters on one mesh, or on none, got {got}")
     mesh = found[0] if found else None
     if mesh is not None and mesh.ndim != 1:
