@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -19,19 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import compressions, data, json_files, machine, trainers, turns
+from benchmarks import json_files, machine, trainers, turns
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import AUTO
 from benchmarks.intervals import paired
-from benchmarks.loop import Batch
 from benchmarks.models import MODELS
 from benchmarks.settings import Settings
 from benchmarks.tables import Table
-from benchmarks.trainers.torch import TorchSession, TorchTrainer, start
+from benchmarks.trainers.torch import TorchTrainer, start
+from benchmarks.turns import Sessions
 from hvd_compress.engine.auto import Planning
 
 SCHEMA = "hvd_compress/auto/2"
@@ -104,57 +102,22 @@ class Contest:
         return float(mean), float(low), float(high)
 
 
-class Job:
-    """The models, optimizers and compressors of all choices, on one rank.
-
-    Args:
-        trainer: the PyTorch trainer.
-        settings: the settings of all trainings, with a constant learning rate.
-        names: the choices.
-    """
-
-    def __init__(self, trainer: TorchTrainer, settings: Settings, names: Sequence[str]) -> None:
-        model = MODELS[settings.model]
-        images = data.load(model)
-        rows = np.arange(settings.batch_size) + settings.batch_size * trainer.rank
-        rows %= len(images.train.labels)
-        self._batch: Batch = images.train.load(rows), images.train.labels[rows]
-        self._rate = settings.lr
-        self.sessions: dict[str, TorchSession] = {
-            name: trainer.start(
-                settings, images.classes, compressions.parse(name, {}, model.last_layer), seed=0
-            )
-            for name in names
-        }
-
-    def train(self, name: str, steps: int) -> list[float]:
-        """Makes steps with a choice, after a barrier; returns the seconds of each step."""
-        hvd.barrier()
-        ends = [time.perf_counter()]
-        self.sessions[name].train(
-            [self._batch] * steps,
-            [self._rate] * steps,
-            lambda loss: ends.append(time.perf_counter()),
-        )
-        return [end - begin for begin, end in itertools.pairwise(ends)]
-
-
-def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
+def plan(sessions: Sessions, longest: int, bar: tqdm) -> dict[str, Any]:
     """Trains until ``Auto`` has settled its plan; returns the number and the cost of these steps.
 
     Raises:
         RuntimeError: there is no settled plan after ``longest`` steps.
     """
-    compressor = job.sessions[AUTO].compressor
+    compressor = sessions.of[AUTO].compressor
     assert isinstance(compressor, Planning)
     seconds: list[float] = []
     while not compressor.settled and len(seconds) < longest:
-        seconds += job.train(AUTO, 8)
+        seconds += sessions.train(AUTO, 8)[:, 0].tolist()
         bar.set_description(f"planning, {len(seconds)} steps", refresh=True)
     if not compressor.settled:
         raise RuntimeError(f"expected a plan within {longest} steps, got none")
     # Means, not medians, because occasional long steps are part of the cost.
-    planned = float(np.mean(job.train(AUTO, 48 + _SETTLING)[_SETTLING:]))
+    planned = float(sessions.train(AUTO, 48 + _SETTLING)[_SETTLING:, 0].mean())
     counted = seconds[_FIRST:]
     return {
         "planned_after": len(seconds),
@@ -164,7 +127,11 @@ def plan(job: Job, longest: int, bar: tqdm) -> dict[str, Any]:
 
 
 def compete(
-    job: Job, fixed: Sequence[str], args: argparse.Namespace, bar: tqdm, trainer: TorchTrainer
+    sessions: Sessions,
+    fixed: Sequence[str],
+    args: argparse.Namespace,
+    bar: tqdm,
+    trainer: TorchTrainer,
 ) -> Contest:
     """Makes rounds of turns until the interval is narrow enough or time is up."""
     names = [AUTO, *fixed]
@@ -174,7 +141,7 @@ def compete(
         known = f", {_interval(contest.ratio_to_best(fixed))}" if number >= _LEAST_ROUNDS else ""
         bar.set_description(f"round {number + 1} of {args.rounds} at most{known}", refresh=True)
         for name in turns.order(names, number):
-            seconds = job.train(name, args.block + _SETTLING)[_SETTLING:]
+            seconds = sessions.train(name, args.block + _SETTLING)[_SETTLING:, 0]
             slowest = trainer.gather(np.array([np.median(seconds)])).max()
             contest.seconds[name].append(float(slowest))
             bar.update()
@@ -223,19 +190,19 @@ def main(command_line: list[str] | None = None) -> int:
     fixed = list(dict.fromkeys([*UNCOMPRESSED, *args.compression]))
     trainer = _trainer(args)
     settings = Settings(args.model, batch_size=args.batch_size, lr=args.lr, threads=args.threads)
-    job = Job(trainer, settings, [AUTO, *fixed])
+    sessions = Sessions(trainer, settings, [AUTO, *fixed])
     with tqdm(
         total=args.rounds * (1 + len(fixed)),
         unit="turn",
         disable=trainer.rank != 0,
         mininterval=1 if sys.stderr.isatty() else 5,
     ) as bar:
-        planning = plan(job, args.longest, bar)
+        planning = plan(sessions, args.longest, bar)
         for name in fixed:
-            job.train(name, 1 + _FIRST)
-        contest = compete(job, fixed, args, bar, trainer)
+            sessions.train(name, 1 + _FIRST)
+        contest = compete(sessions, fixed, args, bar, trainer)
     best, dense = contest.best(fixed), contest.best(UNCOMPRESSED)
-    compressor = job.sessions[AUTO].compressor
+    compressor = sessions.of[AUTO].compressor
     assert isinstance(compressor, Planning)
     record = {
         "schema": SCHEMA,

@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import compressions, data, json_files, machine
+from benchmarks import json_files, machine
 from benchmarks.command_line import Parser, compression, positive
 from benchmarks.compressions import LOCAL, STOCK
 from benchmarks.models import MODELS
 from benchmarks.settings import Settings
-from benchmarks.trainers.tensorflow import TensorFlowSession, TensorFlowTrainer, start
-from benchmarks.turns import measure, row, table
+from benchmarks.trainers.tensorflow import start
+from benchmarks.turns import Sessions, measure, row, table
 
 SCHEMA = "hvd_compress/steps/1"
 DEFAULT = [LOCAL, STOCK, "onebit", "int8"]
@@ -33,52 +32,22 @@ _SETTLING = 1
 """The number of steps at the start of a turn that are not timed."""
 
 
-class Steps:
-    """The models and compressors of all choices on one rank, and one batch for all steps."""
-
-    def __init__(self, trainer: TensorFlowTrainer, settings: Settings, names: list[str]) -> None:
-        model = MODELS[settings.model]
-        images = data.load(model)
-        rows = np.arange(settings.batch_size) + settings.batch_size * trainer.rank
-        rows %= len(images.train.labels)
-        self._batch = images.train.load(rows), images.train.labels[rows]
-        self._rate = settings.lr
-        self._trainer = trainer
-        self._sessions: dict[str, TensorFlowSession] = {
-            name: trainer.start(
-                settings, images.classes, compressions.parse(name, {}, model.last_layer), seed=0
-            )
-            for name in names
-        }
-
-    def turn(self, name: str, steps: int) -> tuple[float, float]:
-        """Makes steps with a choice; returns the slowest rank's median seconds and mean processor time."""
-        self._trainer.gather(np.zeros(1))  # All ranks begin together.
-        count = steps + _SETTLING
-        ends = [_now()]
-        self._sessions[name].train(
-            [self._batch] * count, [self._rate] * count, lambda loss: ends.append(_now())
-        )
-        seconds = np.diff(np.array(ends), axis=0)[_SETTLING:]
-        own = np.array([np.median(seconds[:, 0]), seconds[:, 1].mean()])
-        wall, cpu = self._trainer.gather(own).max(0).tolist()
-        return wall, cpu
-
-    def profile(self, name: str, steps: int, folder: Path) -> None:
-        """Writes TensorFlow's profile of a choice's steps into a folder named after the choice."""
-        tf.profiler.experimental.start(str(folder / name))
-        self.turn(name, steps)
-        tf.profiler.experimental.stop()
-
-
 def main(command_line: list[str] | None = None) -> int:
     """Measures on every rank; the first one prints and writes the results."""
     args = _parse(command_line)
     trainer = start(args.threads)
     names = list(dict.fromkeys([STOCK, *args.compression]))
     settings = Settings(args.model, batch_size=args.batch_size, lr=args.lr, threads=args.threads)
-    steps = Steps(trainer, settings, names)
-    seconds = measure(steps.turn, names, args.rounds, args.block)
+    sessions = Sessions(trainer, settings, names)
+
+    def turn(name: str, steps: int) -> tuple[float, float]:
+        """Makes steps with a choice; returns the slowest rank's median seconds and mean processor time."""
+        seconds = sessions.train(name, steps + _SETTLING)[_SETTLING:]
+        own = np.array([np.median(seconds[:, 0]), seconds[:, 1].mean()])
+        wall, cpu = trainer.gather(own).max(0).tolist()
+        return wall, cpu
+
+    seconds = measure(turn, names, args.rounds, args.block)
     record = {
         "schema": SCHEMA,
         "ranks": trainer.size,
@@ -95,12 +64,10 @@ def main(command_line: list[str] | None = None) -> int:
         print(shown.markdown() if args.markdown else shown.text())
     if args.profile:
         for name in names:
-            steps.profile(name, args.block, args.profile / f"rank-{trainer.rank}")
+            tf.profiler.experimental.start(str(args.profile / f"rank-{trainer.rank}" / name))
+            turn(name, args.block)
+            tf.profiler.experimental.stop()
     return 0
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
 
 
 def _parse(command_line: list[str] | None) -> argparse.Namespace:

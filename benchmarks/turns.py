@@ -1,14 +1,19 @@
-"""Measures choices in turns, and compares each with stock in the same round."""
+"""Trains choices in turns in one job, and compares each with stock in the same round."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks import compressions, data
+from benchmarks.loop import Batch
+from benchmarks.models import MODELS
+from benchmarks.settings import Settings
 from benchmarks.tables import Table
 
 FIRST = 5
@@ -16,6 +21,46 @@ FIRST = 5
 
 Turn = Callable[[str, int], tuple[float, float]]
 """A function that makes steps with a choice, and returns the wall-clock and processor seconds of a step."""
+
+
+class Sessions:
+    """The models, optimizers and compressors of all choices on one rank, and one batch for all steps.
+
+    Args:
+        trainer: the trainer of a framework.
+        settings: the settings of all trainings, with a constant learning rate.
+        names: the choices.
+
+    Attributes:
+        of: the session of each choice.
+    """
+
+    def __init__(self, trainer: Any, settings: Settings, names: Sequence[str]) -> None:
+        model = MODELS[settings.model]
+        images = data.load(model)
+        rows = np.arange(settings.batch_size) + settings.batch_size * trainer.rank
+        rows %= len(images.train.labels)
+        self._batch: Batch = images.train.load(rows), images.train.labels[rows]
+        self._rate, self._trainer = settings.lr, trainer
+        self.of: dict[str, Any] = {
+            name: trainer.start(
+                settings, images.classes, compressions.parse(name, {}, model.last_layer), seed=0
+            )
+            for name in names
+        }
+
+    def train(self, name: str, steps: int) -> np.ndarray:
+        """Makes steps with a choice, which all ranks begin together.
+
+        Returns:
+            The wall-clock and processor seconds of each step, shape=(steps, 2).
+        """
+        self._trainer.gather(np.zeros(1))
+        ends = [_now()]
+        self.of[name].train(
+            [self._batch] * steps, [self._rate] * steps, lambda loss: ends.append(_now())
+        )
+        return np.diff(np.array(ends), axis=0)
 
 
 def order(names: Sequence[str], number: int) -> Sequence[str]:
@@ -49,6 +94,10 @@ def measure(turn: Turn, names: Sequence[str], rounds: int, block: int) -> np.nda
         for name in order(names, number):
             seconds[name].append(turn(name, block))
     return np.array([seconds[name] for name in names])
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def row(seconds: np.ndarray, stock: np.ndarray) -> dict[str, Any]:
