@@ -120,8 +120,7 @@ class Shards:
         """
         self._met = True
         rows = self._verdicts(_FINITE if finite else _NOT_FINITE, fragment)
-        if any(row[0] == _LOST for row in rows):
-            raise RuntimeError("a rank is lost that exchanges another shard of this worker")
+        _check_none_lost(rows)
         if any(row[0] == _FAILED for row in rows):
             raise another_shard_failed()
         masks = self._gather(*map(int, changed))
@@ -135,15 +134,20 @@ class Shards:
 
         Args:
             fragment: the number of the fragment whose exchange fails; -1 if it is none.
+
+        Raises:
+            RuntimeError: this block has raised an error, and a rank is lost that exchanges another shard.
         """
         self._met = False
         try:
             yield
         except Exception as error:
             if not self._met:
-                known = isinstance(error, (ExchangeError, TypeError, ValueError))
+                known, rows = isinstance(error, (ExchangeError, TypeError, ValueError)), []
                 with contextlib.suppress(Exception):
-                    self._verdicts(_FAILED if known else _LOST, fragment)
+                    rows = self._verdicts(_FAILED if known else _LOST, fragment)
+                if known:
+                    _check_none_lost(rows)
             raise
 
     def problem_told(self) -> contextlib.AbstractContextManager[None]:
@@ -153,10 +157,13 @@ class Shards:
     def _verdicts(self, own: int, fragment: int) -> list[list[int]]:
         if self._ranks is not None:
             rows = self._gather(own, fragment)
-            if all(row[1] == fragment for row in rows):
+            together = all(row[1] == fragment for row in rows)
+            if not together or any(row[0] == _LOST for row in rows):
+                # On all of these ranks: each now ends the exchanges that it has in progress, and others may
+                # have begun fewer, so that their next calls would not belong together.
+                self._ranks = None
+            if together:
                 return rows
-        # On all of these ranks: their next calls would not belong together either.
-        self._ranks = None
         raise RuntimeError(
             "expected averages of all shards, but another shard's exchange of another fragment failed, or "
             "its rank is lost: call rebind() on all ranks"
@@ -169,6 +176,12 @@ class Shards:
         work.wait()
         told: list[list[int]] = rows.tolist()
         return told
+
+
+def _check_none_lost(rows: Sequence[Sequence[int]]) -> None:
+    """Raises ``RuntimeError`` if one of the verdicts of a worker's ranks is ``_LOST``."""
+    if any(row[0] == _LOST for row in rows):
+        raise RuntimeError("a rank is lost that exchanges another shard of this worker")
 
 
 def _shard_mesh(model: nn.Module) -> DeviceMesh:

@@ -168,31 +168,40 @@ def test_a_shard_that_nothing_changed_moves_on_with_the_rest_of_its_parameter() 
 
 @on_ranks(4, launcher="torchrun", alone=True)
 def test_a_failure_during_another_exchange_mixes_no_fragments() -> None:
-    """One rank cannot send the second fragment, while the first one is on its way."""
-    mesh = mesh_of(2)
-    net = shard(Net(SHAPES), mesh)
-    fragments = [["first.a"], ["first.b", "second.*"]]
-    options: dict[str, Any] = {"sync_every": 4, "fragments": fragments, "delay": 3, "mesh": mesh}
-    diloco = DiLoCo(net, NoCompression(), **options)
-    train(diloco, net, mesh.get_local_rank("replicate"), range(5))
-    if dist.get_rank() == 1:
-        net.first.more = torch.nn.Parameter(torch.zeros(3))
-        with pytest.raises(ValueError, match="more"):
-            diloco.step()
-        del net.first.more
-    with pytest.raises(RuntimeError, match=r"call rebind\(\)" if dist.get_rank() < 2 else ""):
-        for _ in range(6):  # The fragments are due in steps 7, 9, and so on.
-            with contextlib.suppress(hvdc.ExchangeError):  # Of the exchange that one rank refused.
+    """Rank 1 cannot send the second fragment, while the first one is on its way.
+
+    Rank 0 then closes its connections: after its own exchange of the second fragment, or before it (late).
+    In the latter case, one rank of the other worker has lost its peer, and the other one was refused.
+    """
+    rank, fragments = dist.get_rank(), [["first.a"], ["first.b", "second.*"]]
+    options: dict[str, Any] = {"sync_every": 4, "fragments": fragments, "delay": 3}
+    for late in (False, True):
+        mesh = mesh_of(2)  # With groups of its own: failures close their connections.
+        worker, net = mesh.get_local_rank("replicate"), shard(Net(SHAPES), mesh)
+        diloco = DiLoCo(net, NoCompression(), mesh=mesh, **options)
+        train(diloco, net, worker, range(5))
+        if rank == 1:
+            net.first.more = torch.nn.Parameter(torch.zeros(3))
+            with pytest.raises(ValueError, match="more"):
                 diloco.step()
-    group = [mesh.get_local_rank("shard"), mesh.get_local_rank("shard") + 2]
-    diloco.rebind(dist.new_group(group, use_local_synchronization=True))
-    rounds = diloco.rounds
-    train(diloco, net, mesh.get_local_rank("replicate"), range(diloco.steps, 20))
-    diloco.synchronize()
-    assert diloco.rounds > rounds + 2
-    told: list[Any] = [None] * 4
-    dist.all_gather_object(told, (diloco.steps, diloco.rounds))
-    assert told == told[:1] * 4
+            del net.first.more
+        if late and rank == 2:
+            dist.recv(torch.empty(1), 0)
+        with pytest.raises(RuntimeError, match=r"call rebind\(\)" if rank < 2 else ""):
+            for _ in range(6):  # The fragments are due in steps 7, 9, and so on.
+                with contextlib.suppress(hvdc.ExchangeError):  # The refused one.
+                    diloco.step()
+        if late and rank == 0:
+            dist.send(torch.empty(1), 2)
+        group = [mesh.get_local_rank("shard"), mesh.get_local_rank("shard") + 2]
+        diloco.rebind(dist.new_group(group, use_local_synchronization=True))
+        rounds = diloco.rounds
+        train(diloco, net, worker, range(diloco.steps, 20))
+        diloco.synchronize()
+        assert diloco.rounds > rounds + 2
+        told: list[Any] = [None] * 4
+        dist.all_gather_object(told, (diloco.steps, diloco.rounds))
+        assert told == told[:1] * 4
 
 
 @on_ranks(4, launcher="torchrun", alone=True)
