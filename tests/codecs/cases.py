@@ -111,7 +111,7 @@ def seal(payload: np.ndarray) -> None:
 
 
 def decode(codec: Codec, shape: Shape, payload: np.ndarray, step: int = 0) -> np.ndarray:
-    """What one payload stands for, shape=(n,), dtype float32, bit for bit (no sum from +0)."""
+    """Decodes one payload, without adding it to +0; shape=(n,), dtype float32."""
     _, scales, codes = open_payload(codec, shape, step, payload)
     return dequantize(codec, shape, scales, codes)
 

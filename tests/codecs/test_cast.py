@@ -45,7 +45,7 @@ def test_bf16_at_random_is_one_of_the_neighbours(x: np.ndarray, step: int) -> No
 @pytest.mark.parametrize("sign", (1, -1))
 @pytest.mark.parametrize("low", (0x3F80, 0x0001, 0x7F7F))
 def test_bf16_at_random_rounds_up_as_often_as_a_number_is_close(low: int, sign: int) -> None:
-    """Also among subnormal numbers, and before infinity."""
+    """Checks ordinary and subnormal numbers, and the largest ones before infinity."""
     bits = np.full(40_000, low << 16 | 0x4000, np.uint32)
     x = bits.view(np.float32) * np.float32(sign)
     codes = quantize(BF16("stochastic"), x.shape, x, NoiseKey(seed=3))[1].view("<u2") & 0x7FFF

@@ -1,4 +1,4 @@
-"""What every codec promises, whatever it is: one table of configurations, held to one contract."""
+"""The contract that every codec must keep, tried with one table of configurations."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ LARGEST = np.finfo(np.float32).max
     ids=str,
 )
 def test_the_largest_floats_stay_finite(codec: Codec) -> None:
-    """Also where a scale, rounded, times the largest code would be Inf."""
+    """Checks the case in which the rounded scale times the largest code would be Inf, too."""
     for sign in (1, -1):
         x = np.zeros(70, np.float32)
         x[3] = sign * LARGEST
@@ -395,7 +395,7 @@ def turned(row: Row, x: np.ndarray) -> np.ndarray:
 
 
 def levels_around(row: Row, x: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What an element is meant to average to, and the two levels that it is rounded to."""
+    """Returns the number that each element must average to, and the two levels around it."""
     if row.group is None:
         unit = np.spacing(np.abs(x)).astype(np.float64) * 2**16  # bfloat16 drops 16 bits
         lower = np.floor(x / unit) * unit

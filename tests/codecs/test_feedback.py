@@ -1,4 +1,4 @@
-"""Which coefficients of error feedback are stable, in the check and in long runs."""
+"""Stable coefficients of error feedback, as the check finds them and as long runs show them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_of_normal_numbers(codec: LevelCodec, count: int) -> None:
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_from_the_bits_of_another_payload(codec: LevelCodec) -> None:
-    """Of numbers with longer tails, which the normal ones' bits would not tell."""
+    """The numbers have longer tails than normal ones, whose bits would predict other lengths."""
     x = np.random.default_rng(2).laplace(size=240_000).astype(np.float32)
     probe, rest = x[:80_000], x[80_000:]
     bits = bits_of(codec, probe.shape, _length(codec, probe))

@@ -169,7 +169,7 @@ class _Short:
 
 
 class _Casts:
-    """Lets a NaN become a code."""
+    """A codec that turns a NaN into an ordinary code."""
 
     def quantize(self, x: Any, shape: Any, noise: Any) -> Any:
         scales, codes = super().quantize(x, shape, noise)  # type: ignore[misc]

@@ -82,7 +82,7 @@ def test_a_spike_is_clipped_as_the_paper_says() -> None:
 
 
 def test_probabilities_are_those_of_equation_3() -> None:
-    """Of n draws with probability p, the count is within 5 sqrt(n p (1 - p)) of n p."""
+    """Among n draws with probability p, the count is within 5 sqrt(n p (1 - p)) of n p."""
     count = 400_000
     x = np.full(count, 0.25, np.float32)
     x[0] = 1.0

@@ -94,7 +94,7 @@ def with_checksum(payload: np.ndarray, added: int = 0) -> np.ndarray:
     "index", (63, 2, 5, 0), ids=("outside", "descending", "repeated", "unused")
 )
 def test_indices_that_no_encoder_writes(kernels: Any, index: int, added: int) -> None:
-    """Even with a right checksum, or one too many, nothing outside of the chunk may be written."""
+    """Nothing outside of the chunk is written, whether the checksum fits or not."""
     codec, shape, payload = altered_entries(index, added)
     out: Any = np.full(66, np.float32(7))
     given: Any = payload[None]

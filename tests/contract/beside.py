@@ -75,7 +75,7 @@ class Beside:
         ]
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
-        """As its parameter's type has it."""
+        """Returns the array rounded to the parameters' dtype."""
         return array if self.dtype == "float32" else self.frontend.rounded(array, self.dtype)
 
     def step(
@@ -110,13 +110,13 @@ class Beside:
         return got
 
     def steps(self, *steps: int, **options: Any) -> None:
-        """Several steps, and then the residuals."""
+        """Makes several steps, and then compares the residuals."""
         for step in steps:
             self.step(step, **options)
         self.assert_kept()
 
     def assert_kept(self) -> None:
-        """This rank keeps what it keeps in the reference; see :meth:`assert_same`."""
+        """Fails unless this rank's residuals are those of the reference; see :meth:`assert_same`."""
         if self.place is not None and self.feedback.enabled:
             for got, expected in zip(self.job.kept(), self._expected(), strict=True):
                 filled = {name for name, kept in expected.items() if kept.size}
@@ -140,7 +140,7 @@ class Beside:
             np.testing.assert_allclose(got[name], array, 0, part * largest, err_msg=name)
 
     def assert_nearly_kept(self, step: int, beside: tuple[str, int] = ("", 0)) -> None:
-        """The same up to the rounding of the gradients of a step that was dropped, or uncompressed.
+        """Compares residuals up to the rounding of the gradients of a dropped, or uncompressed, step.
 
         Args:
             step: the one that was dropped.
@@ -164,13 +164,13 @@ class Beside:
         self.simulation.drop_step()
 
     def leave_out(self, step: int, change: Callable[[list[dict[str, np.ndarray]]], None]) -> None:
-        """A step that the others make without this rank."""
+        """Tells the reference of a step that the other ranks make without this rank."""
         everybodys = self.everybodys(step)
         change(everybodys)
         self.simulation.average(everybodys)
 
     def go_on_with_another_job(self) -> None:
-        """As after a restart, from a checkpoint."""
+        """Continues with a new job that loads this one's checkpoint, as after a restart."""
         self._past.append(self.job)
         self.job = self._make()
         self.job.load(self._past[-1].save())
@@ -190,7 +190,7 @@ def assert_same_bits(got: Arrays, expected: Arrays) -> None:
 
 
 def assert_mean(got: np.ndarray, everybodys: list[np.ndarray]) -> None:
-    """Of two ranks it is exact; of more, it depends on who adds first."""
+    """Fails unless it is the ranks' mean: the exact one of two ranks; of more, it depends on the order."""
     mean = np.mean(everybodys, axis=0)
     if len(everybodys) == 2:
         assert np.array_equal(got, mean)

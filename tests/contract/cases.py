@@ -1,4 +1,4 @@
-"""What the contract is tried with: tensors, their gradients, and codecs for each exchange."""
+"""Tensors, their gradients, and codecs for each exchange, with which the contract is tried."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ROWS: dict[str, list[Row]] = {
     "integer_sum": _LEVELS,
     "low_rank": [(PowerSGD(2), FULL), (PowerSGD(1), NONE), (PowerSGD(7), PARTIAL)],
 }
-"""Codecs that an exchange is tried with. FP16 in an allgather is Horovod's or DDP's own."""
+"""The codecs with which each exchange is tried. FP16 in an allgather is Horovod's or DDP's own."""
 
 if device.TYPE != "cpu":  # The entropy code and sums of integers have kernels for CPUs only.
     del ROWS["integer_sum"]
@@ -80,11 +80,11 @@ USUAL: dict[str, Row] = {name: (OneBit(), FULL) for name in ROWS} | {
     "integer_sum": (ECQ(), WEAK),
     "low_rank": (PowerSGD(2), FULL),
 }
-"""What an exchange is tried with where the codec does not matter."""
+"""The codec with which each exchange is tried where the codec does not matter."""
 
 
 def gradients(rank: int, step: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Of one rank at one step, float32, the same wherever they are asked for.
+    """Returns one rank's gradients at one step, float32; every rank computes the same ones.
 
     Those of odd ranks are larger from step to step: by 10, which a sum of integers with common norms has
     to bear.

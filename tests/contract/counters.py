@@ -1,4 +1,4 @@
-"""What counters count."""
+"""The contract of the counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.frontend import Frontend
 
 
 def counters_follow_the_formulas(frontend: Frontend, exchange: str) -> None:
-    """Of docs/exchanges.md, and so does what the performance model predicts, on average over the ranks."""
+    """Counters agree with docs/exchanges.md and, on average over the ranks, with the performance model."""
     rows: list[Row] = [USUAL[exchange]]
     if exchange == "hierarchical":
         rows.append((OneBit(), FULL, Int8()))

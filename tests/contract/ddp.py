@@ -32,7 +32,7 @@ class _Job(TorchJob):
 
 
 class DDP(ProcessGroupFrontend):
-    """How the contract makes and runs jobs of ``hvd_compress.ddp``."""
+    """Makes and runs the contract's jobs of ``hvd_compress.ddp``."""
 
     name = "ddp"
     late = DEVICE.type != "cpu"

@@ -41,7 +41,7 @@ class _Job(TorchJob):
 
 
 class Distributed(ProcessGroupFrontend):
-    """How the contract makes and runs jobs of ``hvd_compress.distributed``."""
+    """Makes and runs the contract's jobs of ``hvd_compress.distributed``."""
 
     name = "distributed"
     cannot = {  # noqa: RUF012

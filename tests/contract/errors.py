@@ -1,4 +1,4 @@
-"""What is refused."""
+"""The contract of errors: configurations and gradients that must be refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contract.frontend import Frontend
 
 
 def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
-    """An error before anything is sent; the ranks are then as they were."""
+    """Raises an error before anything is sent; the ranks are then as they were."""
     with pytest.raises(ValueError, match=r"exchange: expected one of 'auto', .*got 'mail'"):
         frontend.make("mail", *USUAL[exchange], SHAPES)
     reasons = {
@@ -46,7 +46,7 @@ def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
 
 
 def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
-    """An error on every rank, which says who has what."""
+    """Raises an error on every rank that names each rank's setting."""
     usual, called = USUAL[exchange], frontend.called(SHAPES)
     setting = {"integer_sum": ECQ(7), "low_rank": PowerSGD(3)}.get(exchange, OneBit(512))
     another = "two_shot" if exchange != "two_shot" else "allgather"
@@ -88,7 +88,7 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
 
 
 def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
-    """An error on every rank, whose messages would have had different lengths; it says what happened."""
+    """Raises an error on every rank that says what happened, although messages would differ in length."""
     last = frontend.size - 1
     # One bucket, so that no collective of another one is left behind. Some of it is not encoded; or it is
     # so small that the last rank owns nothing, and that PowerSGD does not encode it.

@@ -1,4 +1,4 @@
-"""What the contract needs of a frontend: a row for each is in a module beside this one."""
+"""The interface through which the contract uses a frontend; modules beside this one implement it."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ class Frontend(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     @property
     @abstractmethod
     def local(self) -> int:
-        """How many ranks each host has."""
+        """The number of ranks on each host."""
 
     @property
     @abstractmethod
@@ -195,7 +195,7 @@ class Frontend(ABC):
         raise NotImplementedError
 
     def called(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-        """What the frontend calls each parameter."""
+        """Returns the frontend's name for each parameter."""
         return {name: name for name in shapes}
 
     def simulation(
@@ -206,6 +206,6 @@ class Frontend(ABC):
         shapes: Mapping[str, tuple[int, ...]],
         **options: Any,
     ) -> Simulation:
-        """Of all ranks, unless told otherwise."""
+        """Returns the reference of all ranks, or of those that the options name."""
         options = {"size": self.size, "local": self.local, **options}
         return Simulation(exchange, codec, feedback, shapes, **options)

@@ -22,7 +22,7 @@ from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kep
 from tests.tensorflow.probes import process_set
 
 _FOLDER = tempfile.TemporaryDirectory()
-"""Of this process, not of a job: other ranks read a checkpoint after the job that wrote it has gone."""
+"""The folder of this process, not of a job: other ranks read checkpoints after a job has ended."""
 
 
 def taped(
@@ -100,7 +100,7 @@ class TensorFlowJob(Job):
 
 
 class HorovodTensorFlow(Frontend):
-    """How the contract makes and runs jobs of ``hvd_compress.tensorflow``."""
+    """Makes and runs the contract's jobs of ``hvd_compress.tensorflow``."""
 
     name = "tensorflow"
     launcher, launcher_of_hosts = "tensorflow", "tensorflow on two hosts"

@@ -34,7 +34,7 @@ class _Job(TorchJob):
 
 
 class HorovodTorch(TorchFrontend):
-    """How the contract makes and runs jobs of ``hvd_compress.torch``."""
+    """Makes and runs the contract's jobs of ``hvd_compress.torch``."""
 
     name = "torch"
     launcher, launcher_of_hosts = "horovodrun", "two hosts"

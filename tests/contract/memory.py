@@ -1,4 +1,4 @@
-"""What a step of PyTorch's frontends still holds when its results are written."""
+"""The memory that a step of PyTorch's frontends still holds when its results are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of the frontends that send by torch.distributed have in common."""
+"""The code that the rows of the frontends that send by torch.distributed share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of PyTorch's frontends have in common."""
+"""The code that the rows of PyTorch's frontends share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks keep: through dropped steps, checkpoints, changes, and ranks that join."""
+"""The contract of residuals: through dropped steps, checkpoints, changes, and ranks that join."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BY_TWO_CODECS: Row = (OneBit("column"), FULL, Int8())
 
 
 def nonfinite_gradients(frontend: Frontend, exchange: str) -> None:
-    """They are seen on every rank, the step leaves no residual behind, and the next one is as ever."""
+    """Every rank sees them; the step leaves no residual behind, and the next step is an ordinary one."""
     rows = _NONFINITE.get(exchange, [USUAL[exchange]])
     bads = ((np.inf, "a"), (-np.inf, "b"), (np.nan, "c"))
     for view in frontend.views:
@@ -62,7 +62,7 @@ _NONFINITE: dict[str, list[Row]] = {
 
 
 def an_average_that_overflows(frontend: Frontend, exchange: str) -> None:
-    """Although no gradient does."""
+    """The average overflows although no gradient does."""
     _dropped(Beside(frontend, exchange, (BF16(), FULL)), {0, 1}, "a", 3e38)
 
 
@@ -84,7 +84,7 @@ def _dropped(beside: Beside, ranks: set[int], name: str, bad: float) -> None:
 
 
 def a_step_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
-    """It leaves no residual behind, and the next ones are as ever; a second call changes nothing."""
+    """The step leaves no residual behind, the next ones are ordinary, and a second call changes nothing."""
 
     def spike(everybodys: list[dict[str, np.ndarray]]) -> None:
         for one in everybodys:
@@ -108,7 +108,7 @@ def a_step_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
 
 
 def a_change_of_codec_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
-    """What the former codec had left, and sent in that step, is there again."""
+    """The former codec's residual, which was sent in that step, is restored."""
     (codec, feedback), other = USUAL[exchange], _CHANGES[exchange][0]
     beside = Beside(frontend, exchange)
     beside.steps(0, 1)
@@ -125,7 +125,7 @@ def a_change_of_codec_that_the_script_drops(frontend: Frontend, exchange: str) -
 
 
 def an_owner_step_that_the_script_drops(frontend: Frontend, exchange: str) -> None:
-    """Also one of the cold start, which counts."""
+    """Steps of the cold start can be dropped, too; they count."""
     option, simulated = frontend.adagrad()
     beside = Beside(
         frontend,
@@ -158,7 +158,7 @@ def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: st
 
 
 def a_checkpoint_goes_on_bit_for_bit(frontend: Frontend, exchange: str) -> None:
-    """In a job of its own, every other step."""
+    """A new job takes over every other step."""
     drawn = (PowerSGD(1), NONE) if exchange == "low_rank" else (Ternary(), NONE)
     by_two_codecs = [_BY_TWO_CODECS] if exchange == "hierarchical" else []
     for row in (drawn, USUAL[exchange], *by_two_codecs):
@@ -198,7 +198,7 @@ _CHANGES: dict[str, list[tuple[Any, ...]]] = {
 
 
 class _Balance:
-    """What was to be sent, and what has arrived."""
+    """The sum of all gradients, and the sum of all averages that have arrived."""
 
     def __init__(self, exchange: str) -> None:
         # Weak feedback piles up residuals that are large beside what is sent of them.
@@ -218,7 +218,7 @@ class _Balance:
 
 
 def a_change_of_exchange_loses_no_mass(frontend: Frontend, exchange: str) -> None:
-    """By way of the checkpoints of all ranks, to others and back; no exchange keeps what another kept."""
+    """Each exchange loads the checkpoints of all ranks of another one, which keeps other residuals."""
     balance, saved = _Balance(exchange), []
     usual = _BY_TWO_CODECS if exchange == "hierarchical" else USUAL[exchange]
     others = (OneBit(), FULL) if exchange == "low_rank" else usual[:2]
@@ -235,7 +235,7 @@ def a_change_of_exchange_loses_no_mass(frontend: Frontend, exchange: str) -> Non
 
 
 def _unsent(beside: Beside, exchange: str) -> dict[str, np.ndarray]:
-    """What all ranks would still add to the average."""
+    """Returns the part of the gradients that all ranks have yet to add to the average."""
     hosts = beside.frontend.size // beside.frontend.local if exchange == "hierarchical" else 1
     everybodys = beside.frontend.gather(beside.job.kept())
     total = {name: np.zeros(shape).reshape(-1) for name, shape in beside.shapes.items()}
@@ -252,7 +252,7 @@ def _unsent(beside: Beside, exchange: str) -> dict[str, np.ndarray]:
 
 
 def a_rank_that_joins(frontend: Frontend, exchange: str) -> None:
-    """In every epoch another one; the others go on, and afterwards all do together from where they were.
+    """A different rank joins in each epoch; the others continue, and afterwards all do so together.
 
     Under Horovod, the others' steps go uncompressed, and what was not sent waits. Under DDP, a rank that
     has joined sends zeros and what is left of its residual.
@@ -264,7 +264,7 @@ def a_rank_that_joins(frontend: Frontend, exchange: str) -> None:
 
 
 def a_rank_that_joins_at_once(frontend: Frontend, exchange: str) -> None:
-    """Before the ranks have agreed on anything."""
+    """The rank joins before the ranks have agreed on anything."""
     beside = Beside(frontend, exchange)
     _epoch(beside, leaver=1, first=0, until=0)
     beside.steps(4, 5)

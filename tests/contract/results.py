@@ -1,4 +1,4 @@
-"""What gradients become: the reference's bits, whatever they are and however they come."""
+"""The contract of results: all gradients get the reference's bits, in whatever way they come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def every_codec(frontend: Frontend, exchange: str) -> None:
 
 
 def the_default_exchange(frontend: Frontend, exchange: str) -> None:
-    """It is the one that sends the fewest bytes among so many ranks; routes say why."""
+    """The default is the exchange that sends the fewest bytes among so many ranks; routes say why."""
     for row in (USUAL[exchange], (Int8(), NONE)):
         beside = Beside(frontend, exchange, row, asked="auto", **frontend.one_bucket)
         beside.steps(0, 1, 2)
@@ -36,7 +36,7 @@ def the_default_exchange(frontend: Frontend, exchange: str) -> None:
 
 
 def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:
-    """Those of one rank become long from one step to the next; fewer bytes leave than of plain codes."""
+    """One rank's payloads become long from one step to the next; plain codes would take more bytes."""
     jobs = [Beside(frontend, exchange, (ECQ(coding=c), WEAK)) for c in ("plain", "entropy")]
 
     def thin_out(everybodys: list[dict[str, np.ndarray]]) -> None:
@@ -60,7 +60,7 @@ def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:
 
 
 def every_form(frontend: Frontend, exchange: str) -> None:
-    """However the frontend is used."""
+    """Tries every way to use the frontend."""
     for form in frontend.forms:
         beside = Beside(frontend, exchange, **form.options)
         beside.steps(0, 1, factor=frontend.size if form.sums else 1.0)
@@ -73,7 +73,7 @@ def half_precision(frontend: Frontend, exchange: str) -> None:
 
 
 def other_defaults(frontend: Frontend, exchange: str) -> None:
-    """What users set as the framework's default dtype and device is not that of the package's tensors."""
+    """The package's tensors do not follow the framework's default dtype and device, which users may set."""
     unbiased = [row for row in ROWS[exchange] if row[1] == NONE]
     for defaults in frontend.defaults:
         for row in (USUAL[exchange], unbiased[0]):
@@ -84,7 +84,7 @@ def other_defaults(frontend: Frontend, exchange: str) -> None:
 
 
 def long_messages(frontend: Frontend, exchange: str) -> None:
-    """Between two ranks they are gathered as a sum, where all have one length; it must not show."""
+    """Messages of one length are gathered as a sum between two ranks; results must not show this."""
     for count in (2**19 + 7, 2**20):
         shapes = {"long": (count,), "short": (3000,)}
         Beside(frontend, exchange, (Int8(), NONE), shapes=shapes).step(0)
@@ -100,7 +100,7 @@ def some_of_the_ranks(frontend: Frontend, exchange: str) -> None:
 
 
 def gradients_in_another_order_on_each_rank(frontend: Frontend, exchange: str) -> None:
-    """As hooks may come; what a gradient becomes does not depend on it."""
+    """Hooks fire in another order on each rank; a gradient's result does not depend on it."""
     beside, names = Beside(frontend, exchange), list(SHAPES)
     for step in range(len(names)):
         turn = (step + frontend.rank) % len(names)
@@ -109,7 +109,7 @@ def gradients_in_another_order_on_each_rank(frontend: Frontend, exchange: str) -
 
 
 def parameters_that_are_not_used(frontend: Frontend, exchange: str) -> None:
-    """By some ranks: they send zeros, and what is left of their residuals. By none: see the row."""
+    """A rank that does not use one sends zeros and its residual's rest; if no rank does, see the row."""
     absent: list[set[str]] = [{"a"}, {"b", "c"}, {"c"}, set()][: frontend.size]
     for view in frontend.views:
         beside = Beside(frontend, exchange, **frontend.with_unused, **view)
@@ -135,7 +135,7 @@ def parameters_that_are_not_used(frontend: Frontend, exchange: str) -> None:
 
 
 def zeros(frontend: Frontend, exchange: str) -> None:
-    """Of one rank, and of all."""
+    """The gradient of one tensor is zero on one rank, and that of others on all ranks."""
     beside = Beside(frontend, exchange)
 
     def clear(everybodys: list[dict[str, np.ndarray]]) -> None:
@@ -159,7 +159,7 @@ def uncompressed_at_first(frontend: Frontend, exchange: str) -> None:
 
 
 def owner_steps_from_a_cold_start(frontend: Frontend, exchange: str) -> None:
-    """On averages that nothing has encoded at first; also from a checkpoint, and not of an Inf."""
+    """The first averages are not encoded; a checkpoint and an Inf in the cold start change nothing."""
     option, simulated = frontend.adagrad()
     for codec in (OneBit(), OneBit("column")):
         beside = Beside(
@@ -188,7 +188,7 @@ def owner_steps_from_a_cold_start(frontend: Frontend, exchange: str) -> None:
 
 
 def each_tensor_its_own_route(frontend: Frontend, exchange: str) -> None:
-    """Another codec for one, and some that Horovod or DDP adds up as they are."""
+    """One tensor has another codec, and Horovod or DDP adds up some tensors as they are."""
     others: dict[str, Row] = {"integer_sum": (Ternary(), NONE), "low_rank": (PowerSGD(1), FULL)}
     other = others.get(exchange, (Int8("linear"), NONE))
     inner = BF16() if exchange == "hierarchical" else None

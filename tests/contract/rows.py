@@ -15,7 +15,7 @@ from tests.ranks import on_ranks
 ALL = tuple(ROWS)
 
 Layout = tuple[int, bool]
-"""How many ranks, and whether on two hosts."""
+"""The number of ranks, and whether they are on two hosts."""
 
 ONE, TWO, THREE, FOUR = (1, False), (2, False), (3, False), (4, False)
 HOSTS_OF_ONE, HOSTS_OF_TWO = (2, True), (4, True)
@@ -23,7 +23,7 @@ HOSTS_OF_ONE, HOSTS_OF_TWO = (2, True), (4, True)
 
 @dataclass(frozen=True)
 class Property:
-    """What is tried, and where.
+    """A property, and the exchanges and ranks for which it is tried.
 
     Attributes:
         body: of the test; called with the frontend and the exchange's name.

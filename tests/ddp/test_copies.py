@@ -33,7 +33,7 @@ def _saved(value: Any) -> Any:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_copy_goes_on_bit_for_bit() -> None:
-    """With the codecs of ``set_codec``, and for the parameters that were copied together with it."""
+    """A copy has the codecs of ``set_codec``, and belongs to the parameters that were copied with it."""
     for exchanged in ("allgather", "two_shot"):
         ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), exchange=exchanged)
         exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
@@ -55,7 +55,7 @@ def test_a_copy_goes_on_bit_for_bit() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_models_are_copied_with_the_hook() -> None:
-    """As they are with PyTorch's own hooks."""
+    """A model with this package's hook is copied as one with PyTorch's own hook is."""
     makers: list[Callable[[Any], hvdc.Compressor]] = [
         lambda model: hvdc.Compressor(model, OneBit()),
         lambda model: hvdc.Compressor(model, Int8()),

@@ -46,7 +46,7 @@ SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,), "small": (10,)}
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    """Before the ranks start, which would build it at the same time."""
+    """Builds the emulation before the ranks start, which would build it at the same time."""
     emulated_library()
 
 
@@ -183,7 +183,7 @@ def _a_nonfinite_gradient_in_the_first_bucket_or_the_last() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_steps_that_are_dropped() -> None:
-    """Nobody has read a flag, and still every residual is what it was."""
+    """The host reads no flag, and every residual is nevertheless restored."""
     _as_on_the_cpu(
         _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
         test_nonfinite.test_a_nonfinite_gradient_without_a_residual_drops_the_others_step,
@@ -220,7 +220,7 @@ def _train(steps: int, **options: Any) -> hvdc.Compressor:
 
 @on_ranks(2, launcher="torchrun")
 def test_no_hook_waits_for_the_device() -> None:
-    """But that of the first step, which compares what ranks would do."""
+    """Only the hook of the first step, which compares the ranks' settings, waits."""
     for name in ("allgather", "two_shot", "low_rank"):
         codec = PowerSGD(2) if name == "low_rank" else OneBit()
         with on_a_device() as streams:
@@ -238,7 +238,7 @@ def test_no_hook_waits_for_the_device() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_the_streams_would_notice() -> None:
-    """What holds the order is left out."""
+    """The emulated streams report an error if the code that orders the work is left out."""
     for name, without, form, complaint in (
         ("behind", _nowhere, {}, "in backward is not behind"),
         ("behind", _nowhere, {"exchange": "two_shot"}, "in backward is not behind"),

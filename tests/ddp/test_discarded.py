@@ -1,4 +1,4 @@
-"""What a script throws away without ``drop_step()`` is noticed; what it uses in any way is not."""
+"""Gradients that a script discards without ``drop_step()`` are noticed; those that it uses are not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Script:
 
 @on_ranks(2, launcher="torchrun")
 def test_gradients_that_are_thrown_away() -> None:
-    """Also while an optimizer of other parameters steps, as in a GAN. Once for each compressor."""
+    """Each compressor warns once, also while an optimizer of other parameters steps, as in a GAN."""
     other = torch.nn.Parameter(torch.zeros(1))
     other.grad = torch.ones(1)
     for view in (False, True):
@@ -107,7 +107,7 @@ def test_a_closure_that_is_called_several_times() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_gradients_that_residuals_do_not_count() -> None:
-    """For an Inf, in the warm-up, without error feedback, or after ``drop_step()``."""
+    """No warning follows an Inf, the warm-up, a codec without error feedback, or ``drop_step()``."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for options in ({}, {"warmup_steps": 9}, {"feedback": ErrorFeedback(0.0)}):

@@ -84,7 +84,7 @@ def _without_a_state(average: torch.Tensor, state: dict[str, object]) -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_codec_that_was_changed_in_the_cold_start_of_an_owner_step() -> None:
-    """Where it would share gradients out in another way, ranks without a change could not tell."""
+    """Ranks without the change could not notice that the new codec shares gradients out differently."""
     for layers, other in ((None, OneBit("column")), ({"b": None}, OneBit())):
         ddp, compressor = distributed(
             Probe(SHAPES),
@@ -135,7 +135,7 @@ class _Broken(torch.autograd.Function):
 
 @on_ranks(2, launcher="torchrun")
 def test_a_backward_pass_that_breaks_off() -> None:
-    """What its first buckets had sent is gone, and the next pass must not pass over it."""
+    """The payloads of its first buckets are lost, and the next pass must say so."""
     ddp, compressor = distributed(
         torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50)),
         OneBit(),

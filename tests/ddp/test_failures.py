@@ -49,7 +49,7 @@ def test_an_owner_that_fails_between_two_shots() -> None:
 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_a_second_shot_that_cannot_be_started() -> None:
-    """What a process group's thread raises has to reach who waits, and to end the rank."""
+    """An error in a process group's thread must reach the waiting thread, and end the rank."""
     ddp, _ = _start("two_shot")
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
     error: tuple[type[BaseException], str] = (
@@ -147,7 +147,7 @@ def test_what_hosts_cannot_do() -> None:
 
 
 def _a_rank_that_fails(method: str) -> None:
-    """On one rank: an error on every rank, that names the gradients."""
+    """Makes one rank fail; every rank must raise an error that names the gradients."""
     ddp, _ = _start("integer_sum")
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
     error: tuple[type[Exception], str] = (

@@ -52,7 +52,7 @@ class _Stock:
         return stock.powerSGD_hook(self.state, bucket)
 
     def errors(self) -> dict[str, torch.Tensor]:
-        """What this rank has not sent, by parameter."""
+        """Returns this rank's unsent gradients, by parameter."""
         sizes = [torch.Size(SHAPES[name]).numel() for name in self.order]
         return dict(zip(self.order, self.state.error_dict[0].split(sizes), strict=True))
 
@@ -103,7 +103,7 @@ def test_all_ranks_have_the_same_bits_however_many_threads_they_have() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_rank_keeps_what_its_own_factor_does_not_hold() -> None:
-    """So its residual does not grow with what the ranks' gradients differ by: their sum is in all of it."""
+    """Differences between ranks do not make the residual grow: each factor has the gradients' sum."""
     shapes = {"a": (40, 60)}
     ddp, compressor = distributed(Probe(shapes), PowerSGD(4), FULL)
     for step in range(4):

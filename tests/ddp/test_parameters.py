@@ -65,7 +65,7 @@ def test_a_layer_that_only_one_rank_uses_when_it_is_trained_first() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
-    """What is unsent of it stays, and goes on its way when the layer is trained again."""
+    """The layer's residual stays, and is sent when the layer is trained again."""
     model = Probe(SHAPES)
     ddp, compressor = distributed(
         model, OneBit(), ErrorFeedback(), find_unused_parameters=True, threshold=100

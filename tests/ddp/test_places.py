@@ -1,4 +1,4 @@
-"""Which ranks share a host, where the launcher does not tell."""
+"""The ranks that share a host, where the launcher does not name them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.jobs import ROOT
 TIMEOUT = 180
 SCRIPT = "docs/examples/restart_ddp.py"
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Without it, half of the restarts meet the addresses of the ranks before (PyTorch issue 135712)."""
+"""Without this variable, half of the restarts meet addresses of former ranks (PyTorch issue 135712)."""
 
 
 def _start(checkpoint: Path, printed: Path, steps: int) -> subprocess.Popen[bytes]:

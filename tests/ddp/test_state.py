@@ -20,7 +20,7 @@ SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
 @on_ranks(2, launcher="torchrun")
 def test_changing_the_codec_loses_no_mass() -> None:
-    """Not even where a parameter is not used in the very step after the change."""
+    """Nothing is lost even if a parameter is not used in the first step after the change."""
     ddp, compressor = distributed(
         Probe(SHAPES), OneBit(), ErrorFeedback(), find_unused_parameters=True
     )
@@ -74,7 +74,7 @@ def test_a_single_rank_exchanges_with_itself() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_part_of_another_layout_loses_no_mass() -> None:
-    """What a rank owed as an owner is its own to send, also after steps in which it or no rank uses it."""
+    """A rank sends what it owed as an owner, even after steps in which some or all ranks did not use it."""
     for resized in (False, True):
         ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot")
         exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
@@ -101,7 +101,7 @@ def test_a_part_of_another_layout_loses_no_mass() -> None:
 
 
 def _owed(compressor: hvdc.Compressor, name: str) -> torch.Tensor:
-    """What all ranks have yet to add to the average of a parameter."""
+    """Returns the part of a parameter's gradients that all ranks have yet to add to the average."""
     kept = compressor.state_dict()["tensors"][name]
     owned, size = kept["owned"], dist.get_world_size()
     owed = torch.zeros(3000)

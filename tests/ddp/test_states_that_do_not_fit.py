@@ -37,7 +37,7 @@ _OTHERS = (
     {"x": 1},
     torch.ones(3),
 )
-"""What comes in the place of each field."""
+"""The values that replace each field."""
 
 
 def _altered(whole: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:

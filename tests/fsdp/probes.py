@@ -72,7 +72,7 @@ class Layers(torch.nn.Module):
 
 
 def mesh_of(replicas: int) -> DeviceMesh:
-    """All ranks, as replicas of shards."""
+    """Returns a mesh of all ranks: replicas first, shards second."""
     shape = (replicas, dist.get_world_size() // replicas)
     return init_device_mesh(DEVICE.type, shape, mesh_dim_names=("replicate", "shard"))
 
@@ -152,7 +152,7 @@ class Beside:
     def step(
         self, step: int, change: Callable[[int, dict[str, torch.Tensor]], None] = lambda *_: None
     ) -> dict[str, torch.Tensor]:
-        """What this rank's shards of the gradients of ``targets`` must become.
+        """Returns the averages that this rank's shards of the gradients of ``targets`` must become.
 
         Args:
             step: which gradients.
@@ -164,7 +164,7 @@ class Beside:
         return self.average(everybodys)
 
     def average(self, everybodys: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """What this rank's shards of the ranks' gradients must become."""
+        """Returns the averages that this rank's shards of the ranks' gradients must become."""
         replicas = [
             self._within(ranks, [everybodys[rank] for rank in ranks]) for ranks in self._ranks
         ]
@@ -183,13 +183,13 @@ class Beside:
     def assert_same(
         self, got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
     ) -> None:
-        """Both are the same, as far as the exchange promises it."""
+        """Fails unless both are the same, as far as the exchange promises it."""
         assert_same(self._exchange, got, expected)
 
     def _within(
         self, ranks: list[int], everybodys: list[dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        """What this rank's shards get of one replica's ranks."""
+        """Returns the averages that this rank's shards get from the ranks of one replica."""
         return {name: self._mean([one[name] for one in everybodys]) for name in self._shapes}
 
     def _mean(self, parts: list[torch.Tensor]) -> torch.Tensor:

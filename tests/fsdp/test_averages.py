@@ -86,7 +86,7 @@ def test_the_default_exchange_of_three_replicas() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_owner_steps_of_shards() -> None:
-    """From a cold start on."""
+    """The owner step begins with a cold start."""
     mesh, step = mesh_of(2), hvdc.AdaGrad(initial=0.25)
     options: dict[str, Any] = {"warmup_steps": 1, "owner_step": step, "exchange": "two_shot"}
     net, compressor = make(mesh, OneBit("column"), FULL, **options)
@@ -127,7 +127,7 @@ def test_replicas_begin_and_stay_alike() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_half_precision() -> None:
-    """In the dtype that FSDP2 reduces in."""
+    """Averages have the dtype in which FSDP2 reduces."""
     mesh = mesh_of(2)
     for policy, dtype in (
         (MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), torch.bfloat16),
@@ -180,7 +180,7 @@ def test_each_parameter_its_own_route() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_gradients_that_pile_up() -> None:
-    """Without any exchange, or with one among the shards only; what is averaged is the sum."""
+    """Gradients accumulate on each rank, or among the shards only; their sum is averaged."""
     mesh = mesh_of(2)
     for wait in ("set_requires_gradient_sync", "set_requires_all_reduce"):
         net, compressor = make(mesh, OneBit(), FULL)
@@ -252,7 +252,7 @@ def test_residuals_follow_the_loss_scale() -> None:
 @of_today
 @on_ranks(4, launcher="torchrun")
 def test_parameters_that_are_frozen_or_not_used() -> None:
-    """Not used by one rank of a replica: zeros, where FSDP2 is asked for them."""
+    """A rank that does not use a parameter sends zeros, if FSDP2 is asked for them."""
     mesh = mesh_of(2)
     net, _ = make(mesh, OneBit(), FULL)
     net.set_reduce_scatter_unused_params(True)

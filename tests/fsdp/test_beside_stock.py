@@ -72,7 +72,7 @@ def _gradients(model: Any) -> dict[str, torch.Tensor | None]:
 
 
 def _run(model: Any, script: Script) -> list[dict[str, torch.Tensor | None]]:
-    """What the backward passes leave, and the parameters at the end."""
+    """Returns the gradients after each backward pass, and the parameters at the end."""
     generator = torch.Generator(DEVICE).manual_seed(100 + dist.get_rank())
     got = [_gradients(model) for _ in script(model, generator)]
     model.reshard()
@@ -87,7 +87,7 @@ def _compare(
     codecs: bool = True,
     **options: Any,
 ) -> hvdc.Compressor:
-    """Both give the same gradients, and None for the same parameters; codecs come close."""
+    """Runs a script with and without a compressor; gradients must agree, and codecs must come close."""
     mesh = mesh_of(2)
 
     def sharded(own: Any) -> Any:
@@ -150,7 +150,7 @@ def _moved(model: Any, optimizer: Any, generator: torch.Generator) -> torch.Tens
 
 @on_ranks(4, launcher="torchrun")
 def test_residuals_stay_with_what_does_not_take_part() -> None:
-    """Not used, or frozen: residuals are kept, and move nothing."""
+    """Residuals of unused or frozen parameters are kept, and change no parameter."""
     mesh = mesh_of(2)
     for freezes in (False, True):
         torch.manual_seed(3)
@@ -218,7 +218,7 @@ def test_a_divisor_of_the_users_own() -> None:
 @of_today
 @on_ranks(4, launcher="torchrun")
 def test_modules_that_run_more_than_once() -> None:
-    """In a forward pass, or in two before one backward pass."""
+    """A module runs repeatedly in one forward pass, or in two before one backward pass."""
 
     def twice(model: Any, generator: torch.Generator) -> Iterator[None]:
         model.order = [0, 1, 1, 2, 0]
@@ -234,7 +234,7 @@ def test_modules_that_run_more_than_once() -> None:
             yield
 
     def chunks(model: Any, generator: torch.Generator) -> Iterator[None]:
-        """With gradients of the module's inputs, which FSDP2 reduces as they come."""
+        """Also computes gradients of the module's inputs, which FSDP2 reduces as they come."""
         x = _batch(generator).requires_grad_()
         first = model(x)
         (first.sum() + model(first).square().sum()).backward()
@@ -256,7 +256,7 @@ def test_modules_that_run_more_than_once() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_layers_that_are_frozen_and_unfrozen() -> None:
-    """Also after an evaluation, which leaves the root unsharded."""
+    """Layers may change after an evaluation, which leaves the root unsharded."""
 
     def script(model: Any, generator: torch.Generator) -> Iterator[None]:
         parts = [model.begin, model.layers[1], model.layers[2].first]
@@ -274,7 +274,7 @@ def test_layers_that_are_frozen_and_unfrozen() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_accumulation() -> None:
-    """Of both kinds, with parameters that are not used, in the dtype of the reduction."""
+    """Tries both kinds of accumulation, with unused parameters, in the dtype of the reduction."""
     for wait in ("set_requires_gradient_sync", "set_requires_all_reduce"):
         for uses_all in (True, False):
 
@@ -359,7 +359,7 @@ def test_tied_weights_and_mixed_precision() -> None:
 
 
 class Quantized(Blocks):
-    """With frozen weights of dtypes that no codec is for."""
+    """Blocks that also have frozen weights of dtypes that no codec encodes."""
 
     def __init__(self) -> None:
         super().__init__()

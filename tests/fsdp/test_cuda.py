@@ -22,13 +22,13 @@ from tests.torch_models import targets
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    """Before the ranks start, which would build it at the same time."""
+    """Builds the emulation before the ranks start, which would build it at the same time."""
     emulated_library()
 
 
 @on_ranks(2, launcher="torchrun")
 def test_the_end_of_a_backward_pass_waits_for_all_that_it_has_begun() -> None:
-    """Which is what has been put in order."""
+    """The tensors of all exchanges that were begun have been put in order."""
     ordered: list[torch.Tensor] = []
     put_in_order = Executors.order
 

@@ -1,4 +1,4 @@
-"""What goes wrong under FSDP2 is an error of all ranks."""
+"""Errors under FSDP2 are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_it_is_not_for() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_ranks_that_disagree() -> None:
-    """Before the first exchange, on every rank, also on those that have nothing to do with each other."""
+    """Every rank raises an error before the first exchange, even a rank of other shards and replicas."""
     mesh = mesh_of(2)
     for odd in (0, 3):
         for codec, options, message in (
@@ -169,7 +169,7 @@ def _stable(codec: Any) -> ErrorFeedback:
 
 @on_ranks(4, launcher="torchrun")
 def test_a_rank_that_fails() -> None:
-    """All ranks have an error after the backward pass, and no residual counts the step."""
+    """Every rank raises an error after the backward pass, and no residual counts the step."""
     mesh = mesh_of(2)
     net, compressor = make(mesh, OneBit(), FULL, exchange="two_shot")
     backward(net, targets(SHAPES, dist.get_rank(), 0))
@@ -236,7 +236,7 @@ def test_offloaded_parameters_of_another_device() -> None:
 
 @on_ranks(1, launcher="torchrun")
 def test_gradients_of_earlier_backward_passes_are_kept_from_reuse() -> None:
-    """On a device they may be of another stream than the one that exchanges."""
+    """On a device, these gradients may belong to another stream than the one that exchanges."""
     net = shard(Layers(), mesh_of(1))
     compressor = hvdc.Compressor(net, OneBit(), mesh=mesh_of(1), threshold=0)
     net.set_requires_all_reduce(False)

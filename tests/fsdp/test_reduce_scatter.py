@@ -142,7 +142,7 @@ def test_mixed_precision() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_model_that_was_made_without_memory() -> None:
-    """It may get its memory before or behind the call."""
+    """The model may get its memory before or after the call."""
     for early in (True, False):
         net = shard(Net(SHAPES).to("meta"), mesh_of(1))
         if early:

@@ -71,7 +71,7 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_a_step_that_the_script_drops() -> None:
-    """It leaves nothing behind in any shard, nor in the state of an owner step."""
+    """The step changes neither any shard's residual nor the state of an owner step."""
     mesh = mesh_of(2)
     for exchange in FLAT:
         step = hvdc.AdaGrad(initial=0.25) if exchange == "two_shot" else None

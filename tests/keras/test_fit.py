@@ -22,7 +22,7 @@ from tests.ranks import on_ranks
 from tests.stranger import installed
 
 UPDATES = 2 * SAMPLES // BATCH
-"""Of two epochs."""
+"""The number of updates in two epochs."""
 
 
 def _trained(compression: object, optimizer: keras.optimizers.Optimizer, **options: object) -> list:
@@ -68,7 +68,7 @@ def test_graph_eager_and_several_steps_an_execution_are_the_same() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_compressor_that_chooses_by_itself() -> None:
-    """In a compiled fit, with several steps in an execution; it plans in the first update."""
+    """The compressor plans in the first update of a compiled fit with several steps in an execution."""
     compressor = hvdc.Auto(threshold=THRESHOLD)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     model = compiled(hvdc.DistributedOptimizer(optimizer, compressor), steps_per_execution=2)

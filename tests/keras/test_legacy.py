@@ -49,7 +49,7 @@ def test_every_codec() -> None:
 
 @on_ranks(2, launcher="tensorflow", environment={"TF_USE_LEGACY_KERAS": "1"})
 def test_a_partial_optimizer_beside_keras_3() -> None:
-    """Which optimizer it is counts, not which Keras is installed."""
+    """The kind of the optimizer counts, not the version of Keras that is installed."""
     import horovod.keras as horovod_keras
     from tensorflow import keras
 

@@ -1,4 +1,4 @@
-"""What the page of Keras recommends, on two ranks."""
+"""The recipes of the page on Keras, run on two ranks."""
 
 from __future__ import annotations
 

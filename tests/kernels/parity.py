@@ -33,7 +33,7 @@ from tests.kernels.arrays import (
 REFERENCE = ReferenceKernels()
 OFF = ErrorFeedback(alpha=0.0)
 MODES = (OFF, ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
-"""Without a residual, with alpha and beta alike, and with both."""
+"""No residual; equal alpha and beta; and different ones."""
 
 SHAPES: tuple[tuple[int, ...], ...] = (
     (),
@@ -57,7 +57,7 @@ LARGE = ((70_001,), (71, 1009), (5003, 14))
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the reference makes of a gradient."""
+    """A gradient's payload and residual by the reference."""
 
     payload: np.ndarray
     residual: np.ndarray | None
@@ -102,7 +102,7 @@ def decoded(
     scale: float,
     accumulate: bool,
 ) -> np.ndarray:
-    """What the reference decodes, as :func:`bits`: once for all kernels, threads and places in memory."""
+    """Returns the reference's result as :func:`bits`; kernels, threads and places in memory share it."""
     memory = before.reshape(-1).view(torch.uint8).numpy().tobytes() if before.numel() else b""
     digest = blake2b(payloads.tobytes() + memory).digest()
     # As text: 0.0 and -0.0 are equal, and do not give the same sums.

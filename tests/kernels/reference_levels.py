@@ -1,4 +1,4 @@
-"""What kernels for levels write, in NumPy."""
+"""The results of kernels for levels, computed with NumPy."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def messages(cases: Sequence[Case], ranks: int) -> torch.Tensor:
 
 
 def check(cases: Sequence[Case], threads: int, ranks: int, scale: float) -> None:
-    """Both ways, in place and out of place, by the CPU's batch and by single calls of two executors."""
+    """Encodes and decodes, in place and not, by the CPU's batch and by single calls of two executors."""
     entries = entries_of(cases)
     rows = messages(cases, ranks)
     for batch, widen in (
@@ -268,7 +268,7 @@ def test_groups_that_are_not_finite_keep_their_residual(bad: float, isa: str) ->
     "row", [row for row in ROWS if row.name in ("onebit", "ecq", "fp16")], ids=str
 )
 def test_many_residuals_go_past_the_caches(row: Row, isa: str) -> None:
-    """From a size on, and where they are aligned; the residual in place is the reference's elsewhere."""
+    """Long, aligned residuals bypass the caches; the results are the reference's in place and elsewhere."""
     shape = (530_001,)
     values = normal(shape)
     values[[7, 400_000]] = math.inf
@@ -341,7 +341,7 @@ def test_bytes_between_payloads_may_be_anything() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_entries_may_be_parts_of_arrays(dtype: str, isa: str) -> None:
-    """As arrays of their own, in whatever order, and beside elements that belong to no entry."""
+    """Parts of arrays, in any order and beside elements of no entry, give the same as whole arrays."""
     sizes, places = [300, 5, 1000], [(2, 96), (0, 0), (2, 500), (0, 211)]
     shapes = [(4, 101), (200,), (500,), (89,)]
     feedbacks = {0: FULL, 2: ErrorFeedback(alpha=0.0)}

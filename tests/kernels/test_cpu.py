@@ -352,7 +352,7 @@ def test_a_codec_without_a_kernel_runs_in_the_reference(dtype: str, shape: tuple
 
 @pytest.mark.parametrize("codec", (CODEC, Truncated()), ids=str)
 def test_payloads_that_stand_apart(codec: Codec) -> None:
-    """As in a message of several tensors' payloads."""
+    """Payloads need not be adjacent, as in a message that has several tensors' payloads."""
     payloads = np.stack([encode(codec, SHAPE, normal(SHAPE, seed=seed)) for seed in (0, 1, 2)])
     want, got, by_numpy = torch.zeros(SHAPE), torch.ones(SHAPE), np.ones(70, np.float32)
     call_decode(codec, payloads=torch.from_numpy(payloads), out=want)

@@ -55,7 +55,7 @@ def entries_of(cases: Sequence[Case]) -> list[LevelEntry]:
 
 
 def check(cases: Sequence[Case], threads: int, in_place: bool, factors: Sequence[float]) -> None:
-    """All three calls between guards, beside the reference's; norms are multiplied by some factors."""
+    """Makes all three calls between guards, with norms times some factors, and compares the reference."""
     entries = entries_of(cases)
     batch = CpuLevelBatch(entries, threads)
     norms = Guarded(torch.full((batch.norm_count + 3,), 7.0), 4)

@@ -25,7 +25,7 @@ NOISE = NoiseKey(seed=3, rank=2, tensor=9, step=2**33 + 1)
 
 
 def _shared(norms: np.ndarray) -> np.ndarray:
-    """As if another rank's norms were larger, or infinite, in some of the buckets."""
+    """Returns norms that are larger, or infinite, in some buckets, as if they came from another rank."""
     with np.errstate(over="ignore"):
         shared = norms * np.float32(1.75)
     shared[1::7] = np.inf
@@ -43,7 +43,7 @@ def _check(
     threads: int = 1,
     offset: int = 0,
 ) -> None:
-    """All four calls, between guards, beside the reference's."""
+    """Makes all four calls between guards, and compares the reference."""
     case = f"{codec}, {shape}, {gradient.dtype}, {MODES[mode]}, {ranks} ranks, {threads} threads"
     kernels, feedback = CpuLevels(threads), MODES[mode]
     width = lane_bits(codec.top_level * ranks)

@@ -1,4 +1,4 @@
-"""What the tests of the compressor that chooses by itself have in common."""
+"""The helpers that the tests of the compressor that chooses by itself share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(**options: Any) -> hvdc.Auto:
 
 @contextmanager
 def deciding(plan: Callable[[list[Route]], Sequence[Route]]) -> Iterator[None]:
-    """Within it, whatever is predicted: the plan that is made of all routes of all plans."""
+    """A context in which a function makes the plan of the routes of all plans, whatever is predicted."""
 
     def decide(tensors: Sequence[PlannedTensor], measured: Measured, bursts: Any) -> Candidate:
         candidates = propose(tensors, measured)
@@ -83,5 +83,5 @@ class Course:
 
 
 def everywhere(what: object) -> list[Any]:
-    """What the ranks say, in their order."""
+    """Returns each rank's value, by rank."""
     return list(hvd.allgather_object(what, name="what ranks say"))

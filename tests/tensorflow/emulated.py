@@ -27,7 +27,7 @@ _LIBRARY = _FOLDER / "emulated_gpu" / "libhvdc_emulated_gpu.so"
 
 
 def build() -> None:
-    """Before the ranks start, which would build it at the same time."""
+    """Builds the emulation before the ranks start, which would build it at the same time."""
     if _REAL:
         return
     from tests.cuda.executors import emulated_library

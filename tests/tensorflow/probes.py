@@ -55,7 +55,7 @@ class Simulation(reference.Simulation):
         super().__init__(exchange, codec, feedback, shapes, size, **options)
 
     def sum(self, gradients: Sequence[Sequence[np.ndarray]], scale: float) -> list[np.ndarray]:
-        """What every rank's gradients become in one step."""
+        """Returns the sums that every rank's gradients become in one step."""
         made = self.average([dict(zip(NAMES, one, strict=True)) for one in gradients], scale)
         return [
             made[name]
@@ -66,7 +66,7 @@ class Simulation(reference.Simulation):
 
 
 def assert_residuals(compressor: Compressor, simulation: Simulation) -> None:
-    """Those of this rank, bit for bit; owners' too, where there are any."""
+    """Fails unless this rank's residuals, and those of its owned parts, are the reference's bits."""
     for slot in compressor.slots:
         if slot.route.uncompressed:
             continue
@@ -93,5 +93,5 @@ def assert_same(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> No
 
 @cache
 def process_set(*ranks: int) -> hvd.ProcessSet:
-    """Those ranks, for all tests of a job: Horovod takes a set once."""
+    """Returns a process set for all tests of a job: Horovod accepts each set once."""
     return hvd.add_process_set(list(ranks))

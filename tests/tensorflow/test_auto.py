@@ -59,7 +59,7 @@ def _mixed() -> hvdc.Auto:
 
 @on_ranks(2, launcher="tensorflow")
 def test_the_variables_of_a_keras_model() -> None:
-    """Those of Keras 3, which are not TensorFlow's, say as much as the tape's sources do."""
+    """Variables of Keras 3, which are not TensorFlow's, tell as much as the tape's sources do."""
     import keras
 
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100), keras.layers.Dense(10)])
@@ -177,7 +177,7 @@ def test_a_plan_is_saved_and_gone_on_with() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_another_number_of_ranks_inherits_from_all_ways() -> None:
-    """What some gradients' owners hold, and others' ranks."""
+    """Owners hold the residuals of some gradients, and all ranks those of others."""
     compressor = _mixed()
     course = Course(compressor)
     for _ in range(3):

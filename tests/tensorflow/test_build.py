@@ -89,7 +89,7 @@ def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_not_as_it_was_compiled(tmp_path: Path) -> None:
-    """After a loss of power, a file may be empty; it is compiled again."""
+    """A file that is empty, as after a loss of power, is compiled again."""
     compiler = tmp_path / "compiler"
     compiler.write_text(
         f"#!{sys.executable}\n"

@@ -1,4 +1,4 @@
-"""What the collectives carry."""
+"""The data that the collectives transfer."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_residuals_are_those_before_the_dropped_step() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_nonfinite_step_is_dropped_once() -> None:
-    """Its residuals are those before, bit for bit, and stay so."""
+    """The residuals are those from before the step, bit for bit, and stay so."""
     for compressor in _compressors():
         exchange = exchange_with(compressor, graph=True)
         exchange(targets(hvd.rank(), 0))
@@ -88,7 +88,7 @@ def test_in_a_function() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_residuals_that_were_restored_since() -> None:
-    """By a checkpoint, or from those of all ranks; until the next exchange."""
+    """A checkpoint, or the residuals of all ranks, prevent ``drop_step()`` until the next exchange."""
     compressor = hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot")
     exchange = exchange_with(compressor, graph=True)
     exchange(targets(hvd.rank(), 0))

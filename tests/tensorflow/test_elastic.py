@@ -1,4 +1,4 @@
-"""What elastic states keep of compressors in TensorFlow, and give to those that come after them."""
+"""Compressors in elastic states of TensorFlow, and in the ranks that come after them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Training:
         self.again()
 
     def again(self) -> None:
-        """As the function that elastic Horovod runs does."""
+        """Makes the compressor again, as the function that elastic Horovod runs does."""
         self.compressor = self.state.begin(hvdc.OneBit(threshold=THRESHOLD, **self._options))
         self._step = exchange_with(self.compressor, graph=True)
 
@@ -46,7 +46,7 @@ class _Training:
         return sums
 
     def unsent(self) -> list[np.ndarray]:
-        """What all ranks together would still add to the average."""
+        """Returns the part of the gradients that all ranks have yet to add to the average."""
         parts = []
         for slot in self.compressor.slots:
             own = np.zeros(int(np.prod(slot.shape)), np.float32)
@@ -61,7 +61,7 @@ class _Training:
 
 
 def _part(slot: Any) -> tuple[int, int]:
-    """Which elements a rank owns: those of the ranks before it come first, from the first owner on."""
+    """Returns the range that a rank owns; ranges follow the order of the ranks from the first owner on."""
     lengths = hvd.allgather_object(len(slot.owned.numpy()), name=f"length.{slot.index}")
     order = [(slot.index + place) % len(lengths) for place in range(len(lengths))]
     begin = sum(lengths[rank] for rank in order[: order.index(hvd.rank())])
@@ -164,7 +164,7 @@ def test_variables_that_a_commit_cannot_tell_apart() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_model_made_again_after_a_reset() -> None:
-    """Its variables have other names: their residuals are not found."""
+    """The new model's variables have other names, so that their residuals are not found."""
     state = TensorFlowState([tf.Variable(0.0)])
 
     def train(name: str) -> None:

@@ -48,7 +48,7 @@ class _Altered(hvdc.OneBit):
 
 
 def _afresh(exchange: Any) -> None:
-    """After an error, the ranks exchange as before."""
+    """Checks that the ranks exchange as before the error."""
     for step in range(3, 5):
         assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), step)))
 
@@ -99,7 +99,7 @@ def test_a_rank_that_ends_with_its_error() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_gradient_that_cannot_be_encoded() -> None:
-    """Of another size than the step before, on one rank; tracing could not know."""
+    """One rank's gradient changes its size between two steps, which tracing could not know."""
     variable = tf.Variable(tf.zeros([0]), shape=[None])
     other = tf.Variable(tf.zeros(SHAPES[0]))
     compressor = hvdc.OneBit(threshold=0)
@@ -249,7 +249,7 @@ def test_a_codec_without_payloads() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_layers_of_another_exchange() -> None:
-    """Not even where the default exchange would be that one among more ranks."""
+    """A route of another exchange is refused even if it would be the default one of more ranks."""
     for options, own in (({}, "allgather"), ({"exchange": "integer_sum"}, "integer_sum")):
         layers = {"*": Route(ECQ(), exchange="two_shot")}
         message = rf"Compressor\.layers: expected routes of one exchange, '{own}', .*got 'two_shot'"

@@ -109,7 +109,7 @@ def test_where_residuals_are() -> None:
 
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
-    """On all ranks, also where only one of them got it, whose residuals stay; and the ranks go on."""
+    """If one rank got it, all ranks see the NaN, that rank keeps its residuals, and the job continues."""
     for where in ("before", "after"):
         compressor = test_errors._Altered(where, threshold=THRESHOLD)
         exchange = exchange_with(compressor, graph=True)

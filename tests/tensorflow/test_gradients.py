@@ -199,7 +199,7 @@ def test_half_precision() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_two_tapes_in_one_function_and_a_loop() -> None:
-    """As in a GAN, with variables of one shape; four steps in two calls."""
+    """The variables have one shape, as in a GAN; two calls make four steps."""
     variables = [tf.Variable(tf.zeros(SHAPES[0])) for _ in range(2)]
     shared = hvdc.OneBit(threshold=THRESHOLD)
     own = [hvdc.Ternary(threshold=THRESHOLD), hvdc.OneBit(threshold=THRESHOLD)]

@@ -97,19 +97,19 @@ class _Loopback:
     numbers = staticmethod(Collectives.numbers)
 
     def all_to_all(self, message: tf.Tensor, sizes: tf.Tensor, name: str) -> tf.Tensor:
-        """Its own part, once for each rank."""
+        """Returns its own part, once for each rank."""
         return tf.tile(tf.split(message, sizes.numpy())[self.rank], [self.size])
 
     def all_gather_alike(self, message: tf.Tensor, length: int | None, name: str) -> tf.Tensor:
-        """Its own message, once."""
+        """Returns its own message, once."""
         return message
 
     def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Larger than its own."""
+        """Returns values larger than its own."""
         return 2 * values
 
     def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Its own, once for each rank."""
+        """Returns the sum of its own values, once for each rank."""
         return self.size * values
 
 

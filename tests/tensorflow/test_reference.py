@@ -31,7 +31,7 @@ from tests.tensorflow.probes import (
 
 @on_ranks(2, launcher="tensorflow")
 def test_the_codec_of_an_installed_package_works_by_name() -> None:
-    """In graphs and eagerly, through both exchanges of payloads, bit for bit."""
+    """It gives the reference's bits in graphs and eagerly, by both exchanges of payloads."""
     with installed():
         codec, feedback = codec_class("test", "codec", "twobit")(), ErrorFeedback(0.8, 0.9)
         for number, (exchange, graph) in enumerate(
@@ -109,7 +109,7 @@ def test_its_errors_reach_the_operations() -> None:
 
 @on_ranks(1, launcher="tensorflow")
 def test_a_class_that_is_defined_again() -> None:
-    """As in a notebook: graphs that are traced from then on run the new one."""
+    """Graphs that are traced after the second definition run the new class, as in a notebook."""
     operations()
     for scale in (1, 2):
 

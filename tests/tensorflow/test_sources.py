@@ -52,7 +52,7 @@ def _exchange(compressor: Any, graph: bool) -> Callable[..., list[tf.Tensor]]:
 def _assert_sums(
     compressor: Any, sent: dict[str, np.ndarray], wanted: dict[str, np.ndarray]
 ) -> None:
-    """What was sent of each gradient, and what the ranks kept of it, is what was computed."""
+    """Fails unless the sent part of each gradient and the ranks' residuals add up to the computed one."""
     for slot in compressor.slots:
         name = slot.variable_name.partition(":")[0]
         left = hvd.allreduce(slot.residual, name=f"left.{slot.index}").numpy().reshape(SHAPE)
@@ -129,7 +129,7 @@ def test_one_persistent_tape_of_two_models() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_one_gradient_of_two_variables() -> None:
-    """Both gradients are one tensor."""
+    """The gradients of both variables are one tensor."""
     compressor = hvdc.OneBit(threshold=0)
     a, b = _variables("a", "b")
 

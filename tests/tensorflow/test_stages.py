@@ -38,7 +38,7 @@ def _altering(shot: str) -> tuple[hvdc.Compressor, tf.Variable]:
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_part_altered_on_its_way_to_its_owner() -> None:
-    """Its owner sends zeros, so that all ranks fail in the same step, and go on."""
+    """The part's owner sends zeros, so that all ranks fail in the same step, and continue."""
     compressor, bits = _altering("all_to_all")
     exchange = exchange_with(compressor, graph=True)
     exchange(targets(hvd.rank(), 0))
@@ -111,7 +111,7 @@ def test_levels_and_norms_altered_on_their_way() -> None:
 
 
 def _goes_on(compressor: hvdc.Compressor, length: int, message: str) -> None:
-    """All ranks fail, and go on. Parts are cut for the shape of the first trace; a later one may know less.
+    """Fails unless all ranks fail and continue, even if a later trace knows less of the shapes.
 
     Args:
         compressor: encodes everything.
@@ -167,7 +167,7 @@ def test_a_gradient_that_cannot_be_encoded() -> None:
     environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
 )
 def test_a_gradient_that_cannot_be_sent_within_its_host() -> None:
-    """Its owners get nothing of it, and send zeros."""
+    """The owners on that host get nothing of the gradient, and send zeros."""
     owner = r"as its owner: gradient.0: expected 8192 bytes from the 2 ranks of the host, got"
     others = (3000, r"gradient.0: expected rank [01]'s average, got none")
     compressor = hvdc.OneBit(threshold=0, exchange="hierarchical")

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_rank_is_refused_and_changes_nothing() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_another_number_of_ranks_loses_no_mass() -> None:
-    """What three ranks had not sent, on two: their part in the average is the same."""
+    """Two ranks take over the unsent gradients of three, with the same part in the average."""
     folder = tempfile.mkdtemp()
     residuals = [
         np.random.default_rng(rank).standard_normal(2800).astype(np.float32) for rank in range(3)

@@ -40,7 +40,7 @@ def test_a_checkpoint_of_another_exchange() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_another_number_of_ranks_loses_no_mass() -> None:
-    """What three ranks and three owners had not sent, on two: in two shots, and by an allgather."""
+    """Two ranks take over the unsent gradients of three ranks and owners, by two exchanges."""
     for group in (1024, "column"):
         _on_two_ranks(group)
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other under Horovod and TensorFlow beside their gradients."""
+"""Values that ranks exchange under Horovod and TensorFlow beside their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks of an exchange in one process, which start their collectives as drivers do."""
+"""All ranks of an exchange in one process, where they start their collectives as drivers do."""
 
 from __future__ import annotations
 

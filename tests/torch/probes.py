@@ -14,7 +14,7 @@ from tests.torch_models import Probe
 
 @cache
 def process_set(*ranks: int) -> hvd.ProcessSet:
-    """Those ranks, for all tests of a job: Horovod takes a set once."""
+    """Returns a process set for all tests of a job: Horovod accepts each set once."""
     return hvd.add_process_set(list(ranks))
 
 

@@ -33,12 +33,12 @@ def _start(**options: Any) -> tuple[Probe, hvdc.Auto, Any]:
 
 
 def _everywhere(text: str) -> set[str]:
-    """What the ranks say."""
+    """Returns each rank's value."""
     return set(hvd.allgather_object(text, name="what ranks say"))
 
 
 def _until_planned(compressor: hvdc.Auto, step: Callable[[int], object]) -> int:
-    """Makes steps until there is a plan; how many. Later ones might measure anew on a busy machine."""
+    """Makes steps until there is a plan, and returns their number; more steps might measure anew."""
     for number in range(MOST_STEPS):
         step(number)
         if compressor._planner.settled:
@@ -121,7 +121,7 @@ def test_changes_of_route_on_three_ranks() -> None:
 
 @on_ranks(4, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_changes_of_route_on_two_hosts() -> None:
-    """Where process sets can be made at any time, the hierarchical exchange is among the choices."""
+    """The hierarchical exchange is among the choices, as process sets can be made at any time."""
     _every_change_of_route_keeps_every_gradient(ways=7)
 
 
@@ -259,7 +259,7 @@ def test_join() -> None:
 
 @on_ranks(3, alone=True)
 def test_fewer_ranks() -> None:
-    """After a reset, what is fastest among those that are left is measured from the beginning."""
+    """After a reset, the compressor measures anew what is fastest among the remaining ranks."""
     model, compressor, optimizer = _start(codecs=("onebit",), exchanges=("allgather",))
 
     def step(number: int) -> None:

@@ -1,4 +1,4 @@
-"""How ranks wait for each other, and for those that are gone."""
+"""Ranks that wait for each other, and for ranks that are gone."""
 
 from __future__ import annotations
 

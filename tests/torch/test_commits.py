@@ -1,4 +1,4 @@
-"""What elastic states keep of a compressor, and settle when ranks have gone or come."""
+"""Compressors in elastic states, which are settled when ranks leave or join."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Training:
             self.state.step += 1
 
     def unsent(self) -> torch.Tensor:
-        """What this rank would still add to the average of all ranks' gradients."""
+        """Returns the part of the gradients that this rank would still add to the average of all ranks."""
         sums = []
         for slot in self.compressor._slots:
             total = torch.zeros(slot.count)
@@ -72,7 +72,7 @@ def _everybodys(unsent: torch.Tensor, name: str) -> torch.Tensor:
 
 @on_ranks(3, alone=True)
 def test_a_rank_that_is_lost() -> None:
-    """What it had not sent is shared out, or missing with a warning; those that stay keep theirs."""
+    """Its unsent part is shared out, or missing with a warning; the other ranks keep theirs."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
@@ -182,7 +182,7 @@ def test_the_default_exchange_follows_the_number_of_ranks() -> None:
 
 @on_ranks(2, alone=True)
 def test_factors_stay_with_the_ranks_that_stay() -> None:
-    """What was not sent is kept, and a rank that is new takes the others' factor after a step."""
+    """Unsent gradients are kept, and a new rank takes the others' factor after a step."""
     training = _Training("factors", share=True, codec=PowerSGD(2))
     training.run(3)
     before = _everybodys(training.unsent(), "on two ranks")

@@ -35,7 +35,7 @@ class _OnADevice(HorovodTorch):
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    """Before the ranks start, which would build it at the same time."""
+    """Builds the emulation before the ranks start, which would build it at the same time."""
     emulated_library()
 
 
@@ -47,7 +47,7 @@ def test_every_codec_in_one_shot() -> None:
 
 @on_ranks(2)
 def test_steps_that_the_script_drops() -> None:
-    """Also where only a device knows whether all ranks have dropped the step."""
+    """Only a device may know whether all ranks have dropped the step."""
     with deferred_kernels():
         residuals.a_step_that_the_script_drops(HorovodTorch(), "allgather")
         residuals.a_step_that_the_script_drops(HorovodTorch(), "two_shot")
@@ -97,7 +97,7 @@ def _assert_close(got: torch.Tensor | None, expected: torch.Tensor | None) -> No
 
 @on_ranks(2)
 def test_a_step_with_inf_is_dropped_on_all_ranks() -> None:
-    """Nobody has read a flag, and still every residual is what it was."""
+    """The host reads no flag, and every residual is nevertheless restored."""
     with deferred_kernels():
         for name in ("allgather", "two_shot", "hierarchical"):
             _a_step_with_inf_is_dropped(name)

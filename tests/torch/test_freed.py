@@ -15,7 +15,7 @@ SHAPES = {"a": (40, 70), "b": (3000,)}
 
 @on_ranks(2)
 def test_a_dropped_compressor() -> None:
-    """With its model and Horovod's optimizer."""
+    """The compressor is dropped with its model and Horovod's optimizer."""
     for exchanged in ("allgather", "two_shot"):
 
         def make() -> list[object]:

@@ -72,7 +72,7 @@ def test_an_altered_payload() -> None:
 
 @on_ranks(4, launcher="two hosts", environment=DYNAMIC, alone=True)
 def test_some_layers_by_way_of_hosts() -> None:
-    """From the start, or later on."""
+    """The layers have these routes from the start, or get them later."""
     feedback, by_hosts = ErrorFeedback(), Route(OneBit(), exchange="hierarchical", inner=Int8())
     for layers in ({"a": by_hosts}, {}):
         model, compressor = _start(exchange="two_shot", layers=layers)
@@ -111,7 +111,7 @@ def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
 
 
 def _unsent(states: list[dict[str, Any]], name: str) -> torch.Tensor:
-    """What all ranks together would still add to their average."""
+    """Returns the part of the gradients that all ranks have yet to add to the average."""
     total = torch.zeros(math.prod(SHAPES[name]), dtype=torch.float64)
     for state in states:
         saved = state["tensors"][name]

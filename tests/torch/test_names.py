@@ -13,7 +13,7 @@ def _names(model: nn.Module) -> list[str]:
 
 
 class _Wrapper(nn.Module):
-    """As DistributedDataParallel and its likes hold a model."""
+    """A module that holds a model as DistributedDataParallel and similar wrappers do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
 
 @on_ranks(2)
 def test_the_loss_scale_is_read_once_a_step() -> None:
-    """On a GPU, each look at it waits for all work before it."""
+    """On a GPU, each read of the loss scale waits for all work before it."""
     shapes = {"a": (4096,), "b": (3000,), "c": (70, 3)}
     model = Probe(shapes)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -32,7 +32,7 @@ RANKS = {"allgather": (3, 1), "two_shot": (3, 1), "hierarchical": (4, 2)}
 
 
 def _gradients(rank: int, step: int, density: float) -> dict[str, torch.Tensor]:
-    """Of which so many are not 0; the more, the longer are payloads."""
+    """Returns gradients with a share of nonzero elements; the larger the share, the longer the payloads."""
     generator = np.random.default_rng([rank, step])
     return {
         name: torch.from_numpy(
@@ -86,7 +86,7 @@ def test_any_sizes_give_the_reference_s_bits(exchange: str, data: st.DataObject)
 
 @pytest.mark.parametrize("exchange", RANKS)
 def test_only_a_step_of_longer_payloads_than_before_takes_more_collectives(exchange: str) -> None:
-    """Where rank 1's gradients become dense; of a hierarchy, in a part that rank 0 does not own."""
+    """Rank 1's gradients become dense, in a hierarchy within a part that rank 0 does not own."""
     ranks, simulation = _ranks(exchange)
     size = RANKS[exchange][0]
     again, lengths = [], []
@@ -107,7 +107,7 @@ def test_only_a_step_of_longer_payloads_than_before_takes_more_collectives(excha
 @pytest.mark.parametrize("exchange", RANKS)
 @pytest.mark.parametrize("kind", ("standard_normal", "laplace"))
 def test_the_model_predicts_what_ranks_send(exchange: str, kind: str) -> None:
-    """Once ranks know the lengths; normal numbers from nothing, others from the bits of a payload."""
+    """The model predicts normal numbers from nothing, and others from the bits of a payload."""
     shapes, (size, local) = {"a": (300, 211)}, RANKS[exchange]
     ranks = Lockstep(exchange, CODEC, WEAK, shapes, size, local)
     random, counted = np.random.default_rng(3), []
@@ -128,7 +128,7 @@ def test_the_model_predicts_what_ranks_send(exchange: str, kind: str) -> None:
 
 
 def test_an_owner_that_waits_for_parts_and_then_fails() -> None:
-    """Its error and the others' come in the same step, in which parts were longer than ever before."""
+    """The owner's error and the others' come in one step, whose parts are longer than ever before."""
     failing = False
 
     def step_of_owner(average: torch.Tensor, state: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def test_a_parameter_on_a_gpu_is_refused_before_any_exchange() -> None:
 
 @on_ranks(3)
 def test_buckets_that_need_more_beside_others_that_do_not() -> None:
-    """Under Horovod, in buckets of one gradient, whose hooks fire in another order on each rank."""
+    """Each of Horovod's buckets has one gradient, whose hooks fire in another order on each rank."""
     limit, buckets.LIMIT = buckets.LIMIT, 0
     names = list(SHAPES)
     for name in RANKS:

@@ -33,7 +33,7 @@ def test_a_layer_that_is_trained_later() -> None:
 
 @on_ranks(2)
 def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
-    """What is unsent of it stays, and goes on its way when the layer is trained again."""
+    """The layer's residual stays, and is sent when the layer is trained again."""
     for chosen in ("allgather", "two_shot", "changed codec"):
         travels = chosen if chosen != "changed codec" else "allgather"
         model = Probe(SHAPES)
@@ -58,7 +58,7 @@ def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
 
 @on_ranks(2)
 def test_a_layer_that_the_optimizer_does_not_know() -> None:
-    """As stock, Horovod does not exchange it; ranks are told."""
+    """Horovod does not exchange the layer, as without compression; ranks are warned."""
     model = Probe(SHAPES)
     model.base.requires_grad_(False)
     optimizer = distributed(model, hvdc.OneBit(model, threshold=100))

@@ -33,7 +33,7 @@ Payloads = dict[tuple[int, int], np.ndarray]
 
 
 def _record(compressor: CompressorBase) -> Payloads:
-    """Fills, as gradients are encoded, with their payloads by tensor and step in the noise."""
+    """Returns a dictionary that gets each payload that is encoded, by tensor and step in the noise."""
     payloads: Payloads = {}
     make = compressor._batches.make
 

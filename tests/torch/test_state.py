@@ -58,7 +58,7 @@ def test_a_state_is_that_of_a_whole_step() -> None:
 
 @on_ranks(2)
 def test_a_step_that_is_thrown_away() -> None:
-    """Behind ``synchronize()``: a warning without ``drop_step()``, and nothing left with it."""
+    """After ``synchronize()``, a missing ``drop_step()`` is warned of; with it, the step leaves nothing."""
     model = Probe(SHAPES)
     compressor = hvdc.OneBit(model, threshold=100)
     optimizer = distributed(model, compressor)
@@ -89,7 +89,7 @@ def test_a_step_that_is_thrown_away() -> None:
 
 @on_ranks(2)
 def test_a_step_that_is_thrown_away_where_a_rank_has_joined() -> None:
-    """It went uncompressed, and residuals had stayed."""
+    """The step is sent uncompressed, and residuals do not change."""
     model = Probe(SHAPES)
     compressor = hvdc.OneBit(model, threshold=100, exchange="two_shot")
     optimizer = distributed(model, compressor)

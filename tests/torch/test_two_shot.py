@@ -53,7 +53,7 @@ def _start(
 
 
 def _buckets_of(elements: int) -> None:
-    """Of so many elements, in compressors whose first step is still to come."""
+    """Sets the number of elements in a bucket, for compressors whose first step is still to come."""
     buckets.LIMIT = elements
 
 
@@ -104,7 +104,7 @@ def test_every_scheme_by_name() -> None:
 
 
 class _Wait(torch.autograd.Function):
-    """Nothing forward; backward, it waits, by a function that returns whether that was in time."""
+    """A function whose backward pass calls another one, which waits and returns whether it was in time."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, wait: Callable[[], bool]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What goes wrong between two shots: an error on every rank that says so, and no hang."""
+"""Failures between two shots are errors on every rank, and never a hang."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_payload_altered_on_its_way_to_its_owner() -> None:
 
 @on_ranks(4, alone=True, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_a_payload_altered_on_its_way_within_a_host() -> None:
-    """Its sender is named by its number among all ranks, not among those of its host."""
+    """The error names the sender by its number among all ranks, not among those of its host."""
     buckets.LIMIT = 3000
     model = Probe(SHAPES)
     route = Route(OneBit(), exchange="hierarchical", inner=Int8())

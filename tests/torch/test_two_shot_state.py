@@ -1,4 +1,4 @@
-"""What owners keep: second residuals, their step's state, checkpoints, other numbers of ranks."""
+"""The owners' state: second residuals, owner steps, checkpoints, and other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_residuals_and_state_do_not_depend_on_the_loss_scale() -> None:
 
 
 def _unsent(states: list[dict[str, Any]], name: str) -> torch.Tensor:
-    """What all ranks together would still add to their average."""
+    """Returns the part of the gradients that all ranks have yet to add to the average."""
     count, size = math.prod(SHAPES[name]), len(states)
     total = torch.zeros(count, dtype=torch.float64)
     for state in states:
@@ -278,7 +278,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
 
 @on_ranks(2)
 def test_an_owner_steps_state_stays_with_its_parts() -> None:
-    """Where it cannot, nothing is changed."""
+    """If the state cannot stay with its parts, an error leaves everything unchanged."""
     model, compressor, optimizer = _start(owner_step=hvdc.AdaGrad())
     _train(model, optimizer, range(2))
     before = copy.deepcopy(compressor.state_dict())
