@@ -101,7 +101,8 @@ class CudaKernels(Kernels):
         self._device = device
         self._workspaces: dict[tuple[int, int], Any] = {}
         self._outgrown: list[Any] = []  # CUDA graphs may still use them
-        self._error = device.pinned(ctypes.sizeof(Error))
+        # One for each stream: a stream's kernels write in order, those of two streams at the same time.
+        self._errors: dict[tuple[int, int], Any] = {}
         self._calls: dict[int, tuple[Codec, Shape]] = {}
         self._tag = 0
         self._batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -170,11 +171,7 @@ class CudaKernels(Kernels):
             raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
         spec = spec_for(codec, shape)
         arrays = DeviceArrays(self._device.type, out)
-        self._call(
-            f"decode_sum: {codec!r}, shape {shape}",
-            self.library.hvdc_cuda_decode_sum,
-            arrays.index,
-            self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
+        arguments = (
             ctypes.byref(spec),
             step,
             arrays.rows("payloads", payloads),
@@ -186,9 +183,14 @@ class CudaKernels(Kernels):
             dtype_of("out", out),
             accumulate,
             None,
-            self._error.data_ptr(),
-            self._remember(codec, shape),
         )
+        tag = self._remember(codec, shape)
+        workspace_bytes = self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))
+        with self.launching(arrays.index) as stream:
+            queue = self._queue(arrays.index, stream, workspace_bytes)
+            error = self.error_address(arrays.index, stream)
+            status = self.library.hvdc_cuda_decode_sum(*arguments, error, tag, queue)
+            self.check_status(status, f"decode_sum: {codec!r}, shape {shape}")
 
     def restore(self, residuals: Sequence[tuple[Any, Any]], when: Any) -> None:
         """Copies residuals over others if ``when`` is not 0, without the host reading ``when``.
@@ -255,26 +257,16 @@ class CudaKernels(Kernels):
     def check(self) -> None:
         """Raises the error of an earlier call; for a caller that has just synchronized.
 
+        If calls in several streams have failed, each call of this method raises the error of one stream.
+
         Raises:
             PayloadError: a payload was not one that its codec writes for its shape and step. If the call
                 was one of a batch, the error is what the batch's explanation makes of it.
         """
-        error = Error.from_address(self._error.data_ptr())
-        if error.status == 0:
-            return
-        what = {3: "header", 4: "checksum", 6: "list of indices"}.get(
-            error.status, f"status {error.status}"
-        )
-        rank = error.payload
-        batch, number = divmod(error.tag, 1 << _BATCH_BITS)
-        error.status = 0
-        explained = self._batches.get(batch)
-        if explained is not None:
-            raise explained.explain(number, rank, what)
-        codec, shape = self._calls.get(number, ("unknown codec", "unknown"))
-        if batch:
-            codec, shape = "unknown codec", "unknown"
-        raise PayloadError(altered(rank, what, codec, shape))
+        for memory in list(self._errors.values()):
+            error = Error.from_address(memory.data_ptr())
+            if error.status:
+                raise self._explained(error)
 
     def register(self, batch: Any) -> int:
         """The tag of the first entry of a batch, whose ``explain`` then makes the errors of its calls.
@@ -301,10 +293,27 @@ class CudaKernels(Kernels):
         with self._launching, self._device.guard(index):
             yield self._device.stream(index)
 
-    @property
-    def error_address(self) -> int:
-        """The address of the structure to which kernels write what is wrong with payloads."""
-        return self._error.data_ptr()
+    def error_address(self, index: int, stream: int) -> int:
+        """The address to which the kernels of one stream of a device write what is wrong with payloads."""
+        if (index, stream) not in self._errors:
+            self._errors[index, stream] = self._device.pinned(ctypes.sizeof(Error))
+        return self._errors[index, stream].data_ptr()
+
+    def _explained(self, error: Error) -> PayloadError:
+        """Takes an error out of the memory to which a device has written it."""
+        what = {3: "header", 4: "checksum", 6: "list of indices"}.get(
+            error.status, f"status {error.status}"
+        )
+        rank = error.payload
+        batch, number = divmod(error.tag, 1 << _BATCH_BITS)
+        error.status = 0
+        explained = self._batches.get(batch)
+        if explained is not None:
+            return explained.explain(number, rank, what)
+        codec, shape = self._calls.get(number, ("unknown codec", "unknown"))
+        if batch:
+            codec, shape = "unknown codec", "unknown"
+        return PayloadError(altered(rank, what, codec, shape))
 
     def _call(
         self,

@@ -169,7 +169,7 @@ class CudaBatch(Batch):
                 rows.stride(0) if ranks > 1 else 0,
                 scale,
                 flags,
-                self._kernels.error_address,
+                self._kernels.error_address(devices.index, stream),
                 self._tag,
                 ctypes.byref(queue),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from hvd_compress.kernels.torch_device import TorchDevice
 from tests import device
 
 ROOT = Path(__file__).resolve().parents[2]
+
+_streams = itertools.count(1)
 
 
 class HostDevice:
@@ -80,6 +83,14 @@ def emulated() -> Checked:
     kernels = Checked(HostDevice(), emulated_library())
     kernels.device = "cpu"
     return kernels
+
+
+def another_stream(kernels: Checked) -> AbstractContextManager[object]:
+    """Makes a stream current that nothing else uses."""
+    if kernels.device == "cuda":
+        return torch.cuda.stream(torch.cuda.Stream())
+    number = next(_streams)
+    return mock.patch.object(HostDevice, "stream", lambda *_: number)
 
 
 def configure(processors: int, order: int) -> None:

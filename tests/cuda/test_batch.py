@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,10 +20,11 @@ from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import batch as kernels_batch
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.cpu_batch import CpuBatch
+from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import normal
-from tests.cuda.executors import Checked, configure, deferred_kernels, emulated
+from tests.cuda.executors import Checked, another_stream, configure, deferred_kernels, emulated
 from tests.cuda.test_parity import PLAIN, SIZES, SPARSE
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits
 from tests.kernels.parity import LARGE, MODES
@@ -303,6 +305,32 @@ def test_of_several_altered_payloads_the_first_tensors_is_named(order: int) -> N
                 rows[rank, byte] ^= 1
     finally:
         configure(1, 0)
+
+
+def test_errors_of_two_streams_are_both_reported(kernels: Checked) -> None:
+    """Of batches and of single calls, each with its own tensor and rank."""
+    some = every_row((70,))[:2]
+    batches = [CudaBatch(kernels, entries_of(some)) for _ in range(2)]
+    case, entry, device = some[0], batches[0].entries[0], kernels.device
+    rows = torch.stack([expected(some)[0]] * 3).to(device)
+    outs = [torch.zeros_like(c.gradient, device=device) for c in some]
+    for number, batch in enumerate(batches):
+        altered = rows.clone()
+        altered[1 + number, batch.entries[number].offset + 40] ^= 1
+        with another_stream(kernels):
+            batch.decode_sum(outs, steps_of(some), altered)
+    with another_stream(kernels):
+        altered[0, entry.offset + 40] ^= 1
+        payloads = altered[:, entry.offset : entry.end]
+        single = partial(CudaKernels.decode_sum, kernels, case.codec, case.shape)
+        single(payloads, outs[0], step=case.noise.step)
+    told = []
+    for _ in range(3):
+        with pytest.raises(PayloadError) as e:
+            kernels.settle()
+        told.append((getattr(e.value, "entry", None), str(e.value)[:6]))
+    assert told == [(0, "rank 1"), (1, "rank 2"), (None, "rank 0")]
+    kernels.settle()
 
 
 def test_an_error_of_a_batch_that_is_gone(kernels: Checked) -> None:

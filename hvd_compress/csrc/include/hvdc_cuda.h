@@ -36,7 +36,8 @@ typedef struct {
 
 // What a payload that is not what it should be leaves behind: the first of a batch's first entry
 // that has one. It stays until the caller sets status to 0. May be in host memory that the device
-// can write (pinned, mapped).
+// can write (pinned, mapped). Calls with the same one must be on the same stream, or ordered by
+// events.
 typedef struct {
   uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES
   int32_t payload;  // its index in the call
