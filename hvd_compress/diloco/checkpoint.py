@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from hvd_compress.diloco.diloco import DiLoCo
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
-from hvd_compress.process_group.values import problem_told, tell
+from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
 
 _SHARED = "hvd_compress.diloco"
 """The name of what is the same on every rank: counts, settings and positions in the noise."""
@@ -82,7 +81,7 @@ class ShardedState:
         Raises:
             ValueError: the same as from :meth:`DiLoCo.load_state_dict` and :meth:`DiLoCo.load_resized`.
         """
-        shared = _value(tree[_SHARED])
+        shared = state_from(tree[_SHARED])
         worker, workers = self._place()
         if shared["workers"] == workers:
             self._diloco.load_state_dict(self._state(tree, shared, worker))
@@ -146,13 +145,15 @@ class ShardedState:
             for number, (_, averages, *_) in state["due"].items()
         }
         return {
-            _SHARED: _bytes(shared),
+            _SHARED: state_bytes(shared),
             "common": self._placed(common),
             "outer": {field: self._placed(values) for field, values in fields.items()},
             "due": {number: self._placed(averages) for number, averages in due.items()},
             f"residuals of worker {worker}": self._placed(residuals),
             f"owed by worker {worker}": self._placed(owed),
-            self._exact: _bytes({name: {**exact[name], "factor": factors[name]} for name in exact}),
+            self._exact: state_bytes(
+                {name: {**exact[name], "factor": factors[name]} for name in exact}
+            ),
         }
 
     def _outer(
@@ -245,7 +246,7 @@ class ShardedState:
         residuals = tree.get(f"residuals of worker {worker}", {})
         owed = tree.get(f"owed by worker {worker}", {})
         same = self._exact in tree and shared["workers"] == self._place()[1]
-        exact = _value(tree[self._exact]) if same else {}
+        exact = state_from(tree[self._exact]) if same else {}
         tensors = {}
         for name, position in shared["positions"].items():
             residual = local(residuals[name]).reshape(-1) if name in residuals else None
@@ -284,13 +285,3 @@ def _weight(described: dict[str, Any]) -> float:
     """Returns what a unit of an owned part's residual adds to the sum of all ranks' tensors."""
     owned = described["owned"]
     return 0.0 if owned is None else owned["weight"] / owned["residual_scale"]
-
-
-def _bytes(value: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def _value(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.fsdp.compressor import Compressor
+from hvd_compress.process_group.values import state_bytes, state_from
 
 
 class RankStates:
@@ -36,9 +35,7 @@ class RankStates:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state; with ``saved_ranks``, under the names of all ranks to be loaded."""
-        file = io.BytesIO()
-        torch.save(self._compressor.state_dict(), file)
-        return dict.fromkeys(self._names, file.getvalue())
+        return dict.fromkeys(self._names, state_bytes(self._compressor.state_dict()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the ranks stopped.
@@ -46,10 +43,7 @@ class RankStates:
         Raises:
             ValueError: the same as from the compressor's ``load_state_dict`` and ``load_resized``.
         """
-        states = [
-            torch.load(io.BytesIO(state[name]), map_location="cpu", weights_only=True)
-            for name in self._names
-        ]
+        states = [state_from(state[name]) for name in self._names]
         if self._resized:
             self._compressor.load_resized(states)
         else:

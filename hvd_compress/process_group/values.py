@@ -74,7 +74,7 @@ def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | 
         ExchangeError: a state is too long (raised on every rank); or ``torch.load`` cannot read a state
             with ``weights_only=True``, for example an altered one (raised on the first rank).
     """
-    content = _saved(state)
+    content = state_bytes(state)
     lengths = _lengths(ranks, len(content), _most(elements))
     gathered = [bytearray() for _ in lengths]
     for part in _parts(max(lengths), _PART_BYTES // ranks.size):
@@ -84,7 +84,7 @@ def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | 
                 one += row.data
     if ranks.rank:
         return None
-    return [_loaded(one[:length]) for one, length in zip(gathered, lengths, strict=True)]
+    return [_read(one[:length]) for one, length in zip(gathered, lengths, strict=True)]
 
 
 def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) -> Any:
@@ -100,14 +100,14 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
         ExchangeError: the state is too long, or ``torch.load`` cannot read it with ``weights_only=True``
             (raised on every rank).
     """
-    content = _saved(state) if ranks.rank == source else b""
+    content = state_bytes(state) if ranks.rank == source else b""
     length = _lengths(ranks, len(content), _most(elements))[source]
     received = bytearray()
     for part in _parts(length, _PART_BYTES):
         sent = message(content[part], part.stop - part.start, ranks.device)
         ranks.broadcast(sent, source)
         received += sent.cpu().numpy().data
-    return _loaded(received)
+    return _read(received)
 
 
 def _lengths(ranks: Collectives, own: int, most: int) -> list[int]:
@@ -128,15 +128,21 @@ def _most(elements: int) -> int:
     return MOST_BYTES + _STATE_BYTES * elements
 
 
-def _saved(state: Any) -> bytes:
+def state_bytes(state: Any) -> bytes:
+    """A state as ``torch.save`` writes it."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def _loaded(content: bytes | bytearray) -> Any:
+def state_from(content: bytes | bytearray) -> Any:
+    """The state of :func:`state_bytes`, on the host; code in the content is refused."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _read(content: bytes | bytearray) -> Any:
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return state_from(content)
     except Exception as error:  # Of many kinds, by what is wrong with the bytes.
         raise ExchangeError(
             f"expected a state of tensors, numbers, strings and containers of them, which torch.load reads "
