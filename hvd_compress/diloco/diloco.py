@@ -18,8 +18,8 @@ from torch import nn
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.diloco.common import CommonParameters
-from hvd_compress.diloco.fragments import Fragment, check_model, split
-from hvd_compress.diloco.progress import Counts, Progress, behind, merged, sources
+from hvd_compress.diloco.fragments import Fragment, Fragments, check_model, split
+from hvd_compress.diloco.progress import Progress, behind, merged, sources
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
 from hvd_compress.diloco.states import StateChecks
 from hvd_compress.distributed.compressor import compressor_of, group_of
@@ -124,10 +124,10 @@ class DiLoCo:
             checks.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
             self._model = model
             self._common = CommonParameters(model, outer_optimizer)
-            self._fragments = [
+            self._fragments = Fragments(
                 Fragment(number, names, self._common, compressor, self._shards)
                 for number, names in enumerate(split(self._common.own, fragments))
-            ]
+            )
         self._sync_every = sync_every
         self._delay = delay
         self._configuration = {
@@ -178,12 +178,12 @@ class DiLoCo:
     @property
     def rounds(self) -> int:
         """The number of exchanges of a fragment whose average was used."""
-        return sum(used for one in self._fragments for used, _ in one.history.values())
+        return sum(one.used for one in self._fragments)
 
     @property
     def dropped_rounds(self) -> int:
         """The number of exchanges that were dropped for an Inf or a NaN."""
-        return sum(dropped for one in self._fragments for _, dropped in one.history.values())
+        return sum(one.dropped for one in self._fragments)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -230,13 +230,13 @@ class DiLoCo:
                 for fragment in self._end_rounds():
                     fragment.take()
             return
-        for fragment in self._in_progress():
+        for fragment in self._fragments.in_progress():
             self._receive(fragment)
         for fragment in self._fragments:
             self._send(fragment, 0)
         for fragment in self._fragments:
             self._receive(fragment)
-        self._take()
+        self._fragments.take()
 
     @torch.no_grad()
     def rebind(
@@ -278,9 +278,7 @@ class DiLoCo:
             self._shards.agree({**settings, "parameters": list(self._common.own)})
         with self._shards.problem_told():
             self._meet(group, list(lost))
-        counts = [
-            [sum(n) for n in zip(*one.history.values(), strict=True)] for one in self._fragments
-        ]
+        counts = [[one.used, one.dropped] for one in self._fragments]
         self._shards.begin({"steps": self.steps, "rounds of fragments": counts})
 
     def _meet(self, process_group: dist.ProcessGroup | None, lost: Sequence[Any]) -> None:
@@ -316,19 +314,15 @@ class DiLoCo:
         Raises:
             ExchangeError, PayloadError: see :meth:`step`.
         """
-        for fragment in self._in_progress():
+        for fragment in self._fragments.in_progress():
             with self._rolled_back_on_error(fragment), self._lost_ranks_noticed(fragment):
                 fragment.wait()
         return {
             "steps": self.steps,
-            "history": self._history(),
+            "history": self._fragments.history(),
             **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
-            "due": {
-                number: one.state()
-                for number, one in enumerate(self._fragments)
-                if one.due is not None
-            },
+            "due": self._fragments.states(),
             "configuration": self._configuration,
         }
 
@@ -350,8 +344,7 @@ class DiLoCo:
             else:
                 self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
-        for fragment, due in state["due"].items():
-            self._fragments[fragment].load(*due)
+        self._fragments.load(state["due"])
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues with another number of ranks, from the states of all former ranks.
@@ -380,11 +373,10 @@ class DiLoCo:
         self._compressor.load_resized(state["compressor"] for state in states)
         first = states[0]
         self._load(first)
-        for number, due in first["due"].items():
-            self._fragments[number].load(*due)
-        for fragment in self._in_progress():
+        self._fragments.load(first["due"])
+        for fragment in self._fragments.in_progress():
             self._receive(fragment)
-        self._take()
+        self._fragments.take()
 
     @staticmethod
     def _shards_on(mesh: Any, model: Any, manager: Any) -> Shards | None:
@@ -405,15 +397,6 @@ class DiLoCo:
         )  # Few scripts need PyTorch's DTensor, a long import.
 
         return Shards(model, mesh)
-
-    def _in_progress(self) -> list[Fragment]:
-        """The fragments whose averages are due in a later step, in the order of these steps."""
-        due = [fragment for fragment in self._fragments if fragment.due is not None]
-        return sorted(due, key=lambda fragment: fragment.due or 0)
-
-    def _take(self) -> None:
-        for fragment in self._fragments:
-            fragment.take()
 
     def _sends(self, fragment: int) -> bool:
         offset = fragment * self._sync_every // len(self._fragments)
@@ -476,7 +459,7 @@ class DiLoCo:
             raise
         except Exception:
             self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
-            for other in self._in_progress():
+            for other in self._fragments.in_progress():
                 with contextlib.suppress(Exception):
                     self._receive(other)
             raise
@@ -496,7 +479,7 @@ class DiLoCo:
     def _end_rounds(self, due: int | None = None) -> list[Fragment]:
         """Ends the exchanges due in a step, or all of them; returns the fragments whose exchange counts."""
         ended = []
-        for fragment in [one for one in self._in_progress() if due in (None, one.due)]:
+        for fragment in [one for one in self._fragments.in_progress() if due in (None, one.due)]:
             with self._rolled_back_on_error(fragment):
                 self._receive(fragment)
                 self._unproven = False
@@ -525,19 +508,8 @@ class DiLoCo:
                 error,
             )
 
-    def _history(self) -> dict[str, list[Counts]]:
-        """The exchanges of each fragment, by the name of the group in which they were made."""
-        groups = {name: None for one in self._fragments for name in one.history}
-        return {name: [one.history.get(name, (0, 0)) for one in self._fragments] for name in groups}
-
-    def _load_history(self, history: Mapping[str, Sequence[Counts]]) -> None:
-        for number, fragment in enumerate(self._fragments):
-            fragment.history = {name: counts[number] for name, counts in history.items()}
-            if self._group is not None:
-                fragment.history.setdefault(self._group, (0, 0))
-
     def _progress(self) -> Progress:
-        history = self._history()
+        history = self._fragments.history()
         return Progress(
             {**self._configuration, "parameters": self._common.kinds},
             self._group,
@@ -549,7 +521,7 @@ class DiLoCo:
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
         """The error that prevents :meth:`rebind` on this rank, or None."""
-        if self._in_progress():
+        if self._fragments.in_progress():
             return hvdc.ExchangeError(
                 "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
                 "some of them leave; where one is lost, go on until step() has raised"
@@ -588,7 +560,7 @@ class DiLoCo:
             )
         for fragment in missing[ranks.rank]:
             self._fragments[fragment].take()
-        self._load_history(merged(told, chosen))
+        self._fragments.load_history(merged(told, chosen), self._group)
         self.steps = max(one.steps for one in told)
 
     def _health(self) -> dict[str, Any]:
@@ -605,13 +577,13 @@ class DiLoCo:
         self._checks.check_fits("manager", state)
         progress: Progress = state["progress"]
         self._settle_failed([progress] * len(self._fragments))
-        alike = progress.history == self._history() and self._common.are(state)
+        alike = progress.history == self._fragments.history() and self._common.are(state)
         self._load({**state, "steps": progress.steps, "history": progress.history})
         if not alike:
-            self._take()
+            self._fragments.take()
 
     def _check_state(self, who: str, state: dict[str, Any]) -> None:
-        if self._in_progress():
+        if self._fragments.in_progress():
             raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
@@ -621,7 +593,7 @@ class DiLoCo:
     def _load(self, state: dict[str, Any]) -> None:
         self._common.load(state)
         self._fresh = False
-        self._load_history(state["history"])
+        self._fragments.load_history(state["history"], self._group)
         self.steps = state["steps"]
         for fragment in self._fragments:
             fragment.forget_failed()

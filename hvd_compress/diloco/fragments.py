@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from hvd_compress.diloco.shards import Shards
 
 
+State = tuple[int, list[torch.Tensor], bool, list[bool]]
+"""An average that is due: the arguments of :meth:`Fragment.load`."""
+
+
 class Fragment:
     """Parameters that are exchanged together, and their exchange.
 
@@ -60,6 +64,16 @@ class Fragment:
         self._finite, self._changed = True, [False]  # What averages are, on any shard.
         self._begun: Work | Future[Work] | None = None
         self._failed: Work | Future[Work] | None = None
+
+    @property
+    def used(self) -> int:
+        """The number of exchanges whose average was used, in all groups."""
+        return sum(used for used, _ in self.history.values())
+
+    @property
+    def dropped(self) -> int:
+        """The number of exchanges that were dropped for an Inf or a NaN, in all groups."""
+        return sum(dropped for _, dropped in self.history.values())
 
     @property
     def exchanged(self) -> bool:
@@ -158,8 +172,9 @@ class Fragment:
         """Leaves the residuals of a failed exchange alone, after others were loaded in their place."""
         self._failed = None
 
-    def state(self) -> tuple[int | None, list[torch.Tensor], bool, list[bool]]:
+    def state(self) -> State:
         """The arguments of :meth:`load`, after :meth:`wait`."""
+        assert self.due is not None
         return self.due, self.averages, self._finite, self._changed
 
     def load(
@@ -200,6 +215,41 @@ class Fragment:
 
     def _copies(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, self._common.copies[name].detach()) for name in self.names]
+
+
+class Fragments(tuple[Fragment, ...]):
+    """All fragments of a model."""
+
+    def in_progress(self) -> list[Fragment]:
+        """The fragments whose averages are due in a later step, in the order of these steps."""
+        due = [fragment for fragment in self if fragment.due is not None]
+        return sorted(due, key=lambda fragment: fragment.due or 0)
+
+    def take(self) -> None:
+        """Sets all parameters of this rank to the common ones."""
+        for fragment in self:
+            fragment.take()
+
+    def states(self) -> dict[int, State]:
+        """The states of the fragments whose averages are due in a later step, after their exchanges."""
+        return {one.number: one.state() for one in self if one.due is not None}
+
+    def load(self, states: Mapping[int, State]) -> None:
+        """Sets the averages that are due, from :meth:`states`."""
+        for number, state in states.items():
+            self[number].load(*state)
+
+    def history(self) -> dict[str, list[Counts]]:
+        """The exchanges of each fragment, by the name of the group in which they were made."""
+        groups = {name: None for one in self for name in one.history}
+        return {name: [one.history.get(name, (0, 0)) for one in self] for name in groups}
+
+    def load_history(self, history: Mapping[str, Sequence[Counts]], group: str | None) -> None:
+        """Sets the exchanges of each fragment, from :meth:`history`; ``group`` is the current group."""
+        for number, fragment in enumerate(self):
+            fragment.history = {name: counts[number] for name, counts in history.items()}
+            if group is not None:
+                fragment.history.setdefault(group, (0, 0))
 
 
 def _work(begun: Work | Future[Work]) -> Work:
