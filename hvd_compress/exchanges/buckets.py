@@ -9,26 +9,24 @@ LIMIT = 2**20
 and gain nothing: even at one bit per element, its bytes take longer than a message's latency."""
 
 
-def compose(tensors: Iterable[tuple[int, int]], limit: int | None = None) -> list[list[int]]:
+def compose(tensors: Iterable[tuple[int, int]]) -> list[list[int]]:
     """Composes buckets, which are the same wherever the tensors are the same.
 
     The tensors with the highest numbers are first, as their gradients are ready first. A tensor joins the
-    latest bucket unless that would exceed the limit, so that large tensors are sent alone.
+    latest bucket unless that would exceed :data:`LIMIT`, so that large tensors are sent alone.
 
     Args:
         tensors: the number and the element count of each tensor.
-        limit: the largest number of elements in a bucket; None means :data:`LIMIT`.
 
     Returns:
         The numbers of the tensors in each bucket.
     """
-    limit = LIMIT if limit is None else limit
     made: list[list[int]] = []
     left = -1
     for number, count in sorted(tensors, reverse=True):
         if count > left:
             made.append([])
-            left = limit
+            left = LIMIT
         made[-1].append(number)
         left -= count
     return made

@@ -17,7 +17,7 @@ from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.exchanges.steps import Computation, Gradient
+from hvd_compress.exchanges.steps import FLOAT_BYTES, Computation, Gradient
 from hvd_compress.perfmodel.collectives import Collective, Stage, collective
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.ranks.counters import Kind
@@ -82,21 +82,13 @@ def seconds(
     return Cost(encode, wire, decode, sent)
 
 
-def wire_bytes(
-    shape: Shape,
-    route: Route,
-    cluster: Cluster,
-    *,
-    element_bytes: int = 4,
-    bits: float | None = None,
-) -> float:
+def wire_bytes(shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4) -> float:
     """The bytes that a rank sends, averaged over the ranks, as in ``Counters.wire_bytes``.
 
     They include neither the token of 12 bytes for each encoded tensor nor the bytes that a bucket adds
     (:mod:`hvd_compress.exchanges.steps`).
     """
-    cost = seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes, bits=bits)
-    return cost.sent
+    return seconds(shape, route, CodecSpeed(), cluster, element_bytes=element_bytes).sent
 
 
 def stages_of(
@@ -151,13 +143,14 @@ def collective_seconds(
     )
 
 
-def refusal(
-    name: str, shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4
-) -> str | None:
-    """The message of the error with which an exchange would refuse a tensor; None if it would not."""
+def refusal(name: str, shape: Shape, route: Route, cluster: Cluster) -> str | None:
+    """The message of the error with which an exchange would refuse a tensor; None if it would not.
+
+    The tensor is float32.
+    """
     group = Group(0, cluster.ranks, Hosts(cluster.ranks, cluster.local))
     try:
-        route.check(name, shape, element_bytes, group)
+        route.check(name, shape, FLOAT_BYTES, group)
     except ValueError as error:
         return str(error)
     return None
