@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "cases.h"
-#include "codec/trits.h"
 #include "cuda/jobs.h"
 #include "hvdc_cuda.h"
 
@@ -331,12 +330,6 @@ void CheckArithmetic(Random* random) {
     const hvdc::Divider divider = MakeDivider(divisor);
     for (const uint32_t n : {number, multiple, multiple ? multiple - 1 : 0u, 0x7FFFFFFFu}) {
       DEMAND(Quotient(divider, n) == n / divisor);
-    }
-  }
-  for (uint16_t byte = 0; byte < 256; ++byte) {
-    uint16_t rest = byte;
-    for (uint32_t digits = 0; digits < 5; ++digits, rest = PopTrit(rest)) {
-      DEMAND(PopTrits(byte, digits) == rest);
     }
   }
 }

@@ -18,16 +18,6 @@ HVDC_HD T PushTrit(T value, T digit) {
 // bytes.
 HVDC_HD uint16_t PopTrit(uint16_t value) { return static_cast<uint16_t>(value * 171) >> 9; }
 
-// The same without its first digits, up to four of them: the powers' inverses in units of 2^-16.
-HVDC_HD uint16_t PopTrits(uint16_t value, uint32_t digits) {
-  const uint32_t inverse = digits == 0   ? 65536
-                           : digits == 1 ? 21846
-                           : digits == 2 ? 7282
-                           : digits == 3 ? 2428
-                                         : 810;
-  return static_cast<uint16_t>(value * inverse >> 16);
-}
-
 // Which of its byte's digits a block's element is; size: bytes of the block.
 HVDC_HD uint32_t DigitOf(uint32_t position, uint32_t size) {
   uint32_t digit = 0;
