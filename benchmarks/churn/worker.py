@@ -23,7 +23,7 @@ from torch import nn
 import hvd_compress.torch as hvdc
 from benchmarks import compressions
 from benchmarks.churn.reports import Report, announce
-from hvd_compress.torch.commits import TorchCommits
+from hvd_compress.engine.state import unsent
 from hvd_compress.torch.elastic import TorchState
 
 BATCH = 32
@@ -79,7 +79,6 @@ class Training:
         self._own = {name: torch.zeros_like(p) for name, p in self._named.items()}
         for name, parameter in self._named.items():
             parameter.register_hook(self._keeper(name))
-        self._unsent = TorchCommits(self._compressor)
         count = sum(p.numel() for p in self._named.values())
         self._state = TorchState(
             self._model,
@@ -132,8 +131,9 @@ class Training:
         return loss.item()
 
     def _report(self, run: int, loss: float) -> None:
-        unsent = self._unsent.unsent()
-        average = _average(_flat(unsent[name] for name in self._named), "churn.unsent")
+        kept, shapes = self._compressor.commit()["tensors"], self._compressor.shapes
+        own = (unsent(kept[name], shapes[name]) for name in self._named)
+        average = _average(_flat(own), "churn.unsent")
         wanted, applied = self._state.wanted, self._state.applied
         missing = torch.linalg.vector_norm(wanted - applied - average).item()
         counters = self._compressor.counters

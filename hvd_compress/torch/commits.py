@@ -44,21 +44,13 @@ class TorchCommits(Commits):
         """
         state = self.compressor.commit()
         positions = [(saved["step"], saved["exchanges"]) for saved in state["tensors"].values()]
-        return Commit(self.place, positions, list(self._shapes), self._sizes, state)
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        return Commit(self.place, positions, list(self._shapes), sizes, state)
 
     @property
     def place(self) -> tuple[int, int]:
         """The compressor's rank, and the number of ranks."""
         return self.compressor.place
-
-    def unsent(self) -> dict[str, torch.Tensor]:
-        """The numbers that this rank still has to add to the sum of all ranks' gradients.
-
-        Returns:
-            A tensor for each parameter, by name, shape=(n,), float32.
-        """
-        parts = torch.from_numpy(self._unsent(self.take())).split(self._sizes)
-        return dict(zip(self._shapes, parts, strict=True))
 
     def restore(self) -> None:
         """Goes back to the last commit, or to the beginning, and forgets the step in progress."""
@@ -85,7 +77,3 @@ class TorchCommits(Commits):
         self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
     ) -> None:
         self.compressor.begin_with((torch.from_numpy(part.copy()) for part in parts), positions)
-
-    @property
-    def _sizes(self) -> list[int]:
-        return [math.prod(shape) for shape in self._shapes.values()]
