@@ -41,11 +41,6 @@ absl::Status CpuKernels::Zero(void* memory, int64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status CpuKernels::Copy(void* to, const void* from, int64_t bytes) {
-  if (bytes) std::memcpy(to, from, bytes);
-  return absl::OkStatus();
-}
-
 absl::Status CpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
                                 int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
   hvdc_tensor tensor = {};
@@ -85,10 +80,6 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
     *nonfinite = *nonfinite || IsNonfinite(payloads.first + copy * payloads.stride);
   }
   return absl::OkStatus();
-}
-
-absl::Status CpuKernels::RestoreIfFlagged(const float*, float*, int64_t) {
-  return Internal("the host knows flags");
 }
 
 absl::Status CpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,

@@ -80,19 +80,17 @@ absl::Status GpuKernels::Zero(void* memory, int64_t bytes) {
   return stream_->MemZero(&device, bytes);
 }
 
-absl::Status GpuKernels::Copy(void* to, const void* from, int64_t bytes) {
-  if (bytes == 0) return absl::OkStatus();
-  Memory target(to, bytes);
-  return stream_->Memcpy(&target, Memory(const_cast<void*>(from), bytes), bytes);
-}
-
 absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
                                 int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
   hvdc_feedback in_place = {};
   if (feedback) {
     in_place = {feedback->alpha, feedback->beta, feedback->next};
     const int64_t size = spec.rows * spec.columns * static_cast<int64_t>(sizeof(float));
-    TF_RETURN_IF_ERROR(Copy(feedback->next, feedback->residual, size));
+    if (size) {
+      Memory next(feedback->next, size);
+      const Memory before(const_cast<float*>(feedback->residual), size);
+      TF_RETURN_IF_ERROR(stream_->Memcpy(&next, before, size));
+    }
   }
   mutex_lock lock(mutex_);
   hvdc_cuda_queue queue;

@@ -37,12 +37,10 @@ class GpuKernels : public Kernels {
   std::string TakeError();
 
   absl::Status Zero(void* memory, int64_t bytes) override;
-  absl::Status Copy(void* to, const void* from, int64_t bytes) override;
   absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
                       int dtype, const Feedback* feedback, void* payload, int64_t bytes) override;
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
-  bool flags_are_on_device() const override { return true; }
   absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;

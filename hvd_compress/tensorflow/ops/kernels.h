@@ -48,7 +48,6 @@ class Kernels {
   virtual ~Kernels() = default;
 
   virtual absl::Status Zero(void* memory, int64_t bytes) = 0;
-  virtual absl::Status Copy(void* to, const void* from, int64_t bytes) = 0;
 
   // As hvdc_encode_batch, of one tensor.
   virtual absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
@@ -60,11 +59,12 @@ class Kernels {
   virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                  void* out, int dtype, bool* nonfinite) = 0;
 
-  // Whether the host does not know flags.
-  virtual bool flags_are_on_device() const = 0;
-
-  // There: copies before to after, count numbers, if a payload of this step is flagged.
-  virtual absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) = 0;
+  // Where the host does not know flags: copies before to after, count numbers, if a payload of this
+  // step is flagged.
+  virtual absl::Status RestoreIfFlagged(const float* /*before*/, float* /*after*/,
+                                        int64_t /*count*/) {
+    return absl::OkStatus();
+  }
 
   // out = scale * numbers.
   virtual absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,

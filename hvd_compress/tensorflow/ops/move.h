@@ -25,7 +25,7 @@ struct Move {
 
   // Where only the device knows flags: undoes the move there, if a payload of the step is flagged.
   absl::Status TakeBackIfFlagged() {
-    if (!kernels || !kernels->flags_are_on_device()) return absl::OkStatus();
+    if (!kernels) return absl::OkStatus();
     tensorflow::mutex_lock lock(*residual->mu());
     tensorflow::Tensor* const after = residual->tensor();
     return kernels->RestoreIfFlagged(before.flat<float>().data(), after->flat<float>().data(),

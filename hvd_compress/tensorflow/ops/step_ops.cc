@@ -18,6 +18,22 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
+// An operation on the ledger that its input of this number is.
+template <int kInput>
+class LedgerKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    core::RefCountPtr<Ledger> ledger;
+    OP_REQUIRES_OK(context, Lookup(context, kInput, &ledger));
+    Run(context, ledger.get());
+  }
+
+ private:
+  virtual void Run(OpKernelContext* context, Ledger* ledger) = 0;
+};
+
 REGISTER_OP("HvdcLedger")
     .Output("ledger: resource")
     .SetIsStateful()
@@ -47,13 +63,9 @@ REGISTER_OP("HvdcExpect")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-class ExpectOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+struct ExpectOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     const auto members = context->input(3).flat<int64_t>();
     const auto scales = context->input(4).flat<double>();
     Traced traced;
@@ -141,15 +153,14 @@ REGISTER_OP("HvdcBegin")
       return absl::OkStatus();
     });
 
-class BeginOp : public OpKernel {
+class BeginOp : public LedgerKernel<0> {
  public:
-  explicit BeginOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit BeginOp(OpKernelConstruction* context) : LedgerKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+ private:
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     const Standing now = ledger->Begin(graph_);
     Tensor *token, *standing;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
@@ -159,7 +170,6 @@ class BeginOp : public OpKernel {
     standing->flat<float>()(1) = now.failed ? 1.0f : 0.0f;
   }
 
- private:
   int64_t graph_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcBegin").Device(DEVICE_CPU), BeginOp);
@@ -170,19 +180,15 @@ REGISTER_OP("HvdcAgree")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-class AgreeOp : public OpKernel {
+class AgreeOp : public LedgerKernel<0> {
  public:
-  explicit AgreeOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit AgreeOp(OpKernelConstruction* context) : LedgerKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("agreed", &agreed_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
-    ledger->Agree(agreed_);
-  }
-
  private:
+  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Agree(agreed_); }
+
   bool agreed_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcAgree").Device(DEVICE_CPU), AgreeOp);
@@ -193,13 +199,9 @@ REGISTER_OP("HvdcDropStep")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-class DropStepOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+struct DropStepOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     OP_REQUIRES_OK(context, ledger->DropStep());
   }
 };
@@ -211,15 +213,9 @@ REGISTER_OP("HvdcReplace")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-class ReplaceOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
-    ledger->Replace();
-  }
+struct ReplaceOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Replace(); }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcReplace").Device(DEVICE_CPU), ReplaceOp);
 
@@ -236,13 +232,9 @@ REGISTER_OP("HvdcEarlierFailure")
       return absl::OkStatus();
     });
 
-class EarlierFailureOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+struct EarlierFailureOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     Tensor *message, *late;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &message));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &late));
@@ -264,22 +256,20 @@ REGISTER_OP("HvdcUncompressed")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-class UncompressedOp : public OpKernel {
+class UncompressedOp : public LedgerKernel<2> {
  public:
-  explicit UncompressedOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit UncompressedOp(OpKernelConstruction* context) : LedgerKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("uncompressed_item_bytes", &item_bytes_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 2, &ledger));
+ private:
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     const Tensor& gradient = context->input(0);
     ledger->Count(kUncompressedBytes, static_cast<double>(gradient.NumElements()) * item_bytes_);
     ledger->Count(kReducedBytes, static_cast<double>(gradient.TotalBytes()));
     context->set_output(0, gradient);
   }
 
- private:
   int item_bytes_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcUncompressed").Device(DEVICE_CPU), UncompressedOp);
@@ -297,13 +287,9 @@ REGISTER_OP("HvdcReturned")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnchangedShape);
 
-class ReturnedOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 1, &ledger));
+struct ReturnedOp : LedgerKernel<1> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     context->set_output(0, context->input(0));
     ledger->Returned();
   }
@@ -321,13 +307,9 @@ REGISTER_OP("HvdcCounters")
       return absl::OkStatus();
     });
 
-class CountersOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Ledger> ledger;
-    OP_REQUIRES_OK(context, Lookup(context, 0, &ledger));
+struct CountersOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
     Tensor* values;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kCounters}), &values));
     const auto counters = ledger->counters();
