@@ -17,7 +17,6 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
-from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.default import AUTO, exchange_for
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
@@ -30,7 +29,6 @@ from hvd_compress.exchanges.routing import (
     warn_of_growth,
 )
 from hvd_compress.exchanges.shards import Shared
-from hvd_compress.kernels.native import spec_of
 from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -38,11 +36,8 @@ from hvd_compress.ranks.launch import warn_of_separate_jobs
 from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
-from hvd_compress.tensorflow.exchanges.allgather import Allgather
+from hvd_compress.tensorflow.exchanges import registry
 from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical, HierarchicalByTwoCodecs
-from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
-from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, is_outermost, traced_under
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import open_cuda, operations
@@ -56,14 +51,6 @@ from hvd_compress.tensorflow.use import TensorFlowUse
 
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know; it is large, so that the gradient is encoded."""
-
-_EXCHANGES: dict[str, type[Exchange]] = {
-    "allgather": Allgather,
-    "two_shot": TwoShot,
-    "integer_sum": IntegerSum,
-    "hierarchical": Hierarchical,
-    "hierarchical by two codecs": HierarchicalByTwoCodecs,
-}
 
 
 @dataclass(eq=False)
@@ -167,15 +154,12 @@ class Compressor(tf.Module, HorovodCompressor):
         if auto:
             exchange, _ = exchange_for(process_set.size())
         self._router = Router(route, threshold, exclude, layers)
-        for one in self._router.codecs:
-            expect_payloads("hvd_compress.tensorflow.Compressor.codec", one)
-        _check_exchanges(self._router, exchange, process_set.size())
+        registry.check(self._router, exchange, process_set.size())
         prefix = names.distinct("hvd_compress" if name is None else name)
-        self._device = choose(device, *_kernels_for_gpus(exchange, self._router.codecs))
+        self._device = choose(device, *registry.kernels_for_gpus(exchange, self._router.codecs))
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         warn_of_separate_jobs(hvd.size())
-        _check_lengths(self._router.codecs)
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._ops = operations()
@@ -394,7 +378,7 @@ class Compressor(tf.Module, HorovodCompressor):
         # Not a dictionary, which TensorFlow would take for a part of checkpoints.
         self._exchanges: Mapping[str, Exchange] = MappingProxyType(
             {
-                kind: _EXCHANGES[kind](self._collectives, self._coder)
+                kind: registry.EXCHANGES[kind](self._collectives, self._coder)
                 for kind in dict.fromkeys(kinds)
             }
         )
@@ -577,31 +561,3 @@ class Compressor(tf.Module, HorovodCompressor):
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
         return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))
-
-
-def _kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool]:
-    """The setting that decides on kernels for GPUs, for messages, and whether there are such kernels."""
-    for codec in codecs:
-        if spec_of(codec, ()) is None or not codec.on_device:
-            return repr(codec), False
-    return f"exchange={exchange!r}", _EXCHANGES[exchange].on_gpu
-
-
-def _check_exchanges(router: Router, exchange: str, ranks: int) -> None:
-    others = {route.among(ranks).exchange for route in router.encoding} - {exchange}
-    if others:
-        raise ValueError(
-            f"Compressor.layers: expected routes of one exchange, {exchange!r}, or without one, got "
-            f"{', '.join(map(repr, sorted(others)))}, too: in TensorFlow, all layers of a compressor take "
-            f"the same; make a compressor and a tape for each"
-        )
-
-
-def _check_lengths(codecs: Sequence[Codec]) -> None:
-    for codec in codecs:
-        if codec.varies:
-            raise ValueError(
-                f"hvd_compress.tensorflow: expected coding='plain', got {codec!r}: tracing gives "
-                f"a graph's messages their lengths, so that entropy-coded payloads would be padded to the "
-                f"length of plain ones; entropy coding is for the PyTorch frontends"
-            )
