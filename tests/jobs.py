@@ -27,7 +27,10 @@ TIMEOUT = 300
 
 PASSED = "passed"
 
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+GLOO_TIMEOUT = "120"
+"""The seconds for which Horovod's ranks wait for each other: beside another test, 30 can be too few."""
+
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT}
 """Variables of all processes: one thread for each rank, because ranks share the machine's cores."""
 
 _PRINTED = 20_000

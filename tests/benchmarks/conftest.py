@@ -18,6 +18,8 @@ def _forked_ranks() -> Iterator[None]:
     def python(module: str, *arguments: str) -> list[str]:
         if module == "benchmarks.lab":
             return stock(module, *arguments)
+        if module == "benchmarks.horovodrun":
+            arguments = ("--gloo-timeout-seconds", jobs.GLOO_TIMEOUT, *arguments)
         tensorflow = {"tensorflow", "keras"} & set(arguments)
         return jobs.forked("tensorflow" if tensorflow else "horovodrun", module, *arguments)
 

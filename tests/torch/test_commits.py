@@ -142,7 +142,7 @@ def test_a_rank_that_is_replaced() -> None:
         assert_identical_on_all_ranks(training.model)
 
 
-@on_ranks(3, alone=True, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "120"})
+@on_ranks(3, alone=True)
 def test_the_default_exchange_follows_the_number_of_ranks() -> None:
     """Three ranks, then two, then three: nothing that was not sent is lost, by whatever exchange."""
     training = _Training("followed", share=True)
