@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import launch, main_job, results, trainers
 
-SYNC_EVERY = 10
+STEPS, EVERY, SYNC_EVERY = 40, 5, 10
 OF_FRAMEWORK = {
     "fsdp": ["--shards", "2"],
     "diloco": ["--option", f"sync_every={SYNC_EVERY}"],
@@ -31,12 +31,13 @@ def _train(out, *more, ranks=2):
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """What comes of 60 steps with several codecs, made once for each framework."""
+    """Trains for :data:`STEPS` steps with several codecs, once for each framework."""
 
     @cache
     def train(framework):
         chosen = ["none", "onebit", "ternary:exclude=fc2.*", "local"]
-        recipe = ["--steps", "60", "--lr", "0.05", "--curve-points", "12", "--framework", framework]
+        recipe = ["--steps", str(STEPS), "--curve-points", str(STEPS // EVERY)]
+        recipe += ["--lr", "0.05", "--framework", framework]
         recipe += OF_FRAMEWORK.get(framework, [])
         out = tmp_path_factory.mktemp(framework) / "train.json"
         ranks = 4 if framework == "fsdp" else 2
@@ -55,15 +56,15 @@ def test_ranks_train_with_several_codecs(several, framework):
     assert {"torch", "keras"} <= outcome.versions.keys() and outcome.machine["cpu"]
     none, onebit, ternary, local = outcome.runs
     for run in (none, onebit, ternary):
-        assert run.parameters_identical and run.steps == 60
-        assert [point.step for point in run.curve] == list(range(5, 61, 5))
+        assert run.parameters_identical and run.steps == STEPS
+        assert [point.step for point in run.curve] == list(range(EVERY, STEPS + 1, EVERY))
         assert run.curve[-1].loss < 0.9 * run.curve[0].loss
         part = 4 * 61_706 / PARTS.get(framework, 1)
         assert run.uncompressed_bytes_per_step == pytest.approx(part)
         assert 0 <= run.test_accuracy <= 1
         assert run.test_top5 is None, "of ten digits"
-        assert run.train_seconds > 60 * run.step_seconds.p10
-        assert run.curve[-1].wire_bytes == pytest.approx(60 * run.wire_bytes_per_step)
+        assert run.train_seconds > STEPS * run.step_seconds.p10
+        assert run.curve[-1].wire_bytes == pytest.approx(STEPS * run.wire_bytes_per_step)
         assert 0 < run.curve[0].seconds < run.curve[-1].seconds <= run.train_seconds
     assert none.curve[0].loss == pytest.approx(onebit.curve[0].loss, rel=0.05), "paired seeds"
     assert none.compression_ratio == pytest.approx(1, rel=0.01)
@@ -156,8 +157,8 @@ def _assert_same_training(run, other):
 
 def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
     recipe = ["--model", "gpt", "--optimizer", "onebit-adam", "--lr", "0.003", "--test-at-end"]
-    chosen = ["--compression", "none", "onebit:warmup_steps=15", "--option", "threshold=1024"]
-    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "30", "--quiet")
+    chosen = ["--compression", "none", "onebit:warmup_steps=10", "--option", "threshold=1024"]
+    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "20", "--quiet")
 
     none, onebit = outcome.runs
     for run in (none, onebit):
@@ -170,7 +171,7 @@ def test_a_transformer_learns_text_with_onebit_adam(tmp_path):
 def test_a_transformer_learns_text_with_muon(tmp_path):
     recipe = ["--model", "gpt", "--optimizer", "muon", "--lr", "0.01", "--test-at-end"]
     chosen = ["--compression", "none", "int8", "--option", "threshold=1024", "--framework", "ddp"]
-    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "30", "--quiet")
+    outcome = _train(tmp_path / "out.json", *recipe, *chosen, "--steps", "20", "--quiet")
 
     none, int8 = outcome.runs
     for run in (none, int8):
