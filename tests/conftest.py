@@ -50,19 +50,21 @@ MARKERS = {
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "suites": ("ddp", "exhaustive"),
-    "lab": ("lab", "exhaustive"),
+    "suites/test_ddp.py": ("solo",),
+    "lab": ("lab", "exhaustive", "solo"),
     "native": ("native", "exhaustive"),
     "cuda": ("native",),
     "benchmarks": ("exhaustive",),
+    "benchmarks/test_churn.py": ("solo",),
     "cuda/test_build.py": ("exhaustive",),
-    "diloco/test_torchft.py": ("exhaustive",),
-    "ddp/test_restarts.py": ("exhaustive",),
+    "diloco/test_torchft.py": ("exhaustive", "solo"),
+    "ddp/test_restarts.py": ("exhaustive", "solo"),
     "ddp/test_trainers.py": ("exhaustive",),
-    "distributed/test_leaving.py": ("exhaustive",),
+    "distributed/test_leaving.py": ("exhaustive", "solo"),
     "docs/test_cluster_page.py": ("exhaustive",),
     "docs/test_quickstart.py": ("exhaustive",),
-    "faults": ("exhaustive",),
-    "keras/test_elastic.py": ("exhaustive",),
+    "faults": ("exhaustive", "solo"),
+    "keras/test_elastic.py": ("exhaustive", "solo"),
     "keras/test_legacy.py": ("exhaustive",),
     "keras/test_recipes.py": ("exhaustive",),
     "tensorflow/test_build.py": ("exhaustive",),
@@ -71,12 +73,12 @@ MARKERS = {
     "tensorflow/test_hierarchical.py": ("exhaustive",),
     "test_doctor.py": ("exhaustive",),
     "test_gpu_check.py": ("exhaustive",),
-    "torch/test_elastic.py": ("exhaustive",),
+    "torch/test_elastic.py": ("exhaustive", "solo"),
     "scripts/test_release.py": ("exhaustive",),
     "unused": ("exhaustive",),
 }
 """The markers of tests, by the path of a folder or file within tests. Tests on ranks are never quick;
-the contract on more than two ranks is exhaustive."""
+the contract on more than two ranks is exhaustive. Tests that are solo are exhaustive."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -50,6 +50,7 @@ FIRST = (
     "docs/test_quickstart.py",
     "torch",
     "diloco",
+    "benchmarks/test_papers.py",
     "benchmarks/test_churn.py",
     "lab",
     "contract/test_torch.py",
