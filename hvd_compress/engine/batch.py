@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_compress.codecs import PayloadError
-from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.engine import packing
 from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.failures import change_of_some, explained
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.residuals import Factor, Holder, Pair, columns, transpose, transpose_back
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
-from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -576,26 +574,6 @@ class Batch:
             table.kernels.name_senders(name)
 
 
-def explained(
-    error: BatchPayloadError, payload: torch.Tensor, name: str, rank: int
-) -> ExchangeError | PayloadError:
-    """An error that names a tensor, and the rank that has sent its payload.
-
-    Args:
-        error: the error in which decoding has ended.
-        payload: the payload, shape=(bytes,), uint8.
-        name: the name of the tensor.
-        rank: the rank that has sent the payload.
-    """
-    if tells_of_a_failure(payload[:HEADER_BYTES].cpu().numpy().tobytes()):
-        return ExchangeError(
-            f"{name}: expected a payload from every rank, got none from rank {rank}, whose own error says "
-            f"why"
-        )
-    what = str(error).removeprefix(f"rank {error.rank}'s ")
-    return PayloadError(f"{name}: rank {rank}'s {what}")
-
-
 def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:
     """A residual in the order in which its gradient is sent, and an array for the next one.
 
@@ -604,20 +582,6 @@ def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | Non
     if pair is None or matrix is None:
         return pair
     return transpose(pair[0], matrix), torch.empty_like(pair[1])
-
-
-def change_of_some(changed: Sequence[bool]) -> ExchangeError:
-    """The error if only some ranks have called ``set_codec``, or have loaded a state.
-
-    Args:
-        changed: whether each rank has called it; a single item if the ranks are not known.
-    """
-    ranks = [rank for rank, one in enumerate(changed) if one]
-    who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
-    return ExchangeError(
-        f"set_codec, load_state_dict or load_resized: expected a call on every rank between the same two "
-        f"steps, got one on {who} only"
-    )
 
 
 def judge(contents: Sequence[Content]) -> bool | torch.Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from hvd_compress.engine.batch import Batch, change_of_some
+from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.failures import change_of_some
 from hvd_compress.engine.plan import BucketPlan, Table
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.base import Group

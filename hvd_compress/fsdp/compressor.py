@@ -15,10 +15,11 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.meshes import FLAT, replicas
-from hvd_compress.engine.batch import Batch, change_of_some
+from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.failures import change_of_some
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot, device_of, slots_of
 from hvd_compress.engine.state_checks import expect_state

@@ -13,9 +13,9 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
-from hvd_compress.engine.batch import explained
 from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import Executors, keep_from_reuse
+from hvd_compress.engine.failures import explained
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.interface import Batch
