@@ -31,7 +31,7 @@ def test_a_wide_interval_asks_for_more_rounds() -> None:
 
 
 def test_luck_is_not_taken_for_speed() -> None:
-    """Of two choices as good as Auto, one has the lower median by chance."""
+    """One of two choices that are as good as Auto has the lower median by chance."""
     contest = auto.Contest(
         {"auto": [1.0] * 5, "int8": [0.9, 0.9, 0.9, 1.2, 1.2], "onebit": [1.0] * 5}
     )

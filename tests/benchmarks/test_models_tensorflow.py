@@ -13,7 +13,7 @@ from benchmarks.models.tensorflow import build, parameter_name
 from benchmarks.models.torch import build as build_torch
 
 BIASES_BEFORE_BATCH_NORM = {"resnet50": 26_560}
-"""Of ``keras.applications``; nobody else has them."""
+"""The biases of ``keras.applications``; no other implementation has them."""
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -107,7 +107,7 @@ def test_the_papers_size_is_larger(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_committed_record_is_of_these_cases_and_claims(name: str) -> None:
-    """What docs/papers.md shows: a change of an experiment asks for a new record."""
+    """docs/papers.md shows this record: a change of an experiment asks for a new one."""
     made = record.read(RECORDS / f"papers-{name}.json")
     experiment = EXPERIMENTS[name]
     cases = experiment.cases(False)

@@ -1,4 +1,4 @@
-"""What every committed record says of itself: commit, versions, processor, seeds and each one's result."""
+"""Every committed record names its commit, versions, processor, seeds and the result of each seed."""
 
 from __future__ import annotations
 

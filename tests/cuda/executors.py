@@ -122,7 +122,7 @@ def emulated_library() -> Path:
 
 @cache
 def _build_emulation(folder: Path) -> str:
-    """What went wrong, if anything; once for all tests, and by one of a job's ranks at a time."""
+    """Builds once for all tests, one of a job's ranks at a time; returns the error, or an empty text."""
     build = ("--build", str(folder), "--target", "hvdc_cuda_emulated", "--parallel", "2")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:

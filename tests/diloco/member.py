@@ -30,12 +30,12 @@ DIES = "dies"
 
 
 def unsent_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What a compressor's state would still add to the sum of all ranks' tensors, by key; a copy."""
+    """Returns copies of a compressor's unsent parts of the sum of all ranks' tensors, by key."""
     return {name: unsent(one, SHAPES[name]) for name, one in state["tensors"].items()}
 
 
 def held(diloco: DiLoCo, compressor: hvdc.Compressor) -> dict[str, Any]:
-    """What a member has: copies."""
+    """Returns copies of a member's state."""
     return {
         "common": {name: one.clone() for name, one in diloco.common_parameters.items()},
         "unsent": unsent_of(compressor.state_dict()),

@@ -31,7 +31,7 @@ def _compressor(codec: Any = None, exchange: str = "allgather") -> hvdc.Compress
 
 
 def _learn(model: torch.nn.Module, rank: int, step: int) -> None:
-    """What an inner optimizer would do: another small change on every rank."""
+    """Makes a small change that differs between ranks, as an inner optimizer would."""
     change = targets(SHAPES, rank, step, 0.1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -76,7 +76,7 @@ class Members:
             process.wait()
 
     def held(self, name: str, turn: int, when: str) -> dict[str, Any]:
-        """What a member held at the end of a turn, or before and after it took its place for one."""
+        """Returns a member's state at the end of a turn, or before and after it took its place for one."""
         found: dict[str, Any] = torch.load(Path(self._folder, f"{name}.{turn}.{when}"))
         return found
 

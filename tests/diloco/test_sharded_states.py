@@ -49,7 +49,7 @@ def _load(net: Any, diloco: DiLoCo, mesh: DeviceMesh, folder: str, group: Any = 
 
 
 def _unsent(net: Any, diloco: DiLoCo) -> dict[str, torch.Tensor]:
-    """What a worker would still add to the sum of all workers' differences, whole."""
+    """Returns the whole tensors that a worker has yet to add to the sum of all workers' differences."""
     tensors, found = diloco.compressor.state_dict()["tensors"], {}
     for name, one in net.named_parameters():
         shape = one.to_local().shape

@@ -140,7 +140,7 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
 
 
 class _Manager:
-    """What a DiLoCo asks of a manager, without a lighthouse: for arguments that are wrong."""
+    """The part of a manager that a DiLoCo with wrong arguments asks for, without a lighthouse."""
 
     _use_async_quorum = True
 
@@ -231,7 +231,7 @@ class _Replica:
                 self.residual[step] = state["residual"].clone().view(40, 8)
 
     def differences(self, *steps: int) -> torch.Tensor:
-        """What it would send that has learnt in these steps."""
+        """Returns the differences that a replica would send after learning in these steps."""
         return -sum((self.learnt[step] for step in steps), torch.zeros(40, 8))
 
 

@@ -1,4 +1,4 @@
-"""What only ``all_reduce`` has: any tensors, keys, calls under way, and calls that differ between ranks."""
+"""``all_reduce``: any tensors, keys, calls in progress, and calls that differ between ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.ranks import on_ranks
 from tests.torch_models import Simulation, assert_same, assert_same_bits, targets
 
 GONE = r"peer|Broken pipe|timed out|first error"
-"""What a call says that another rank does not take part in."""
+"""The error of a call in which another rank does not take part."""
 
 
 def _compressor(exchange: str, **options: Any) -> hvdc.Compressor:
@@ -46,7 +46,7 @@ def _reduce(
 
 @on_ranks(4, launcher="torchrun")
 def test_every_codec_on_four_ranks() -> None:
-    """Of the contract, which has up to three, and four on two hosts."""
+    """The contract tries up to three ranks, and four on two hosts."""
     for exchange in FLAT:
         for codec, feedback in ROWS[exchange]:
             compressor = hvdc.Compressor(
@@ -194,7 +194,7 @@ def test_small_tensors_and_sums_go_as_they_are() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_infinity_is_seen_on_every_rank_and_leaves_no_trace() -> None:
-    """Of the tensors of that call; others' residuals move on."""
+    """Residuals of that call's tensors stay as they were; those of other calls change."""
     compressor = hvdc.Compressor(OneBit(), threshold=0)
     rank = dist.get_rank()
     for step in range(2):

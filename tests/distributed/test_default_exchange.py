@@ -60,7 +60,7 @@ def test_ddp_among_fewer_ranks_and_more() -> None:
 
 
 def _unsent(states: list[dict[str, Any]]) -> torch.Tensor:
-    """What ranks would still add to the sum of all ranks' gradients."""
+    """Returns the part of the gradients that all ranks have yet to add to the sum."""
     total = [
         sum(unsent(state["tensors"][name], shape) for state in states)
         for name, shape in SHAPES.items()

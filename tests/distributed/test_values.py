@@ -1,4 +1,4 @@
-"""What ranks of a process group tell each other beside their gradients."""
+"""Values that ranks of a process group exchange beside their gradients."""
 
 from __future__ import annotations
 

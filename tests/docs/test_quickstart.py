@@ -15,7 +15,7 @@ from tests import jobs
 
 ROOT = Path(__file__).parent.parent.parent
 STOCK = ("horovod.runner.launch", "--gloo", "-np", "2")
-"""What the page says. It imports TensorFlow, which takes longer than the ranks: the others do without."""
+"""The page's launcher. It imports TensorFlow, which takes longer than the ranks: the others do without."""
 
 SCRIPTS = {
     "docs/examples/torch_quickstart.py": ("stock", 2),
@@ -102,7 +102,7 @@ def test_a_model_that_ranks_share_out_trains_and_prints_its_counters() -> None:
 
 
 def _printed(launcher: str, ranks: int, script: str) -> str:
-    """What a script prints, which trains until the loss is half of what it was."""
+    """Returns the output of a script, which trains until the loss is half of what it was."""
     printed = _run(launcher, ranks, script)
     losses = re.search(r"loss: ([\d.]+) at first, ([\d.]+) at last", printed)
     assert losses, printed
@@ -111,7 +111,7 @@ def _printed(launcher: str, ranks: int, script: str) -> str:
 
 
 def _run(launcher: str, ranks: int, script: str) -> str:
-    """What a script prints."""
+    """Returns the output of a script."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     if launcher == "stock":
@@ -146,7 +146,7 @@ def test_every_codec_is_in_the_table() -> None:
 
 
 def test_no_page_shows_one_bit_with_adam() -> None:
-    """Which is far behind; DiLoCo's exchanges are not seen by the inner optimizer."""
+    """This pair is far behind; but the inner optimizer does not see DiLoCo's exchanges."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     blocks = [
         (page.name, block)

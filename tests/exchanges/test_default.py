@@ -1,4 +1,4 @@
-"""What ``exchange="auto"`` stands for, and that it sends the fewest bytes."""
+"""The exchange that ``exchange="auto"`` stands for sends the fewest bytes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _mean(gradients: list[dict[str, np.ndarray]], name: str) -> np.ndarray:
 
 
 def _unsent(simulation: Simulation, name: str, hosts: int) -> np.ndarray:
-    """What all ranks would still add to the average."""
+    """Returns the part of the gradients that all ranks have yet to add to the average."""
     total = np.zeros(SHAPES[name], np.float32).reshape(-1)
     for rank, (mine, owned) in enumerate(zip(simulation.residuals, simulation.owned, strict=True)):
         if name in mine:

@@ -1,4 +1,4 @@
-"""Which tensors are encoded, and with what."""
+"""The choice of the tensors that are encoded, and of their codecs."""
 
 from __future__ import annotations
 

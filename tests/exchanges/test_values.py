@@ -1,4 +1,4 @@
-"""What ranks tell each other, as bytes and back."""
+"""Values that ranks exchange, as bytes and back."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def golden_file(row: Row) -> Path:
 
 
 def encode(row: Row) -> bytes:
-    """What the reference makes of the golden gradient and residual."""
+    """Returns the bytes of the reference's payload and residual for the golden gradient."""
     residual = gradients.residual()
     payload = np.empty(row.codec.payload_bytes(gradients.SHAPE), np.uint8)
     ReferenceKernels().encode(

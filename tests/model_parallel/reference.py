@@ -1,4 +1,4 @@
-"""What a small network of two parallel layers computes on every rank, written out in one process."""
+"""The results of a small network of two parallel layers on every rank, computed in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 8
 """Samples: of all ranks together, or of each rank."""
 
 Results = dict[str, torch.Tensor]
-"""Of one rank: ``output``, ``inputs`` (their gradient), ``weight1``, ``bias1``, ``weight2``, ``bias2``."""
+"""One rank's ``output``, ``inputs`` (their gradient), ``weight1``, ``bias1``, ``weight2``, ``bias2``."""
 
 
 def whole_layers() -> tuple[nn.Linear, nn.Linear]:
@@ -169,7 +169,7 @@ def _in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def sent(
     codec: Codec, x: torch.Tensor, rank: int, number: int, step: int, seed: int = 0
 ) -> torch.Tensor:
-    """What the others have of a rank's tensor."""
+    """Returns the tensor that the other ranks get for a rank's tensor."""
     shape, flat = tuple(x.shape), x.float().contiguous().cpu().numpy().reshape(-1)
     payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
     decoded = np.empty(flat.size, np.float32)

@@ -21,7 +21,7 @@ CODECS: tuple[tuple[Codec, Codec], ...] = (
     (FP16(), BF16()),
     (NoCompression(), ECQ(7, "linf", 64)),
 )
-"""Of activations and of error signals."""
+"""The codecs of activations and of error signals."""
 
 
 def run(group: ParallelGroup, *, batch_parallel: bool) -> Results:

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank is an error on every rank; and Inf and NaN get everywhere."""
+"""An error on one rank is raised on every rank; and Inf and NaN reach every rank."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def address() -> Path:
 
 @pytest.fixture(scope="module")
 def printed(address: Path) -> Iterator[dict[str, Future[str]]]:
-    """What the programs of one thread print; they run side by side."""
+    """The output of the programs of one thread, which run side by side."""
     with ThreadPoolExecutor(2) as threads:
         yield {
             name: threads.submit(run, [str(address / name), str(SECONDS)], 30 * SECONDS)

@@ -281,7 +281,7 @@ def test_what_is_wrong_is_said() -> None:
 def _beside_adamw(
     seen: Callable[[int], dict[str, Any]], steps: int, names: Sequence[str] = tuple(SHAPES)
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What steps change, of 1-bit Adam and of AdamW; ``seen`` says which elements have gradients."""
+    """Returns the changes by steps of 1-bit Adam and AdamW; ``seen`` names elements with gradients."""
     model, stock = Probe({n: SHAPES[n] for n in names}), Probe({n: SHAPES[n] for n in names})
     optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
     adamw = torch.optim.AdamW(stock.parameters(), **OPTIONS)

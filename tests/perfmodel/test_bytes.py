@@ -1,4 +1,4 @@
-"""What the model sends is what codecs, shards and counters say."""
+"""The model's messages are those of codecs, shards and counters."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MINE = (*ALEXNET, "--compute", "0.15s", "--batch", "128")
 
 
 def _predict(tmp_path: Path, *options: str) -> dict:
-    """What the command predicts, of AlexNet if nothing else is said: the last one of an option counts."""
+    """Returns the command's prediction, by default of AlexNet; the last one of an option counts."""
     path = tmp_path / "deep" / "out.json"
     assert command_line.main(["predict", *MINE, *options, "--json", str(path)]) == 0
     return json.loads(path.read_text())

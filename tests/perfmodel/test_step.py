@@ -126,7 +126,7 @@ def test_bytes_are_those_of_all_tensors_and_tokens() -> None:
 
 
 def test_the_first_gradients_hide_behind_the_backward_pass() -> None:
-    """Of two tensors that take as long as a layer's backward pass, the last layer's is hidden."""
+    """Two tensors take as long as a layer's backward pass each; the last layer's is hidden."""
     count, link = 250_000, Link(1e8)
     each = seconds((count,), Route(NoCompression(), OFF), CodecSpeed(), Cluster(2, 1, link)).wire
     step = predicted([count] * 2, Route(NoCompression(), OFF), Cluster(2, 1, link), backward=each)

@@ -86,7 +86,7 @@ def plans_nothing(compressor: Any) -> None:
 
 @contextmanager
 def _logged(compressor: Any) -> Iterator[list[logging.LogRecord]]:
-    """What the compressor's class logs on this rank."""
+    """Collects the records that the compressor's class logs on this rank."""
     logger, records = logging.getLogger(type(compressor).__module__), []
     handler, level = logging.Handler(), logger.level
     handler.emit = records.append  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ class Job:
         self.computing = COMPUTING
         self.planner = planner(self)
         self.shared: list[list[str]] = []
-        """What ranks share at the end of each step."""
+        """The texts that ranks share at the end of each step."""
         self.plans: list[object] = []
         self._slower = iter(())
 
@@ -181,7 +181,7 @@ def test_a_change_is_looked_at_again_soon():
 
 
 def test_a_busy_processor_has_nothing_measured_anew() -> None:
-    """That steps take longer does not say which plan is best."""
+    """Longer steps alone do not say which plan is best."""
     job = Job(1e8).run(200)
     job.computing = 2 * COMPUTING
     job.run(1000)

@@ -63,7 +63,7 @@ def test_a_burst_is_a_barrier_links_and_codecs():
 
 
 def _bits(codec: LevelCodec, **options: Any) -> float:
-    """Of an element's code, as a prober sees them."""
+    """Returns the bits of an element's code, as a prober counts them."""
     random = np.random.default_rng(0)
     prober = Prober(
         2,

@@ -1,4 +1,4 @@
-"""Which plan wins, what is tried, and what it costs."""
+"""The plans that are tried, the plan that wins, and the cost of trials."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ execute_process(COMMAND ${PY_EXE} -c "import torch; from torch.utils.cpp_extensi
 string(REGEX REPLACE "No (CUDA|ROCm) runtime[^\\n]*\\n?" "" Pytorch_CUDA "${Pytorch_CUDA}")
 string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)
 """  # noqa: E501
-"""Of Horovod's FindPytorch.cmake."""
+"""An excerpt of Horovod's FindPytorch.cmake."""
 
 
 @pytest.fixture

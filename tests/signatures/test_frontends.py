@@ -202,7 +202,7 @@ def test_keras_is_given_a_class() -> None:
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """Of this process alone."""
+    """A process group of this process alone."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -115,7 +115,7 @@ def test_a_bit_that_is_altered_on_its_way(op: str, length: int, everywhere: bool
 
 @on_ranks(2, alone=True)
 def test_a_sum_that_is_altered_on_its_way_to_one_rank() -> None:
-    """That rank raises an error; the other one, whose sum is right, waits only for its end."""
+    """The rank with the altered sum raises an error; the other one waits only for its end."""
     model, compressor = _start()
     optimizer = distributed(model, compressor)
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
