@@ -114,13 +114,19 @@ class Compressor(ProcessGroupCompressor):
             )
         step.last_index = bucket.index()
         sent = self._packed(bucket)
-        self._hand_over(step, sent)
+        if sent.inquiries:
+            # The others may be on their way to the next bucket: they have the same collectives until then.
+            self._inquire(sent)
+            step.held.append(sent)
+        else:
+            self._hand_over(step, [sent])
         if bucket.is_last():
             self._end(step)
         # A child of the future tells DDP's C++ code of an exception; the future itself only Python.
         return sent.future.then(lambda done: done.value())
 
     def _end(self, step: Step) -> None:
+        self._hand_over(step, step.held)
         self._step = None
         self._discarded.end()
         self.counters.steps += 1

@@ -288,7 +288,9 @@ class Compressor(ProcessGroupCompressor):
             tensors.append((slot, shard, shard))
         self._pack(bucket, tensors)
         assert self._step is not None
-        self._hand_over(self._step, bucket)
+        self._inquire(bucket)
+        self._hand_over(self._step, [bucket])
+        self._step.catch_up()
         bucket.future.wait()
         for part in bucket.parts:
             if isinstance(part.pending.content, Batch):

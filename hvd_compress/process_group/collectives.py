@@ -159,6 +159,14 @@ class Collectives:
         hold(work, call[0], self._ranks())
         work.get_future().add_done_callback(call.pop())
 
+    def lags(self, last: bool) -> bool:
+        """Whether :meth:`when_over` is better called after the next bucket's first collective has started.
+
+        Args:
+            last: whether the collective is the last one of its exchange.
+        """
+        return False
+
     def gather(self, message: torch.Tensor) -> torch.Tensor | None:
         """The ranks' messages, shape=(ranks, n), on the first rank, None on the others; waits for them.
 

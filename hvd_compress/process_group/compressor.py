@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
-from queue import Queue
 from typing import Any, ClassVar, NamedTuple, NoReturn, Unpack
 
 import torch
@@ -311,58 +310,57 @@ class ProcessGroupCompressor(CompressorBase):
             configuration.pop("lengths of messages", None)
         return Agreement(self._collectives, configuration)
 
-    def _hand_over(self, step: Step, bucket: Bucket) -> None:
-        """Adds a bucket to a step; waits for the other ranks if they may not expect its routes.
+    def _inquire(self, bucket: Bucket) -> None:
+        """Sends a bucket's inquiries; :meth:`_hand_over` waits for the answers."""
+        with self._launcher.turn():
+            for part in bucket.inquiries:
+                self._launcher.submit(
+                    part.pending, part.stages, part.remainders, bucket.answers.put, lags=True
+                )
+
+    def _hand_over(self, step: Step, buckets: Sequence[Bucket]) -> None:
+        """Adds buckets to a step; waits for the other ranks if they may not expect their routes.
 
         If not all ranks have made the same changes, the step fails on every rank. Ranks without the
         change notice it when results arrive, perhaps after they have sent later buckets. So a rank with
         the change goes on to the end of the step with messages that those ranks expect.
         """
         try:
-            self._confirm(bucket, step.refusal)
+            self._confirm(buckets, step.refusal)
         except Exception as error:
-            step.refuse(bucket, error)
+            for bucket in buckets:
+                step.refuse(bucket, error)
         else:
-            step.add(bucket)
+            for bucket in buckets:
+                step.add(bucket)
 
-    def _confirm(self, bucket: Bucket, refusal: Exception | None) -> None:
-        """Waits for the other ranks if they may not expect the routes of a bucket's tensors.
+    def _confirm(self, buckets: Sequence[Bucket], refusal: Exception | None) -> None:
+        """Waits for the other ranks if they may not expect the routes of some buckets' tensors.
 
-        Called before the bucket is sent, and after the earlier buckets have been sent.
+        Called before these buckets are sent. Ranks without a change have sent what corresponds to the
+        buckets' inquiries.
 
         Raises:
             ExchangeError: not all ranks have made the same changes (raised on every rank), or ``refusal``.
         """
-        if not bucket.rerouted:
+        if not any(bucket.rerouted for bucket in buckets):
             return
-        if bucket.inquiries:
-            first, *others = bucket.inquiries
-            asked: Any = first.pending.content
-            self._wait_for_part(first)
-            if refusal is None:
-                try:
-                    with self._collectives.behind():
-                        asked.check()
-                except ExchangeError as error:
-                    refusal = error
-            if refusal is not None:
-                # Ranks without a change have sent these, too, and see the flags when all are back.
-                for part in others:
-                    self._wait_for_part(part)
+        self._launcher.catch_up()
+        asked = [part.pending.content for bucket in buckets for part in bucket.inquiries]
+        errors = [bucket.answers.get() for bucket in buckets for _ in bucket.inquiries]
+        refusal = refusal or next(filter(None, errors), None)
+        for bucket in buckets:
             bucket.inquiries.clear()
+        if refusal is None and asked:
+            # The first message asks; its answer is that of all other ones of the step.
+            first: Any = asked[0]
+            with self._collectives.behind():
+                first.check()
         if refusal is not None:
             raise refusal
         self._ask().settle()
         self._prepare()
         self._note_agreement()
-
-    def _wait_for_part(self, part: Part) -> None:
-        """Sends a part, waits for its exchange, and raises its error."""
-        over: Queue[Exception | None] = Queue()
-        self._launcher.submit(part.pending, part.stages, part.remainders, over.put)
-        error = over.get()
-        if error is not None:
-            raise error
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether a step is dropped, also by ranks outside of the group; see :class:`Step`."""
@@ -440,8 +438,8 @@ class ProcessGroupCompressor(CompressorBase):
             elif not before:
                 encoded.setdefault((route.kind, tensor.dtype), []).append((slot, tensor))
         bucket.rerouted |= loaded and (bool(encoded) or self._asks_uncompressed)
-        refused = self._step is not None and self._step.refusal is not None
-        if not bucket.rerouted or not (encoded or self._asks_uncompressed or refused):
+        doubtful = self._step is not None and bool(self._step.held or self._step.refusal)
+        if not bucket.rerouted or not (encoded or self._asks_uncompressed or doubtful):
             return
         for pairs in encoded.values():
             routes = [(slot, former[slot.index].route) for slot, _ in pairs]

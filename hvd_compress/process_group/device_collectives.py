@@ -64,9 +64,10 @@ def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
 class InStream(Collectives):
     """Collectives such as NCCL's, for which streams wait and the host does not.
 
-    The hook of a bucket starts all of the bucket's collectives one after another: the later ones and the
-    decoding follow the first one in a stream beside the backward pass. So collectives start in the order of
-    the buckets, which is the same on every rank, and one process group is enough.
+    The hook of a bucket starts the bucket's first collective, and then the second one of the bucket before:
+    while the owners compute averages, the next bucket's parts are on their way. What follows a collective
+    is put into a stream beside the backward pass. So the order of all collectives depends only on the order
+    of the buckets, which is the same on every rank, and one process group is enough.
 
     Args:
         group: the process group; None is the default group.
@@ -110,6 +111,10 @@ class InStream(Collectives):
             else:
                 over(None)
 
+    def lags(self, last: bool) -> bool:
+        """See :meth:`Collectives.lags`; a stream can wait for a bucket's last collective at once."""
+        return not last or isinstance(self._side, NoStream)
+
     def behind(self) -> AbstractContextManager[None]:
         return self._side.entered()
 
@@ -129,8 +134,13 @@ class ThroughHost(InStream):
     """Collectives by Gloo, with messages in CPU memory; the host waits for each message.
 
     This is for ranks that NCCL cannot connect, such as two ranks that share a GPU. A deadlock is
-    impossible, because all ranks start the same collectives, and wait for them, in the same order.
+    impossible, because all ranks start the same collectives, and wait for them, in the same order. The hook
+    of a bucket waits only for collectives of earlier buckets.
     """
+
+    def lags(self, last: bool) -> bool:
+        """Always: the host would wait."""
+        return True
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
         on_host = dataclasses.replace(collective, message=collective.message.cpu())

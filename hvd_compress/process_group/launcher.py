@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -130,6 +132,9 @@ class Launcher:
     has its own line, and all remainders share one. An exchange that needs no remainders returns their
     tickets at its end.
 
+    Where no other thread waits for results, exchanges that may lag go one stage further in each
+    :meth:`turn`. So the order of all collectives depends only on the order of the calls.
+
     Args:
         collectives: the collectives among all ranks.
         group: the same ranks.
@@ -140,6 +145,7 @@ class Launcher:
         self._group = group
         self._first = Line(collectives)
         self._lines: dict[tuple[int, Scope], Line] = {}
+        self._lagging: deque[Callable[[], None]] = deque()
 
     def prepare(self, exchange: Exchange, packed: bool) -> None:
         """Makes the process groups for an exchange's collectives.
@@ -171,6 +177,8 @@ class Launcher:
         stages: Sequence[Scope],
         remainders: Sequence[Scope],
         over: Over,
+        *,
+        lags: bool = False,
     ) -> None:
         """Runs an exchange through its stages. Returns at once.
 
@@ -180,10 +188,25 @@ class Launcher:
             remainders: the scopes of the additional collectives that the exchange may need, which have been
                 prepared.
             over: a function that is called at the end of the exchange.
+            lags: whether the exchange may wait for a :meth:`turn` before it goes on to its next stage.
         """
         lines = [self._line(number, scope) for number, scope in enumerate(stages)]
         more = [self._line(_REMAINDERS, scope) for scope in remainders]
-        _Course(self._collectives, pending, lines, more, over).go_on()
+        lagging = self._lagging if lags else None
+        _Course(self._collectives, pending, lines, more, over, lagging).go_on()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Lets earlier exchanges that lag go one stage further, after those submitted in the block."""
+        earlier = len(self._lagging)
+        yield
+        for _ in range(earlier):
+            self._lagging.popleft()()
+
+    def catch_up(self) -> None:
+        """Lets all exchanges that lag go on to their ends."""
+        while self._lagging:
+            self._lagging.popleft()()
 
     def _line(self, number: int, scope: Scope) -> Line | None:
         return self._first if (number, scope) == (0, "all") else self._lines.get((number, scope))
@@ -198,6 +221,7 @@ class _Course:
         stages: the lines of the exchange's collectives; None for a collective of this rank alone.
         remainders: the lines of the additional collectives that the exchange may need.
         over: a function that is called at the end of the exchange.
+        lagging: the results that are taken later, if the exchange may lag.
     """
 
     def __init__(
@@ -207,12 +231,14 @@ class _Course:
         stages: Sequence[Line | None],
         remainders: Sequence[Line | None],
         over: Over,
+        lagging: deque[Callable[[], None]] | None,
     ) -> None:
         self._collectives = collectives
         self._pending = pending
         self._stages = [line.ticket() if line else None for line in stages]
         self._remainders = [line.ticket() for line in remainders if line]
         self._over = over
+        self._lagging = lagging
 
     def go_on(self) -> None:
         """Starts the collective that the exchange waits for, or ends the exchange."""
@@ -230,7 +256,15 @@ class _Course:
         assert self._pending.request is not None
         with phase("send"):
             result, work = group.start(self._pending.request)
-        group.when_over(work, lambda error: self._arrived(result, error))
+
+        def take() -> None:
+            group.when_over(work, lambda error: self._arrived(result, error))
+
+        last = self._pending.stage == len(self._stages) - 1
+        if self._lagging is not None and group.lags(last):
+            self._lagging.append(take)
+        else:
+            take()
 
     def _arrived(self, result: torch.Tensor, error: Exception | None) -> None:
         # A future drops what a callback raises, such as a MemoryError; who waits would wait on.

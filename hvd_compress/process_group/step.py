@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Bucket:
         inquiries: the parts that ask whether the routes have changed on all ranks, if the former routes
             encode some tensor. A rank without the change sends parts of the same number and form; the
             first part asks.
+        answers: the result of each of these parts: an error, or None.
         waiting: the number of parts whose results have not arrived yet.
         held: whether residuals are settled by the code that waits for the results, and not when the last
             result arrives.
@@ -62,6 +64,7 @@ class Bucket:
     changes: Changes = field(default_factory=Changes)
     rerouted: bool = False
     inquiries: list[Part] = field(default_factory=list)
+    answers: SimpleQueue[Exception | None] = field(default_factory=SimpleQueue)
     waiting: int = 0
     held: bool = False
     dropped: bool | torch.Tensor = False
@@ -131,6 +134,7 @@ class Step:
     Attributes:
         refusal: the error of the first bucket that was refused, or None.
         last_index: the index of the latest bucket.
+        held: the buckets that are added at the step's end; other ranks may not expect them before.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class Step:
         self._settled = settled
         self._anywhere = anywhere
         self._buckets: list[Bucket] = []
+        self.held: list[Bucket] = []
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
         self._error: Exception | None = None
@@ -159,7 +164,11 @@ class Step:
         """Sends one bucket; every rank has to add buckets in the same order."""
         self._buckets.append(bucket)
         if self._agreement is None:
-            self._send(bucket)
+            self._send(bucket, lags=True)
+
+    def catch_up(self) -> None:
+        """Starts all remaining collectives of the buckets; see :meth:`Launcher.catch_up`."""
+        self._launcher.catch_up()
 
     def refuse(self, bucket: Bucket, error: Exception) -> None:
         """Fails the step because of a bucket that is not sent; later buckets may still be added."""
@@ -178,7 +187,7 @@ class Step:
         assert self._agreement is None
         self._buckets.append(bucket)
         self._outstanding -= 1  # There is no close() to be counted off.
-        self._send(bucket)
+        self._send(bucket, lags=False)
 
     def close(self) -> None:
         """Ends the step; called after the last bucket.
@@ -194,7 +203,8 @@ class Step:
             if self._prepare is not None:
                 self._prepare()
             for bucket in self._buckets:
-                self._send(bucket)
+                self._send(bucket, lags=True)
+        self.catch_up()
         with self._collectives.behind():
             self._count_off()
         if self._error is not None:
@@ -205,20 +215,22 @@ class Step:
         for bucket in self._buckets:
             bucket.future.wait()
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: Bucket, *, lags: bool) -> None:
         bucket.waiting = len(bucket.parts)
         with self._lock:
             self._outstanding += 1
         if not bucket.parts:
             with self._collectives.behind():
                 self._finish(bucket)
-        for part in bucket.parts:
-            self._launcher.submit(
-                part.pending,
-                part.stages,
-                part.remainders,
-                lambda error: self._returned(bucket, error),
-            )
+        with self._launcher.turn():
+            for part in bucket.parts:
+                self._launcher.submit(
+                    part.pending,
+                    part.stages,
+                    part.remainders,
+                    lambda error: self._returned(bucket, error),
+                    lags=lags,
+                )
 
     def _returned(self, bucket: Bucket, error: Exception | None) -> None:
         # Called by a process group's thread, or at once where a collective is over already.

@@ -26,7 +26,7 @@ from hvd_compress.engine.comm import Collective
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream
-from hvd_compress.process_group.step import Bucket, Step
+from hvd_compress.process_group.step import Bucket
 from tests.cuda.executors import Checked
 
 BACKWARD, SIDE, NETWORK = "backward", "side", "network"
@@ -153,7 +153,7 @@ class Streams(TorchDispatchMode):
             (CudaBatch, "decode_sum", (3,), (1, 5)),
         ):
             self._watch(where, name, reads, writes)
-        self._patch(Step, "_resolve", self._resolve)
+        self._patch(Bucket, "resolve", self._resolve)
         self._patch(Compressor, "reduce", self._hook)
         self._patch(executors.Executors, "settle", self._synchronize)
         for module in (executors, batch, low_rank):
@@ -193,10 +193,10 @@ class Streams(TorchDispatchMode):
         patched = lambda one, *args, **kwargs: instead(real, one, *args, **kwargs)  # noqa: E731
         self._patches.enter_context(mock.patch.object(where, name, patched))
 
-    def _resolve(self, real: Any, step: Step, bucket: Bucket, *args: Any) -> None:
+    def _resolve(self, real: Any, bucket: Bucket, *args: Any) -> None:
         # A future records what is in the current stream when it is completed.
         self._completed.setdefault(id(bucket), dict(self._clocks[self._current]))
-        real(step, bucket, *args)
+        real(bucket, *args)
 
     def _keep(self, *tensors: torch.Tensor) -> None:
         for tensor in tensors:

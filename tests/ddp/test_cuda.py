@@ -7,8 +7,10 @@ it that nothing is used that is not there yet.
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -25,6 +27,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, OneBit, PowerSGD
 from hvd_compress.engine import low_rank
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Collective
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
@@ -250,6 +253,82 @@ def test_the_streams_would_notice() -> None:
             on_a_device(),
         ):
             _train(3, **form)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
+    """On every rank, whatever takes how long."""
+    first, second = "all_to_all", "all_gather"
+    kinds: list[str] = []
+
+    def noted(real: Any) -> Any:
+        def start(self: InStream, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+            kinds.append(collective.kind)
+            time.sleep(0.02 * ((len(kinds) + dist.get_rank()) % 2))
+            return real(self, collective)
+
+        return start
+
+    shapes = {"a": (40, 70), "b": (3000,), "c": (2000,), "d": (5000,)}
+    for by, where in ((on_a_device, Traced), (through_the_host, ThroughHost)):
+        with by(), mock.patch.object(where, "start", noted(where.start)):
+            ddp, _ = distributed(
+                Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
+            )
+            for step in range(3):
+                kinds.clear()
+                exchange(ddp, targets(shapes, dist.get_rank(), step))
+                middle = [first, second] * (len(kinds) // 2 - 1)
+                assert kinds == [first, *middle, second], kinds
+            assert len(kinds) == 2 * len(shapes)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_change_on_one_rank_between_buckets_that_are_on_their_way() -> None:
+    for name in ("a", "b", "c"):
+        with on_a_device():
+            ddp, compressor = distributed(
+                Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
+            )
+            exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+            compressor.set_codec(OneBit(512), layers=name)
+            exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
+            if dist.get_rank() == 0:
+                assert exchange(ddp, targets(SHAPES, 0, 2))[name].isnan().all()
+                message, step = "", 3
+            else:
+                compressor.set_codec(OneBit(), layers=name)
+                message, step = "set_codec.* on rank 1", 2
+            with pytest.raises((hvdc.ExchangeError, hvdc.PayloadError), match=message):
+                exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+        dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_rank_that_sends_no_first_shot() -> None:
+    """Of one of several buckets: every rank ends the step, and counts nothing as sent."""
+    with on_a_device():
+        ddp, compressor = distributed(
+            Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
+        )
+        exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+        before = copy.deepcopy(compressor.state_dict())
+        if dist.get_rank() == 1:
+            purpose = mock.Mock(side_effect=[ArithmeticError("on purpose")])
+            with (
+                mock.patch.object(CudaBatch, "encode", purpose),
+                pytest.raises(ArithmeticError, match="on purpose"),
+            ):
+                exchange(ddp, targets(SHAPES, 1, 1))
+        else:
+            got = exchange(ddp, targets(SHAPES, 0, 1))
+            assert any(one.isnan().any() for one in got.values())
+            with pytest.raises(hvdc.PayloadError, match="payload: expected the header"):
+                compressor.state_dict()
+        after = compressor.state_dict()
+        for name, tensor in before["tensors"].items():
+            assert torch.equal(after["tensors"][name]["residual"], tensor["residual"])
+        dist.barrier()
 
 
 def _nowhere(_: InStream) -> AbstractContextManager[None]:
