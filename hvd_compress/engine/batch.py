@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,9 +52,9 @@ class Batch:
         flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
             the transposed matrix if ranks divide columns; empty after :meth:`write`.
         error: the first error on this rank; None without one.
-        nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
-        word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN; None unless
-            only the device knows.
+        nonfinite: whether some rank sent an Inf or a NaN, or a sum became one, as far as the host knows.
+        word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN, or a sum
+            became one; None unless only the device knows.
         steps: the gradients' positions in the noise.
         encoded: the number of elements in the first encoding, of gradients or of their averages.
         decode_seconds: the time in decoding kernels.
@@ -344,6 +345,7 @@ class Batch:
             write, self._write = self._write, None
             self.order(self.flats[0])
             write(scale)
+            self._judge_sums()
         except ExchangeError:
             self._check_changes()
             raise
@@ -545,6 +547,21 @@ class Batch:
             owned.state = before
 
         self._changes[position].when(keep, restore)
+
+    def _judge_sums(self) -> None:
+        """Drops the step if a sum exceeds half precision, because loss scalers skip such a step.
+
+        No payload shows that: ranks add in single precision.
+        """
+        sums = [flat for flat in self.flats if flat.dtype == torch.float16 and flat.numel()]
+        if not sums:
+            return
+        finite = torch.nn.utils.get_total_norm(sums, math.inf).isfinite()
+        if self.plan.deferred:
+            word = finite.logical_not().int().view(1)
+            self.word = word if self.word is None else self.word | word
+        else:
+            self.nonfinite |= not bool(finite)
 
     def _check_changes(self) -> None:
         """Raises ``ExchangeError`` if other ranks have changed the routes of gradients."""

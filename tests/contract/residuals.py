@@ -66,6 +66,23 @@ def an_average_that_overflows(frontend: Frontend, exchange: str) -> None:
     _dropped(Beside(frontend, exchange, (BF16(), FULL)), {0, 1}, "a", 3e38)
 
 
+def a_sum_beyond_half_precision(frontend: Frontend, exchange: str) -> None:
+    """No rank has sent an Inf, but scalers of losses skip the step: nothing counts as sent."""
+    shapes = {"a": (64, 32)}
+    job = frontend.make(exchange, OneBit(), FULL, shapes, "float16")
+    half = np.where(np.arange(64 * 32) % 2, np.float32(60000), np.float32(0)).reshape(64, 32)
+    job.step({"a": half})
+    before = job.kept()
+    assert np.abs(before[0]["a"]).max() == 30000
+    # With what was left, 90,000 of either sign.
+    got = job.step({"a": 2 * half - 60000})
+    assert np.isinf(got["a"]).all()
+    for kept, now in zip(before, job.kept(), strict=True):
+        for name, array in kept.items():
+            np.testing.assert_allclose(now[name], array, rtol=1e-6)
+    assert np.isfinite(job.step({"a": half / 4})["a"]).all()
+
+
 def _dropped(beside: Beside, ranks: set[int], name: str, bad: float) -> None:
     beside.steps(0, 1)
 

@@ -69,6 +69,7 @@ PROPERTIES = (
     Property(results.zeros, single=True),
     Property(residuals.nonfinite_gradients, single=True),
     Property(residuals.an_average_that_overflows, ("two_shot",)),
+    Property(residuals.a_sum_beyond_half_precision, ("allgather", "two_shot")),
     Property(residuals.a_step_that_the_script_drops, single=True),
     Property(residuals.a_change_of_codec_that_the_script_drops, flat=(THREE,), single=True),
     Property(residuals.an_owner_step_that_the_script_drops, ("two_shot",), single=True),

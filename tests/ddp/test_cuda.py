@@ -126,6 +126,7 @@ def test_two_shots() -> None:
             results.every_form,
             results.parameters_that_are_not_used,
             residuals.nonfinite_gradients,
+            residuals.a_sum_beyond_half_precision,
             residuals.a_change_of_codec_loses_no_mass,
             residuals.a_checkpoint_goes_on_bit_for_bit,
             residuals.a_rank_that_joins,
