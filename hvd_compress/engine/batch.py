@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
+from hvd_compress.engine.finite import all_finite
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.residuals import Factor, Holder, Pair, columns, transpose, transpose_back
@@ -556,7 +556,7 @@ class Batch:
         sums = [flat for flat in self.flats if flat.dtype == torch.float16 and flat.numel()]
         if not sums:
             return
-        finite = torch.nn.utils.get_total_norm(sums, math.inf).isfinite()
+        finite = all_finite(sums)
         if self.plan.deferred:
             word = finite.logical_not().int().view(1)
             self.word = word if self.word is None else self.word | word

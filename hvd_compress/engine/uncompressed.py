@@ -8,6 +8,7 @@ import torch
 
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.finite import all_finite
 from hvd_compress.exchanges import uncompressed
 from hvd_compress.ranks.counters import Counters
 
@@ -23,12 +24,12 @@ class Uncompressed:
         divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
 
     Attributes:
+        nonfinite: whether a sum is not finite, as far as the host knows.
+        word: a word on the device that is not 0 if a sum is not finite; None on the CPU.
         values: the gradients to add, then their sum, shape=(n,); empty after :meth:`write`.
     """
 
     error: Exception | None = None
-    nonfinite = False
-    word: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -45,6 +46,8 @@ class Uncompressed:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(dtype)
         self.values = buffer.div_(divisor) if divisor > 1 else buffer
         self._sent = Counters()
+        self.nonfinite = False
+        self.word: torch.Tensor | None = None
 
     exchange = uncompressed.run
 
@@ -54,6 +57,7 @@ class Uncompressed:
         values, self.values = self.values, self.values.new_empty(0)
         if scale * self._divisor != 1:
             values.mul_(scale * self._divisor)
+        self._judge(values)
         if values is self._buffer:
             return
         if values.is_cuda:
@@ -62,6 +66,17 @@ class Uncompressed:
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():
                 gradient.copy_(part.view(gradient.shape))
+
+    def _judge(self, sums: torch.Tensor) -> None:
+        """Notes whether the step has to be dropped: loss scalers skip a step with such a sum."""
+        numbers = sums._values() if sums.is_sparse else sums
+        if not (numbers.numel() and numbers.is_floating_point()):
+            return
+        finite = all_finite([numbers])
+        if numbers.is_cuda:
+            self.word = finite.logical_not().int().view(1)
+        else:
+            self.nonfinite = not bool(finite)
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
         """Does nothing: no residual has changed."""

@@ -62,6 +62,17 @@ def test_a_nonfinite_gradient_without_a_residual_drops_the_others_step() -> None
 
 
 @on_ranks(2, launcher="torchrun")
+def test_an_uncompressed_gradient_drops_the_others_step() -> None:
+    """Loss scalers skip the step because of it."""
+    for where in ("a", "c"):
+        ddp, compressor = distributed(
+            Probe(SHAPES), OneBit(), ErrorFeedback(), exclude=[where], bucket_cap_mb=0.001
+        )
+        _a_bad_step(math.inf, where, compressor, ddp)
+        assert where not in _residuals(compressor)
+
+
+@on_ranks(2, launcher="torchrun")
 def test_an_unused_parameter_in_a_dropped_step() -> None:
     ddp, compressor = distributed(
         Probe(SHAPES), OneBit(), ErrorFeedback(), find_unused_parameters=True
