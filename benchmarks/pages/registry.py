@@ -73,6 +73,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "allreduce-own-groups": lambda: drawing.table(_allreduce("lab-allreduce-own-groups"), "40ms"),
     "allreduce-costs": lambda: drawing.costs(_allreduce()),
     "reduce-scatter": lab.reduce_scatter,
+    "all-gather": lab.all_gather,
     "diloco": lab.diloco,
     "double-buffering": lab.double_buffering,
     "grid-2": partial(lab.grid, 2),
