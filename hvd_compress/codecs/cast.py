@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import base, checks
+from hvd_compress.codecs import base, bfloat, checks
 from hvd_compress.codecs.noise import NoiseKey, uniform
 
 
@@ -92,16 +92,14 @@ class BF16(_Cast):
 
     def dequantize(self, scales: np.ndarray, codes: np.ndarray, shape: base.Shape) -> np.ndarray:
         """Widens to float32, exactly."""
-        return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return bfloat.widened(codes.view("<u2"))
 
     def _cast(self, x: np.ndarray, noise: NoiseKey) -> np.ndarray:
-        bits = x.view(np.uint32)
         if self._stochastic:
             add = uniform(x.size, noise).astype(np.uint32) >> np.uint32(8)
         else:
-            add = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-        rounded = (bits + add) >> np.uint32(16)
-        return np.where(np.isnan(x), np.uint16(0x7FC0), rounded.astype("<u2"))
+            add = np.uint32(0x7FFF) + (x.view(np.uint32) >> np.uint32(16) & np.uint32(1))
+        return np.where(np.isnan(x), np.uint16(0x7FC0), bfloat.rounded(x, add)).astype("<u2")
 
 
 @dataclass(frozen=True)

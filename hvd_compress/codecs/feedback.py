@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hvd_compress.codecs import stability
-from hvd_compress.codecs.checks import check_number, store
+from hvd_compress.codecs import bfloat, stability
+from hvd_compress.codecs.checks import check_choice, check_number, store
+from hvd_compress.codecs.noise import NoiseKey, rounding
 
 if TYPE_CHECKING:
     from hvd_compress.codecs.base import Codec, Shape
@@ -28,16 +29,22 @@ class ErrorFeedback:
     Attributes:
         alpha: the compensation coefficient, 0 <= alpha <= 1 (ECQ-SGD, equation 7).
         beta: the time decay of the residual, 0 <= beta <= 1 (ECQ-SGD, equation 5).
+        residual_dtype: the dtype in which residuals are kept. ``"bfloat16"`` halves their memory; each new
+            residual is then rounded to one of its two neighbours, at random and without bias.
     """
 
     alpha: float = 1.0
     beta: float = 1.0
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         check_number("ErrorFeedback", "alpha", self.alpha, 0.0, 1.0)
         check_number("ErrorFeedback", "beta", self.beta, 0.0, 1.0)
         store(self, "alpha", float(self.alpha))
         store(self, "beta", float(self.beta))
+        check_choice(
+            "ErrorFeedback", "residual_dtype", self.residual_dtype, ("float32", "bfloat16")
+        )
 
     @cached_property
     def enabled(self) -> bool:
@@ -45,7 +52,7 @@ class ErrorFeedback:
         return self.alpha != 0
 
     def check(self, codec: Codec, shape: Shape) -> None:
-        """Raises ``ValueError`` if the residual could grow without bound.
+        """Raises ``ValueError`` if the residual could grow without bound, or cannot have the dtype.
 
         An unbiased codec with variance factor gamma needs
         ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
@@ -54,6 +61,11 @@ class ErrorFeedback:
         """
         if not self.enabled:
             return
+        if codec.exchange is not None and self.residual_dtype != "float32":
+            raise ValueError(
+                f"ErrorFeedback: expected residual_dtype='float32' for {codec!r}, got "
+                f"{self.residual_dtype!r}: only codecs that write payloads round residuals"
+            )
         if codec.saturates:
             raise ValueError(
                 f"ErrorFeedback: expected alpha = 0 for {codec!r}, whose range is fixed, got alpha = "
@@ -79,13 +91,31 @@ class ErrorFeedback:
         """Computes x = g + alpha h in float32, with one multiplication, then one addition."""
         return gradient + np.float32(self.alpha) * residual
 
-    def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
+    def carry(
+        self,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        decoded: np.ndarray,
+        noise: NoiseKey,
+    ) -> np.ndarray:
         """Computes the new residual, (beta h + g) - decoded, in float32 and in that order.
 
         Where ``decoded`` is not finite, the residual stays as it was.
+
+        Args:
+            gradient: g, shape=(n,), float32.
+            residual: h, shape=(n,), float32.
+            decoded: the decoded payload, shape=(n,), float32.
+            noise: the tensor's position in the noise, for the rounding to bfloat16.
+
+        Returns:
+            shape=(n,), float32; bfloat16 numbers if that is the :attr:`residual_dtype`.
         """
         kept = (np.float32(self.beta) * residual + gradient) - decoded
-        return np.where(np.isfinite(decoded), kept, residual)
+        kept = np.where(np.isfinite(decoded), kept, residual)
+        if self.residual_dtype == "float32":
+            return kept
+        return bfloat.widened(bfloat.rounded(kept, rounding(kept.size, noise)))
 
 
 OFF = ErrorFeedback(alpha=0.0)

@@ -8,7 +8,7 @@ Nothing is drawn in sequence: element ``i`` of tensor ``t`` at step ``s`` on ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,7 +84,30 @@ def uniform(count: int, key: NoiseKey) -> np.ndarray:
         Integers in [0, 2**24), exact in float32, to be compared with ``probability * 2**24``;
         shape=(count,), dtype float32.
     """
-    tiles = -(-count // TILE)
+    by_element = _words(-(-count // TILE), key).reshape(-1)[:count]
+    return (by_element >> np.uint32(8)).astype(np.float32)
+
+
+def rounding(count: int, key: NoiseKey) -> np.ndarray:
+    """The uniform random numbers that round residuals, for elements ``0 .. count - 1`` of one tensor.
+
+    They are independent of the numbers of :func:`uniform`, as they belong to a step 2**63 away. With
+    ``i mod 1024 = 128 r + 32 w + 16 h + l``, element ``i`` takes the lower half (``h = 0``) or the upper
+    half (``h = 1``) of word ``w`` of the block whose first counter word is ``16 * (i // 1024) + l``, with
+    its upper three bits flipped as those of ``r`` are set. So eight rows of 128 elements share their
+    numbers: each is uniform, and the eight lie in eight different eighths of the range.
+
+    Returns:
+        Integers in [0, 2**16), shape=(count,), dtype uint32.
+    """
+    words = _words(-(-count // 1024), replace(key, step=key.step ^ 1 << 63))
+    halves = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=2)
+    rows = np.arange(8, dtype=np.uint32)[:, None] << np.uint32(13)
+    return (halves.reshape(-1, 1, 128) ^ rows).reshape(-1)[:count]
+
+
+def _words(tiles: int, key: NoiseKey) -> np.ndarray:
+    """The words of sixteen counters for each tile, shape=(tiles, 4, 16), dtype uint32."""
     first = np.arange(tiles * 16, dtype=np.uint32)
     counter = np.empty((4, first.size), np.uint32)
     counter[0] = first
@@ -92,5 +115,4 @@ def uniform(count: int, key: NoiseKey) -> np.ndarray:
     counter[2] = key.step & 0xFFFFFFFF
     counter[3] = key.step >> 32
     words = philox(counter, (key.seed, key.rank))
-    by_element = words.reshape(4, tiles, 16).transpose(1, 0, 2).reshape(-1)[:count]
-    return (by_element >> np.uint32(8)).astype(np.float32)
+    return words.reshape(4, tiles, 16).transpose(1, 0, 2)

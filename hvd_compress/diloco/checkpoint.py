@@ -135,7 +135,7 @@ class ShardedState:
             zeros = torch.zeros(common[name].shape, dtype=torch.float32, device=common[name].device)
             if any(its[name]["has_residual"] for its in every):
                 has = one["residual"] is not None
-                residuals[name] = one["residual"].view(zeros.shape) if has else zeros
+                residuals[name] = one["residual"].float().view(zeros.shape) if has else zeros
             if any(its[name]["owes"] for its in every):
                 owed[name] = (
                     owed_everywhere(one["owned"], zeros.shape) if exact[name]["owes"] else zeros

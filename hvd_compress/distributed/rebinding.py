@@ -32,8 +32,12 @@ Met = Callable[[Sequence[Any]], None]
 
 
 def owed_everywhere(owned: Mapping[str, Any], shape: Sequence[int]) -> torch.Tensor:
-    """The residual of an owned part in a state, at its places in the whole tensor, with zeros elsewhere."""
-    whole = in_place(owned["residual"], owned["begin"], tuple(shape), owned["transposed"])
+    """The residual of an owned part in a state, at its places in the whole tensor, with zeros elsewhere.
+
+    The result is in float32.
+    """
+    part = owned["residual"].float()
+    whole = in_place(part, owned["begin"], tuple(shape), owned["transposed"])
     return whole.view(tuple(shape))
 
 

@@ -523,12 +523,13 @@ class Batch:
             return self.guard(work, layout.size)
 
     def _take_up(self, position: int, holder: Holder | None) -> Pair | None:
-        enabled = self._encoded and self.plan.slots[position].route.feedback.enabled
-        if holder is None or not enabled:
+        feedback = self.plan.slots[position].route.feedback
+        if holder is None or not (self._encoded and feedback.enabled):
             return None
         if holder.residual is not None and holder.residual.device != self.gradients[0].device:
             self.order(holder.residual)  # The model has moved.
-        pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device)
+        dtype = getattr(torch, feedback.residual_dtype)
+        pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device, dtype)
         self._changes[position].move(holder)
         return pair
 

@@ -226,7 +226,7 @@ class CompressorBase:
         self._kernels.settle()
         kept = [holder for slot in self._slots for holder in (slot, slot.owned) if holder]
         squares = [
-            self._kernels.square_sum(holder.residual) / holder.residual_scale**2
+            self._kernels.square_sum(holder.residual.float()) / holder.residual_scale**2
             for holder in kept
             if holder.residual is not None
         ]
@@ -350,6 +350,12 @@ class CompressorBase:
                 f"{slot.name}: expected a parameter in the memory of the CPU for {route.codec}, got one on "
                 f"{device}: only CPUs have kernels for the entropy code; write coding='plain', which gives "
                 f"the same numbers"
+            )
+        if route.feedback.residual_dtype != "float32" and device.type != "cpu":
+            raise ValueError(
+                f"{slot.name}: expected a parameter in the memory of the CPU for residuals in "
+                f"{route.feedback.residual_dtype}, got one on {device}: only CPUs have kernels that round "
+                f"residuals; use residual_dtype='float32'"
             )
         width = slot.parameter.element_size()
         route.check(slot.name, slot.shape, width, self._group)

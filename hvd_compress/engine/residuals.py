@@ -27,8 +27,8 @@ class Holder:
     """A residual, and the one that replaces it if the current step counts.
 
     Attributes:
-        residual: the values that have been computed and not yet sent, shape=(n,), float32; None before the
-            first step and without error feedback.
+        residual: the values that have been computed and not yet sent, shape=(n,), float32 or bfloat16;
+            None before the first step and without error feedback.
         residual_scale: the loss scale that is contained in the residual.
         next_residual: the array for the residual after the current step, like ``residual``; None before
             the first step. :meth:`accept` swaps the two.
@@ -43,22 +43,25 @@ class Holder:
         """The number of elements in the residual."""
         raise NotImplementedError
 
-    def take_up(self, loss_scale: float, device: torch.device) -> Pair:
+    def take_up(
+        self, loss_scale: float, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Pair:
         """The residual in the units of the next gradient, zeros at first, and the array for the next one.
 
         Args:
             loss_scale: the loss scale of the next gradient.
             device: the device of the next gradient; the model may have moved.
+            dtype: the dtype of residuals; a float32 one becomes the nearest bfloat16 numbers.
         """
         if self.residual is None:
-            self.residual = torch.zeros(self.count, dtype=torch.float32, device=device)
+            self.residual = torch.zeros(self.count, dtype=dtype, device=device)
             self.residual_scale = loss_scale
-        if self.residual.device != device:
-            self.residual = self.residual.to(device)
+        self.residual = self.residual.to(device, dtype)
         if self.residual_scale != loss_scale:
             self.residual.mul_(loss_scale / self.residual_scale)
             self.residual_scale = loss_scale
-        if self.next_residual is None or self.next_residual.device != device:
+        following = self.next_residual
+        if following is None or (following.device, following.dtype) != (device, dtype):
             self.next_residual = torch.empty_like(self.residual)
         return self.residual, self.next_residual
 
@@ -113,7 +116,7 @@ class Owned(Holder):
             The scaled residual, shape=(n,), float32, on the residual's device.
         """
         assert self.residual is not None
-        return in_place(self.residual * factor, self.begin, shape, self.transposed)
+        return in_place(self.residual.float() * factor, self.begin, shape, self.transposed)
 
     def copy_state(self, device: torch.device) -> dict[str, Any]:
         """Copies the state of the owner step, with the part's tensors on a device."""
@@ -221,7 +224,8 @@ class Changes:
     def release(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
         """Adds an earlier codec's residual to the gradient, and discards it if the step is accepted."""
         if slot.residual is not None:
-            rest = slot.residual.to(gradient.device) * (loss_scale / slot.residual_scale)
+            rest = slot.residual.to(gradient.device, torch.float32)
+            rest = rest * (loss_scale / slot.residual_scale)
             self._add(rest, slot, gradient, slot)
 
     def release_owned(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:

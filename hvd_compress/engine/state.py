@@ -143,10 +143,10 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
     """
     total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
-        total += saved["residual"].cpu() / saved["residual_scale"]
+        total += _numbers(saved) / saved["residual_scale"]
     owned = saved["owned"]
     if owned is not None and owned["residual"] is not None:
-        part = owned["residual"].cpu() * (owned["weight"] / owned["residual_scale"])
+        part = _numbers(owned) * (owned["weight"] / owned["residual_scale"])
         total += in_place(part, owned["begin"], shape, owned["transposed"])
     return total
 
@@ -174,14 +174,14 @@ def _resized(
     for one in (saved[heir] for heir in heirs):
         if one["residual"] is not None:
             residual = _zeros(count) if residual is None else residual
-            residual += one["residual"].cpu() * (factor * scale / one["residual_scale"])
+            residual += _numbers(one) * (factor * scale / one["residual_scale"])
     parts = [one["owned"] for one in saved]
     sums = None
     for part in parts:
         if part is not None and part["residual"] is not None:
             sums = _zeros(count) if sums is None else sums
             share = part["weight"] / len(saved) * (scale / part["residual_scale"])
-            rest = part["residual"].cpu() * share
+            rest = _numbers(part) * share
             sums += in_place(rest, part["begin"], shape, part["transposed"])
     if owned is not None:
         owned.residual_scale = scale
@@ -248,7 +248,8 @@ def _copy(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
     residual = saved["residual"]
     copied = {**saved, "residual_scale": float(saved["residual_scale"])}
     if residual is not None:
-        copied["residual"] = residual.to(device, torch.float32, copy=True)
+        dtype = residual.dtype if residual.dtype == torch.bfloat16 else torch.float32
+        copied["residual"] = residual.to(device, dtype, copy=True)
     if saved.get("owned") is not None:
         copied["owned"] = _copy(saved["owned"], device)
     if saved.get("factor") is not None:
@@ -256,6 +257,11 @@ def _copy(saved: dict[str, Any], device: torch.device) -> dict[str, Any]:
     if "state" in saved:
         copied["state"] = copy.deepcopy(saved["state"])
     return copied
+
+
+def _numbers(saved: dict[str, Any]) -> torch.Tensor:
+    """The residual in a snapshot's entry, float32, in the memory of the CPU."""
+    return saved["residual"].to("cpu", torch.float32)
 
 
 def _zeros(count: int) -> torch.Tensor:

@@ -103,9 +103,10 @@ def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> 
     ranks.see(norms)
     total = np.zeros(inputs[0].size, np.int32)
     for rank, x in enumerate(inputs):
-        levels = ranks.arithmetic.to_levels(codec, x, norms, ranks.noise(name, rank))
+        noise = ranks.noise(name, rank)
+        levels = ranks.arithmetic.to_levels(codec, x, norms, noise)
         total += levels
-        ranks.carry(gradients[rank], kept[rank], codec.from_levels(levels, norms))
+        ranks.carry(gradients[rank], kept[rank], codec.from_levels(levels, norms), noise)
     return codec.from_levels(total, norms) * np.float32(scale)
 
 

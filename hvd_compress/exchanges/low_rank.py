@@ -121,7 +121,7 @@ def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> 
     q = ranks.total(own)
     ranks.see(q)
     for gradient, residual, factor in zip(gradients, kept, own, strict=True):
-        ranks.carry(gradient, residual, (p @ factor.T).reshape(-1))
+        ranks.carry(gradient, residual, (p @ factor.T).reshape(-1), ranks.noise(name, 0))
     state["factor"] = np.where(q.any(0), q, start)
     return (p @ q.T).reshape(-1) * np.float32(scale)
 

@@ -205,7 +205,7 @@ class Simulation:
             codec, shape = inner or self.shared(name).codec, part
         compensated, noise = self.compensate(x, residual), self.noise(name, stream)
         sent = self.arithmetic.through(codec, shape, compensated, noise)
-        self.carry(x, residual, sent)
+        self.carry(x, residual, sent, noise)
         self.see(sent)
         return sent
 
@@ -213,10 +213,12 @@ class Simulation:
         """The numbers to encode, with the residual added if there is error feedback."""
         return self._feedback.compensate(numbers, residual) if self._feedback.enabled else numbers
 
-    def carry(self, numbers: np.ndarray, residual: np.ndarray, sent: np.ndarray) -> None:
+    def carry(
+        self, numbers: np.ndarray, residual: np.ndarray, sent: np.ndarray, noise: NoiseKey
+    ) -> None:
         """Writes what was not sent to the residual, if there is error feedback."""
         if self._feedback.enabled:
-            residual[:] = self._feedback.carry(numbers, residual, sent)
+            residual[:] = self._feedback.carry(numbers, residual, sent, noise)
 
     def noise(self, name: str, stream: int) -> NoiseKey:
         """The noise key of a tensor in this step."""

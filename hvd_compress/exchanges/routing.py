@@ -160,6 +160,8 @@ class Route:
 
     def __str__(self) -> str:
         feedback = f" with alpha={self.feedback.alpha}, beta={self.feedback.beta}"
+        if self.feedback.residual_dtype != "float32":
+            feedback += f", residuals in {self.feedback.residual_dtype}"
         through = "" if self.uncompressed else f" through {self.exchange}"
         if self.inner is not None:
             through += f" with {self.inner} within hosts"

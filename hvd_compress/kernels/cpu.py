@@ -21,7 +21,7 @@ from hvd_compress.kernels.cpu_arrays import (
 )
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import Kernels
-from hvd_compress.kernels.native import KernelError, Shape, Tensor, dtype_of, noise_of
+from hvd_compress.kernels.native import DTYPES, KernelError, Shape, Tensor, dtype_of, noise_of
 from hvd_compress.kernels.reference import ReferenceKernels
 
 __all__ = ["CpuKernels", "KernelError"]
@@ -77,10 +77,12 @@ class CpuKernels(Kernels):
         spec = spec_pointer(codec, shape)
         if spec is None:
             arrays = (readable(gradient), as_numpy(payload))
-            rest = None if residual is None else as_numpy(residual)
+            rest = None if residual is None else readable(residual)
             self._reference.encode(
                 codec, shape, *arrays, feedback=feedback, residual=rest, noise=noise
             )
+            if rest is not None and is_bfloat16(residual):
+                bits_of(residual)[:] = rest.view(np.uint32) >> np.uint32(16)
             return
         if (residual is not None) != feedback.enabled:
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
@@ -93,9 +95,10 @@ class CpuKernels(Kernels):
             payload_bytes=size,
         )
         if residual is not None:
-            pointer = pointer_to("residual", residual, count, "float32")
+            pointer = pointer_to("residual", residual, count, feedback.residual_dtype)
             tensor.residual = tensor.next_residual = pointer
             tensor.alpha, tensor.beta = feedback.alpha, feedback.beta
+            tensor.residual_dtype = DTYPES[feedback.residual_dtype]
         message = pointer_to("payload", payload, size, "uint8")
         status = self._library.hvdc_encode_batch(
             ctypes.byref(tensor), 1, message, self.threads, None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError, bfloat
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.native import (
     DTYPES,
@@ -87,7 +87,7 @@ def readable(array: Any) -> np.ndarray:
     """An array for the reference: a bfloat16 tensor, which NumPy lacks, is copied to float32."""
     if not is_bfloat16(array):
         return as_numpy(array)
-    return (bits_of(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return bfloat.widened(bits_of(array))
 
 
 def is_bfloat16(array: Any) -> bool:
@@ -148,6 +148,7 @@ class TensorTable:
         self._arrays = np.array([array for array, _ in sources], np.intp)
         self._begins = np.array([begin for _, begin in sources], np.uint64)
         self._enabled = np.array([feedback.enabled for feedback in feedbacks], bool)
+        self._residual_dtypes = [feedback.residual_dtype for feedback in feedbacks]
         self._used = sorted(set(self._arrays.tolist()))
         self._fed = sorted(set(self._arrays[self._enabled].tolist()))
         self._unfed = sorted(set(self._used) - set(self._fed))
@@ -159,6 +160,7 @@ class TensorTable:
             row.spec = _spec(codecs[place], shapes[place])
             row.noise = noise_of(noises[place])
             row.alpha, row.beta = feedbacks[place].alpha, feedbacks[place].beta
+            row.residual_dtype = DTYPES[feedbacks[place].residual_dtype]
             row.offset, row.payload_bytes = places[place]
             if bits:
                 row.bits = bits[place]
@@ -195,9 +197,9 @@ class TensorTable:
                     if arrays[number] is None:
                         raise _misplaced(f"{what}[{number}]") from None
                 raise
-            if dtypes.any():
-                for number in self._fed:
-                    check_dtype(f"{what}[{number}]", arrays[number], "float32")
+            for place in np.flatnonzero((dtypes != self._table["residual_dtype"]) & self._enabled):
+                number = self._arrays[place]
+                check_dtype(f"{what}[{number}]", arrays[number], self._residual_dtypes[place])
             column[:] = pointers * self._enabled
 
     def set_steps(self, steps: Sequence[int]) -> None:

@@ -97,8 +97,8 @@ class CpuLevelBatch:
 
         Args:
             values: the gradients, not changed; shape=(n,) each, float32, float16 or bfloat16, contiguous.
-            residuals: the residuals, not changed; shape=(n,) each, float32, contiguous; None where
-                feedback is off.
+            residuals: the residuals, not changed; shape=(n,) each, in the feedback's ``residual_dtype``,
+                contiguous; None where feedback is off.
             norms: the result, +Inf where a bucket is not finite; shape=(norm_count or more,), float32,
                 contiguous.
         """

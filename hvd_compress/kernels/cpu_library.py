@@ -22,7 +22,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {

@@ -37,8 +37,8 @@ class Kernels(Protocol):
             payload: the result; shape=(codec.payload_bytes(shape),), uint8. If the size of payloads
                 varies, the bytes behind the payload's length have no meaning.
             feedback: the error feedback coefficients; if they are not enabled, ``residual`` must be None.
-            residual: the residual, in and out; shape=(n,), float32. Groups with a non-finite number keep
-                their residual.
+            residual: the residual, in and out; shape=(n,), in ``feedback.residual_dtype``. Groups with a
+                non-finite number keep their residual.
             noise: the tensor's position in the noise; the payload's header contains the step.
         """
         ...
@@ -102,7 +102,7 @@ class Batch(Protocol):
         Args:
             values: the gradients, not changed; shape=(n,) each, float32, float16 or bfloat16, contiguous.
             residuals: the residuals, changed only if the next residual shares its memory; shape=(n,) each,
-                float32, contiguous; None where feedback is not enabled.
+                in the feedback's ``residual_dtype``, contiguous; None where feedback is not enabled.
             next_residuals: the arrays for the residuals after this encoding, like ``residuals``; each is
                 either the same memory or does not overlap it. In groups with a non-finite number, the
                 residual stays the same.

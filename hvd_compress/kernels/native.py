@@ -89,7 +89,7 @@ class Tensor(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("bits", ctypes.c_int32),
         ("flags", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("residual_dtype", ctypes.c_int32),
     ]
 
 

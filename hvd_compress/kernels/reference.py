@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 class ReferenceKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` on NumPy arrays.
 
-    Gradients and outputs are float32 or float16 arrays; the caller has to convert bfloat16, which NumPy
-    lacks.
+    Gradients, residuals and outputs are float32 or float16 arrays; the caller has to convert bfloat16,
+    which NumPy lacks.
     """
 
     name = "reference"
@@ -40,7 +40,7 @@ class ReferenceKernels(Kernels):
             payload[:] = assemble(codec, shape, noise.step, scales, codes)
             if residual is not None:
                 decoded = dequantize(codec, shape, scales, codes)
-                residual[:] = feedback.carry(g, residual, decoded)
+                residual[:] = feedback.carry(g, residual, decoded, noise)
 
     def decode_sum(
         self,

@@ -103,7 +103,7 @@ class Prober:
         if codec.shaped and self.elements % _COLUMNS == 0:
             shape = (self.elements // _COLUMNS, _COLUMNS)
         gradient, out = (self._array(self.elements, "float32") for _ in range(2))
-        residual = self._array(self.elements, "float32") if feedback.enabled else None
+        residual = self._array(self.elements, feedback.residual_dtype) if feedback.enabled else None
         payload = self._array(codec.payload_bytes(shape), "uint8")
         options = {"feedback": feedback, "residual": residual, "noise": NoiseKey(0)}
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.papers import stability
-from hvd_compress.codecs import ECQ, ErrorFeedback
+from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey
 from hvd_compress.codecs import stability as conditions
 from tests.codecs.cases import through
 from tests.codecs.test_stability import TRIES, coefficients
@@ -66,7 +66,7 @@ def test_lemma_2_holds_of_the_codec(seed: int, share: float, beta: float, levels
         x = feedback.compensate(everywhere, residual)
         sent = through(codec, x, step=step)
         squares[:, step] = np.square((sent - x).astype(np.float64)).reshape(runs, -1).sum(1)
-        residual = feedback.carry(everywhere, residual, sent)
+        residual = feedback.carry(everywhere, residual, sent, NoiseKey())
     bounds = [stability.error_bound(alpha, beta, gamma, step) for step in range(steps)]
     found = squares.mean(0) / float(np.square(g.astype(np.float64)).sum())
     margin = 5 * squares.std(0) / math.sqrt(runs) / float(np.square(g.astype(np.float64)).sum())

@@ -92,7 +92,7 @@ def largest_residual(
         x = feedback.compensate(g, residual)
         with np.errstate(all="ignore"):
             sent = dequantize(codec, shape, *quantize(codec, shape, x, NoiseKey(step=step)))
-        residual = feedback.carry(g, residual, sent)
+        residual = feedback.carry(g, residual, sent, NoiseKey(step=step))
         norms.append(float(np.linalg.norm(residual) / np.linalg.norm(g)))
     return norms
 
@@ -153,6 +153,6 @@ def test_the_static_trees_lack_of_a_zero_stays_small() -> None:
     for _ in range(100):
         x = feedback.compensate(zeros, residual)
         sent = dequantize(codec, (64,), *quantize(codec, (64,), x, NoiseKey()))
-        residual = feedback.carry(zeros, residual, sent)
+        residual = feedback.carry(zeros, residual, sent, NoiseKey())
         norms.append(np.abs(residual).max())
     assert max(norms) < 1.3e-7

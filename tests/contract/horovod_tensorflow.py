@@ -122,6 +122,7 @@ class HorovodTensorFlow(Frontend):
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
         "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",
         "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",
+        "residuals_in_bfloat16": "residuals are variables of float32",
         "a_change_of_codec_on_some_ranks": "a graph holds its codec: there is no set_codec",
         "a_change_of_codec_that_the_script_drops": "a graph holds its codec: there is no set_codec",
         "an_owner_step_that_the_script_drops": "an owner's work is one operation of C++, without a step",

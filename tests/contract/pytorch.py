@@ -112,4 +112,4 @@ class TorchFrontend(Frontend):
 
 
 def _copied(tensors: dict[str, torch.Tensor | None]) -> Kept:
-    return {name: kept.cpu().numpy().copy() for name, kept in tensors.items() if kept is not None}
+    return {n: kept.cpu().float().numpy().copy() for n, kept in tensors.items() if kept is not None}

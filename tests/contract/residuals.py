@@ -186,6 +186,29 @@ def a_checkpoint_goes_on_bit_for_bit(frontend: Frontend, exchange: str) -> None:
         beside.steps(6)
 
 
+def residuals_in_bfloat16(frontend: Frontend, exchange: str) -> None:
+    """They are the reference's, after steps that are dropped and in another job, too."""
+    row = _ROUNDED[exchange]
+    _dropped(Beside(frontend, exchange, row, seed=3), {frontend.size - 1}, "a", np.nan)
+    beside = Beside(frontend, exchange, row, seed=3)
+    beside.steps(0, 1)
+    beside.step(2)
+    beside.drop_step()
+    beside.assert_kept()
+    beside.steps(3)
+    beside.go_on_with_another_job()
+    beside.steps(4, 5)
+
+
+_HALVES = ErrorFeedback(1.0, 1.0, "bfloat16")
+_ROUNDED: dict[str, Row] = {
+    "allgather": (OneBit(), _HALVES),
+    "two_shot": (OneBit("column"), ErrorFeedback(0.5, 0.75, "bfloat16")),
+    "hierarchical": (OneBit(), _HALVES, Int8()),
+    "integer_sum": (ECQ(), ErrorFeedback(0.01, 1.0, "bfloat16")),
+}
+
+
 def a_change_of_codec_loses_no_mass(frontend: Frontend, exchange: str) -> None:
     """The last one is none at all: what was not sent is in its gradients, and nothing is left."""
     beside = Beside(frontend, exchange)

@@ -77,6 +77,11 @@ PROPERTIES = (
     Property(residuals.a_checkpoint_goes_on_bit_for_bit, single=True),
     Property(results.uncompressed_at_first, single=True),
     Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE), single=True),
+    Property(
+        residuals.residuals_in_bfloat16,
+        # Only CPUs have kernels that round them.
+        ("allgather", "two_shot", "hierarchical", "integer_sum") if device.TYPE == "cpu" else (),
+    ),
     Property(residuals.a_change_of_codec_loses_no_mass, single=True),
     Property(
         residuals.a_change_of_exchange_loses_no_mass, ("hierarchical", "integer_sum", "low_rank")

@@ -121,7 +121,7 @@ def test_golden_bytes(kernels: Checked, row: Row) -> None:
     decoded = torch.empty(after.size, device=kernels.device)
     kernels.decode_sum(row.codec, gradients.SHAPE, made[None], decoded, step=gradients.STEP)
     explained = row.feedback.carry(
-        gradients.gradient(), gradients.residual(), decoded.cpu().numpy()
+        gradients.gradient(), gradients.residual(), decoded.cpu().numpy(), NoiseKey()
     )
     assert np.array_equal(explained, after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hvd_compress.codecs import NoiseKey
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.reference import ReferenceKernels
@@ -53,5 +54,5 @@ def test_decoding_the_golden_bytes_explains_the_residual(row: Row, kernels: Kern
     payload, after = golden(row)
     decoded = np.empty(after.size, np.float32)
     kernels.decode_sum(row.codec, gradients.SHAPE, payload[None], decoded, step=gradients.STEP)
-    expected = row.feedback.carry(gradients.gradient(), gradients.residual(), decoded)
+    expected = row.feedback.carry(gradients.gradient(), gradients.residual(), decoded, NoiseKey())
     assert np.array_equal(expected, after)

@@ -35,6 +35,10 @@ OFF = ErrorFeedback(alpha=0.0)
 MODES = (OFF, ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
 """No residual; equal alpha and beta; and different ones."""
 
+ROUNDED = (ErrorFeedback(1.0, 1.0, "bfloat16"), ErrorFeedback(0.37, 0.83, "bfloat16"))
+ON_CPUS = (*MODES, *ROUNDED)
+"""With residuals in bfloat16, too, which only CPUs have kernels for."""
+
 SHAPES: tuple[tuple[int, ...], ...] = (
     (),
     (0,),
@@ -71,12 +75,17 @@ def reference_encode(
     residual: np.ndarray,
     noise: NoiseKey,
 ) -> Encoded:
-    """The reference's payload and residual; its inputs are left alone."""
+    """The reference's payload and residual, which begins as :func:`kept`; its inputs are left alone."""
     g = widened(gradient)
     payload = np.zeros(row.codec.payload_bytes(shape), np.uint8)
-    h = residual.copy() if feedback.enabled else None
+    h = widened(kept(residual, feedback)).copy() if feedback.enabled else None
     REFERENCE.encode(row.codec, shape, g, payload, feedback=feedback, residual=h, noise=noise)
     return Encoded(payload, h)
+
+
+def kept(residual: np.ndarray, feedback: ErrorFeedback) -> torch.Tensor:
+    """A residual in the dtype in which it is kept, rounded to nearest."""
+    return as_dtype(residual, feedback.residual_dtype)
 
 
 @cache
@@ -133,7 +142,7 @@ def check_encode(
     """Encodes and takes it back, between guards, and compares every byte."""
     case = f"{row}, {shape}, {gradient.dtype}, {feedback}, {kernels.name}"
     g = Guarded(gradient, offset, device)
-    h = Guarded(torch.from_numpy(residual), 4 * offset, device)
+    h = Guarded(kept(residual, feedback), 4 * offset, device)
     payload = empty_payload(want.payload.size, payload_offset, device)
 
     kernels.encode(
@@ -149,7 +158,7 @@ def check_encode(
     assert_same(payload.array.cpu().numpy(), want.payload, f"payload: {case}")
     assert_same(bits(g.array), bits(gradient), f"the gradient was changed: {case}")
     after = residual if want.residual is None else want.residual
-    assert_same(bits(h.array), bits(after), f"residual: {case}")
+    assert_same(bits(h.array), bits(kept(after, feedback)), f"residual: {case}")
     assert g.intact() and h.intact() and payload.intact(), f"out of bounds: {case}"
 
 

@@ -48,7 +48,7 @@ class ReferenceLevels:
             levels = codec.to_levels(x, norms, noise)
             words[:] = pack_levels(codec, levels, bits)
             if residual is not None:
-                residual[:] = feedback.carry(g, residual, codec.from_levels(levels, norms))
+                residual[:] = feedback.carry(g, residual, codec.from_levels(levels, norms), noise)
 
     def decode(
         self,

@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
-from tests.kernels.parity import LARGE, MODES, OFF
+from tests.kernels.parity import LARGE, MODES, OFF, ON_CPUS, kept
 from tests.kernels.reference_levels import ReferenceLevels
 
 REFERENCE = ReferenceLevels()
@@ -62,7 +62,7 @@ def check(cases: Sequence[Case], threads: int, in_place: bool, factors: Sequence
     words = Guarded(torch.full((batch.word_count + 3,), 9, dtype=torch.int32), 8)
     values = [Guarded(case.gradient, case.gradient.element_size()) for case in cases]
     before = [
-        Guarded(torch.from_numpy(case.residual), 4) if case.feedback.enabled else None
+        Guarded(kept(case.residual, case.feedback), 4) if case.feedback.enabled else None
         for case in cases
     ]
     garbage = [None if one is None else torch.full_like(one.array, 1e20) for one in before]
@@ -71,7 +71,10 @@ def check(cases: Sequence[Case], threads: int, in_place: bool, factors: Sequence
     old = [one and one.array for one in before]
     new = [one and one.array for one in after]
     want_norms, want_words = norms.array.numpy().copy(), words.array.numpy().copy()
-    residuals = [case.residual.copy() if case.feedback.enabled else None for case in cases]
+    residuals = [
+        widened(kept(case.residual, case.feedback)).copy() if case.feedback.enabled else None
+        for case in cases
+    ]
 
     batch.norms(gradients, old, norms.array)
     for case, entry, h in zip(cases, entries, residuals, strict=True):
@@ -103,9 +106,10 @@ def check(cases: Sequence[Case], threads: int, in_place: bool, factors: Sequence
         assert_same(bits(gradients[place]), bits(case.gradient), f"gradient: {what}")
         if h is None:
             continue
-        assert_same(bits(new[place]), bits(h), f"residual: {what}")
+        assert_same(bits(new[place]), bits(kept(h, case.feedback)), f"residual: {what}")
         if not in_place:
-            assert_same(bits(old[place]), bits(case.residual), f"residual before: {what}")
+            unchanged = bits(kept(case.residual, case.feedback))
+            assert_same(bits(old[place]), unchanged, f"residual before: {what}")
 
     total = torch.from_numpy(want_words * RANKS)
     outs = [Guarded(torch.zeros_like(case.gradient), 8) for case in cases]
@@ -138,7 +142,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from(CODECS)),
         as_dtype(values, draw(st.sampled_from(tuple(DTYPES)))),
         shape,
-        draw(st.sampled_from(MODES)),
+        draw(st.sampled_from(ON_CPUS)),
         draw(tensors(math.prod(shape), floats(1e30))),
         NoiseKey(draw(words), draw(words), draw(words), draw(st.integers(0, 2**64 - 1))),
         draw(st.integers(0, 3)),
@@ -165,7 +169,7 @@ def every_codec(shape: tuple[int, ...]) -> list[Case]:
             codec,
             as_dtype(normal(shape, seed=number), tuple(DTYPES)[number % 3]),
             shape,
-            MODES[number // 3 % 3],
+            ON_CPUS[number // 3 % 5],
             normal(shape, seed=100 + number, scale=0.3),
             NoiseKey(3, 2, number, 2**33 + number),
             number % 3,

@@ -43,10 +43,10 @@ struct Batch {
   }
 
   int64_t Count() const { return static_cast<int64_t>(tensors.size()); }
-  const std::vector<float>& Next(size_t i) const { return in_place ? before[i] : after[i]; }
+  const Bytes& Next(size_t i) const { return in_place ? before[i] : after[i]; }
 
   std::vector<std::unique_ptr<Input>> inputs;
-  std::vector<std::vector<float>> before, after;
+  std::vector<Bytes> before, after;
   std::vector<hvdc_tensor> tensors;
   int64_t bytes = 0;
   int threads;
@@ -69,12 +69,8 @@ void CheckPayloads(Random* random) {
   for (size_t i = 0; i < batch.tensors.size(); ++i) {
     const Result alone = batch.inputs[i]->Encode(1);
     memcpy(expected.data() + batch.tensors[i].offset, alone.payload.data(), alone.payload.size());
-    const std::vector<float>& next = batch.Next(i);
-    DEMAND(next.size() == alone.residual.size());
-    DEMAND(Same(next.data(), alone.residual.data(), 4 * next.size()));
-    if (!batch.in_place) {
-      DEMAND(Same(batch.before[i].data(), batch.inputs[i]->residual.data(), 4 * next.size()));
-    }
+    DEMAND(batch.Next(i) == alone.residual);
+    DEMAND(batch.in_place || batch.before[i] == batch.inputs[i]->residual);
   }
   DEMAND(message == expected);
 
@@ -141,14 +137,14 @@ void CheckLevels(Random* random) {
   for (size_t i = 0; i < batch.tensors.size(); ++i) {
     const hvdc_tensor& tensor = tensors[i];
     const Input& input = *batch.inputs[i];
-    std::vector<float> residual = input.residual;
+    Bytes residual = input.residual;
     hvdc_tensor alone = tensor;
     alone.offset = 0;
     if (input.feedback) alone.residual = alone.next_residual = residual.data();
     DEMAND(hvdc_level_norms_batch(&alone, 1, expected_norms.data(), 1, &bad) == HVDC_OK);
     DEMAND(hvdc_level_encode_batch(&alone, 1, expected_norms.data(),
                                    expected.data() + tensor.offset / 4, 1, &bad) == HVDC_OK);
-    DEMAND(Same(batch.Next(i).data(), residual.data(), 4 * residual.size()));
+    DEMAND(batch.Next(i) == residual);
     outs.emplace_back(input.gradient.size());
     tensors[i].values = outs.back().data();
   }

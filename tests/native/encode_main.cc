@@ -26,9 +26,7 @@ using inputs::Result;
 
 void DemandSame(const Result& a, const Result& b) {
   DEMAND(a.payload == b.payload);
-  DEMAND(a.residual.size() == b.residual.size());
-  DEMAND(a.residual.empty() ||
-         !memcmp(a.residual.data(), b.residual.data(), 4 * a.residual.size()));
+  DEMAND(a.residual == b.residual);
 }
 
 // One tensor, there and back, with one thread and with several.
@@ -51,10 +49,11 @@ void CheckOne(Random* random) {
   DEMAND(hvdc_decode_sum(&input.test.spec, cases::kStep, alone.payload.data(), size, size, 1, 1.0f,
                          out.data(), input.test.dtype, input.test.accumulate, input.test.threads,
                          &bad) == HVDC_OK);
-  if (!input.feedback) return;
-  const int64_t count = static_cast<int64_t>(input.residual.size());
-  const double one = hvdc_square_sum(input.residual.data(), count, 1);
-  DEMAND(one == hvdc_square_sum(input.residual.data(), count, input.test.threads));
+  if (!input.feedback || input.residual_dtype != HVDC_DTYPE_FLOAT32) return;
+  const int64_t count = static_cast<int64_t>(input.residual.size() / 4);
+  const float* const residual = reinterpret_cast<const float*>(input.residual.data());
+  const double one = hvdc_square_sum(residual, count, 1);
+  DEMAND(one == hvdc_square_sum(residual, count, input.test.threads));
 }
 
 // Levels in lanes, in vectors of exact size: any norms, and any words for the decoder.
@@ -70,7 +69,7 @@ void CheckLevels(Random* random) {
   const int64_t group = contiguous ? spec.group : count;
   const int64_t buckets = count ? (count + group - 1) / group : 0;
   std::vector<float> norms(static_cast<size_t>(buckets)), same(norms.size());
-  std::vector<float> residual = input.residual;
+  Bytes residual = input.residual;
   hvdc_tensor tensor = input.Tensor(residual.data());
   tensor.bits = bits;
   tensor.norm_count = buckets;

@@ -26,15 +26,14 @@ using Bytes = std::vector<uint8_t>;
   } while (0)
 
 struct Result {
-  Bytes payload;
-  std::vector<float> residual;
+  Bytes payload, residual;
 };
 
 // A tensor to encode, in vectors of exact size.
 struct Input {
   cases::Case test;
-  Bytes gradient;
-  std::vector<float> residual;
+  Bytes gradient, residual;
+  int residual_dtype;
   float alpha, beta;
   bool feedback;
 
@@ -48,8 +47,15 @@ struct Input {
     beta = (*random)() % 2 ? 1.0f : 0.5f;
     std::normal_distribution<float> normal;
     const float size = std::ldexp(1.0f, static_cast<int>((*random)() % 250) - 125);
-    residual.resize(feedback ? count : 0);
-    for (float& value : residual) value = size * normal(*random);
+    residual_dtype = (*random)() % 2 ? HVDC_DTYPE_FLOAT32 : HVDC_DTYPE_BFLOAT16;
+    const size_t width = residual_dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+    residual.resize(feedback ? count * width : 0);
+    for (size_t i = 0; i < residual.size(); i += width) {
+      const float value = size * normal(*random);
+      uint8_t bytes[4];
+      memcpy(bytes, &value, 4);
+      memcpy(residual.data() + i, bytes + 4 - width, width);  // upper half: a bfloat16
+    }
     gradient.resize(count * (test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2));
     // Mostly numbers of a kind; now and then any bits, which are often not finite.
     if ((*random)() % 4 == 0) {
@@ -65,7 +71,7 @@ struct Input {
   }
 
   // Without its place in a message; the residual is not used if there is no feedback.
-  hvdc_tensor Tensor(float* before_and_after) const {
+  hvdc_tensor Tensor(void* before_and_after) const {
     hvdc_tensor tensor = {};
     tensor.spec = test.spec;
     tensor.noise = {7, 1, 42, 0, cases::kStep};
@@ -74,6 +80,7 @@ struct Input {
     tensor.alpha = alpha;
     tensor.beta = beta;
     if (feedback) tensor.residual = tensor.next_residual = before_and_after;
+    tensor.residual_dtype = residual_dtype;
     return tensor;
   }
 
@@ -83,11 +90,9 @@ struct Input {
     result.payload.assign(static_cast<size_t>(hvdc_payload_bytes(&test.spec)),
                           threads == 1 ? 0xA5 : 0x5A);
     result.residual = residual;
-    const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
-    const hvdc_feedback coefficients = {alpha, beta, result.residual.data()};
-    DEMAND(hvdc_encode(&test.spec, &noise, gradient.data(), test.dtype,
-                       feedback ? &coefficients : nullptr, result.payload.data(),
-                       static_cast<int64_t>(result.payload.size()), threads) == HVDC_OK);
+    hvdc_tensor tensor = Tensor(result.residual.data());
+    tensor.payload_bytes = static_cast<int64_t>(result.payload.size());
+    DEMAND(hvdc_encode_batch(&tensor, 1, result.payload.data(), threads, nullptr) == HVDC_OK);
     return result;
   }
 };

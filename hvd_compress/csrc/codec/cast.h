@@ -4,7 +4,7 @@
 
 #include "codec/coder.h"
 #include "codec/feedback.h"
-#include "codec/philox.h"
+#include "codec/rounding.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -50,8 +50,7 @@ struct BfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
   HVDC_HD F Decode(I code, int64_t) const { return FromBfloat<V>(code); }
 };
 
-// The same at random: what the noise carries over to is the upper neighbour as often as x is near
-// it.
+// The same at random.
 template <class V>
 struct StochasticBfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, true> {
   using F = typename V::F;
@@ -60,8 +59,7 @@ struct StochasticBfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, true> {
   HVDC_HD explicit StochasticBfloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F uniform) const {
-    const I noise = V::template ShiftRight<8>(V::Truncate(uniform));
-    const I rounded = V::template ShiftRight<16>(V::AddI(V::Bits(x), noise));
+    const I rounded = RoundAtRandom<V>(x, V::template ShiftRight<8>(V::Truncate(uniform)));
     const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));
     return V::SelectI(nan, V::SetI(0x7FC0), rounded);
   }

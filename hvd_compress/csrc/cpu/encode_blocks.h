@@ -9,6 +9,7 @@
 #include "cpu/decode_blocks.h"
 #include "cpu/packing.h"
 #include "cpu/prepare.h"
+#include "cpu/residuals.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
@@ -22,7 +23,8 @@ struct Ahead {
     const int64_t start = next * layout.block;
     tile_bytes = kTile * (job.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2);
     gradient = static_cast<const char*>(job.gradient) + start / kTile * tile_bytes;
-    if (job.mode != Mode::kNone) residual = job.residual + start;
+    residual_bytes = kTile * job.residual_width;
+    if (job.mode != Mode::kNone) residual = job.ResidualAt(start);
     tiles = BlockElements(layout, next) / kTile;
   }
 
@@ -32,46 +34,16 @@ struct Ahead {
       __builtin_prefetch(gradient + tile * tile_bytes + byte);
     }
     if (!residual) return;
-    for (int i = 0; i < kTile; i += 16) __builtin_prefetch(residual + tile * kTile + i);
+    for (int byte = 0; byte < residual_bytes; byte += 64) {
+      __builtin_prefetch(residual + tile * residual_bytes + byte);
+    }
   }
 
   static constexpr int64_t kMaxBlock = 4096;  // longer ones the hardware finds in time
   const char* gradient = nullptr;
-  const float* residual = nullptr;
-  int tile_bytes = 0;
+  const char* residual = nullptr;
+  int tile_bytes = 0, residual_bytes = 0;
   int64_t tiles = 0;
-};
-
-// Where the residual of some elements is, and where the next one goes.
-template <class V>
-struct ResidualSink {
-  using F = typename V::F;
-
-  // Without a residual, there is nothing to add to.
-  HVDC_HD ResidualSink From(int64_t i) const {
-    return before ? ResidualSink{before + i, after + i, stream} : *this;
-  }
-
-  // Elements that decode to no finite number keep theirs.
-  template <bool kAlwaysFinite>
-  HVDC_HD void Put(int at, F kept, F decoded) const {
-    F rest = V::Sub(kept, decoded);
-    if constexpr (!kAlwaysFinite) {
-      const typename V::M finite = IsFinite<V>(decoded);
-      if (__builtin_expect(V::ToMaskBits(finite) != 0xFFFFu, 0)) {
-        rest = V::Select(finite, rest, V::Load(before + at));
-      }
-    }
-    if (stream) {
-      V::Stream(after + at, rest);
-    } else {
-      V::Store(after + at, rest);
-    }
-  }
-
-  const float* before;
-  float* after;
-  bool stream;
 };
 
 template <class V, class C>
@@ -85,11 +57,12 @@ struct BlockEncoder {
   // How many of T a tile's codes take before packing.
   static constexpr int kTileCodes = C::kType == CodeType::kBit ? kTile / 8 : kTile;
 
-  // One tile; largest collects the absolute bits of what casts decode to.
-  template <bool kResidual>
+  // One tile; largest collects the absolute bits of what casts decode to. kWidth: of a residual in
+  // bytes, 0 without.
+  template <int kWidth>
   HVDC_HD static void Tile(const C& coder, const NoiseState& noise, uint32_t tile, int64_t element,
-                           const float* x, const float* kept, const ResidualSink<V>& residual,
-                           T* codes, I* largest) {
+                           const float* x, const float* kept, const Rounder<V>& rounder,
+                           const ResidualSink<V>& residual, T* codes, I* largest) {
     I words[4];
     if constexpr (C::kNoise) {
       const I counter = V::AddI(V::SetI(16 * tile), V::LaneNumbers());
@@ -118,11 +91,13 @@ struct BlockEncoder {
       if constexpr (C::kType == CodeType::kByte) V::StoreBytes(codes + at, code);
       if constexpr (C::kType == CodeType::kHalf) V::StoreShorts(codes + at, code);
       if constexpr (C::kType == CodeType::kWord) V::StoreWords(codes + at, code);
-      if constexpr (kResidual || C::kCast) {
+      if constexpr (kWidth || C::kCast) {
         const F decoded = coder.Decode(code, element + at);
         if constexpr (C::kCast) *largest = V::MaxI(*largest, AbsBits<V>(decoded));
-        if constexpr (kResidual)
-          residual.template Put<C::kAlwaysFinite>(at, V::Load(kept + at), decoded);
+        if constexpr (kWidth != 0) {
+          const F rest = V::Load(kept + at);
+          residual.template Put<kWidth, C::kAlwaysFinite>(rounder, at, rest, decoded);
+        }
       }
     }
     if constexpr (C::kType == CodeType::kBit) memcpy(codes, &bits, sizeof(bits));
@@ -130,10 +105,10 @@ struct BlockEncoder {
 
   // count elements, the first of them element start of the tensor. Codes of the last tile are
   // written in full where they are packed, else up to the last element.
-  template <bool kResidual>
+  template <int kWidth>
   static uint32_t Quantize(const C& coder_, const NoiseState& noise, int64_t start, int64_t count,
-                           const float* x, const float* kept, const ResidualSink<V>& residual_,
-                           T* codes, const Ahead& ahead) {
+                           const float* x, const float* kept, Rounder<V>* rounder,
+                           const ResidualSink<V>& residual_, T* codes, const Ahead& ahead) {
     const C coder = coder_;  // copies whose members can stay in registers
     const ResidualSink<V> residual = residual_;
     I largest = V::SetI(0);
@@ -141,19 +116,24 @@ struct BlockEncoder {
     int64_t i = 0;
     for (; i + kTile <= count; i += kTile, ++tile, codes += kTileCodes) {
       if constexpr (!C::kCast) ahead.Prefetch(i / kTile);
-      Tile<kResidual>(coder, noise, tile, i, x + i, kept + i, residual.From(i), codes, &largest);
+      if constexpr (kWidth == 2) rounder->MoveTo(start + i);
+      Tile<kWidth>(coder, noise, tile, i, x + i, kept + i, *rounder, residual.From(i), codes,
+                   &largest);
     }
     if (const size_t rest = static_cast<size_t>(count - i)) {
-      float x_rest[kTile] = {}, kept_rest[kTile] = {}, h_rest[kTile] = {};
+      float x_rest[kTile] = {}, kept_rest[kTile] = {};
+      char h_rest[kTile * sizeof(float)] = {};
+      const size_t h_bytes = rest * static_cast<size_t>(kWidth);
       T codes_rest[kTile];
       memcpy(x_rest, x + i, rest * sizeof(float));
-      if constexpr (kResidual) {
+      if constexpr (kWidth != 0) {
         memcpy(kept_rest, kept + i, rest * sizeof(float));
-        memcpy(h_rest, residual.before + i, rest * sizeof(float));
+        memcpy(h_rest, residual.From(i).before, h_bytes);
+        if constexpr (kWidth == 2) rounder->MoveTo(start + i);
       }
-      const ResidualSink<V> last = {h_rest, h_rest, false};
-      Tile<kResidual>(coder, noise, tile, i, x_rest, kept_rest, last, codes_rest, &largest);
-      if constexpr (kResidual) memcpy(residual.after + i, h_rest, rest * sizeof(float));
+      const ResidualSink<V> last = {h_rest, h_rest, kWidth, false};
+      Tile<kWidth>(coder, noise, tile, i, x_rest, kept_rest, *rounder, last, codes_rest, &largest);
+      if constexpr (kWidth != 0) memcpy(residual.From(i).after, h_rest, h_bytes);
       if constexpr (C::kType == CodeType::kBit) {
         uint64_t bits;
         memcpy(&bits, codes_rest, sizeof(bits));
@@ -169,32 +149,29 @@ struct BlockEncoder {
   // The same for a block that RotateBlock has rotated; what is decoded turns back before it is
   // subtracted.
   static uint32_t QuantizeRotated(const EncodeJob& job, const C& coder, bool scale_kept,
-                                  int64_t block, const Scratch& scratch, T* codes) {
+                                  int64_t block, const Scratch& scratch, Rounder<V>* rounder,
+                                  T* codes) {
     const int64_t start = block * job.layout.block;
     const int64_t count = BlockElements(job.layout, block);
     float* const x = scratch.lower;
     if (!scale_kept) memset(x, 0, static_cast<size_t>(count) * sizeof(float));
     const Ahead ahead(job, block + 1);
-    Quantize<false>(coder, job.noise, start, count, x, x, {}, codes, ahead);
+    Quantize<0>(coder, job.noise, start, count, x, x, rounder, {}, codes, ahead);
     if (job.mode == Mode::kNone) return 0;
     float* const decoded = scratch.upper;
     BlockDecoder<V, C>::TurnBack(coder, codes, job.layout.block, count, decoded);
     const float* const kept = job.mode == Mode::kGeneral ? scratch.kept : scratch.x;
-    const ResidualSink<V> residual = {job.residual + start, job.next_residual + start, job.stream};
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      residual.From(i).template Put<true>(0, V::Load(kept + i), V::Load(decoded + i));
-    }
-    for (; i < count; ++i) job.next_residual[start + i] = kept[i] - decoded[i];
+    StoreResiduals<V>(job, rounder, start, count, kept, decoded);
     return 0;
   }
 
   // A block that has been prepared, by a coder that has its scale, which may be too small.
   static uint32_t QuantizeBlock(const EncodeJob& job, const C& coder, bool scale_kept,
-                                int64_t block, const Scratch& scratch, T* codes) {
+                                int64_t block, const Scratch& scratch, Rounder<V>* rounder,
+                                T* codes) {
     if constexpr (C::kRotates) {
       if (IsRotated(*job.spec)) {
-        return QuantizeRotated(job, coder, scale_kept, block, scratch, codes);
+        return QuantizeRotated(job, coder, scale_kept, block, scratch, rounder, codes);
       }
     }
     const int64_t start = block * job.layout.block;
@@ -212,18 +189,11 @@ struct BlockEncoder {
     }
     const Ahead ahead(job, block + 1);
     if (job.mode == Mode::kNone) {
-      return Quantize<false>(coder, job.noise, start, count, x, x, {}, codes, ahead);
+      return Quantize<0>(coder, job.noise, start, count, x, x, rounder, {}, codes, ahead);
     }
-    const ResidualSink<V> residual = {job.residual + start, job.next_residual + start, job.stream};
-    return Quantize<true>(coder, job.noise, start, count, x, kept, residual, codes, ahead);
-  }
-
-  // The residual of a block that is not sent stays, wherever it is to stand.
-  static void KeepResidual(const EncodeJob& job, int64_t block) {
-    if (job.mode == Mode::kNone || job.next_residual == job.residual) return;
-    const int64_t start = block * job.layout.block;
-    const size_t bytes = static_cast<size_t>(BlockElements(job.layout, block)) * sizeof(float);
-    memcpy(job.next_residual + start, job.residual + start, bytes);
+    const auto quantize = job.residual_width == 2 ? Quantize<2> : Quantize<4>;
+    return quantize(coder, job.noise, start, count, x, kept, rounder, SinkOf<V>(job, start), codes,
+                    ahead);
   }
 
   // And counts the codes where they are to be entropy coded.
@@ -247,7 +217,7 @@ struct BlockEncoder {
   // A group that is not finite: codes that say nothing, and the residual stays.
   static void Blank(const EncodeJob& job, const C& coder, int64_t block, int64_t count,
                     const Scratch& scratch) {
-    KeepResidual(job, block);
+    KeepResiduals(job, block * job.layout.block, count);
     uint8_t* packed = job.payload + BlockOffset(job.layout, block);
     if constexpr (C::kType == CodeType::kBit) {
       memset(packed, 0, static_cast<size_t>(PlaneBytes(count, 1)));
@@ -277,6 +247,7 @@ struct BlockEncoder {
     const StatsKind kind = contiguous && !rotated ? KindOf(*job.spec) : StatsKind::kNone;
     const PrepareFunction prepare = PickPrepare<V>(kind, job.dtype, job.mode);
     C coder(CoderSetup{job.spec, job.tables});
+    Rounder<V> rounder(job.noise);
     GroupScale scale = job.group;
     if (!contiguous) coder.SetGroup(scale);
     if (last == layout.blocks) {
@@ -313,7 +284,8 @@ struct BlockEncoder {
       }
       uint8_t* packed = job.payload + BlockOffset(layout, block);
       T* codes = reinterpret_cast<T*>(C::kPacking == Packing::kDirect ? packed : scratch.codes);
-      const uint32_t largest = QuantizeBlock(job, coder, scale.kept, block, scratch, codes);
+      const uint32_t largest =
+          QuantizeBlock(job, coder, scale.kept, block, scratch, &rounder, codes);
       if (C::kCast && largest >= kInfinityBits) result->nonfinite = true;
       Pack(job, scratch, count, packed);
     }

@@ -24,7 +24,9 @@ inline bool ValidDtype(int dtype) {
 inline bool ValidTensor(const hvdc_tensor& tensor) {
   if (!base::ValidSpec(tensor.spec) || !ValidDtype(tensor.dtype)) return false;
   const bool empty = !tensor.spec.rows || !tensor.spec.columns;
-  return empty || (tensor.values && !tensor.residual == !tensor.next_residual);
+  const int dtype = tensor.residual_dtype;
+  const bool keeps = dtype == HVDC_DTYPE_FLOAT32 || dtype == HVDC_DTYPE_BFLOAT16;
+  return empty || (tensor.values && keeps && !tensor.residual == !tensor.next_residual);
 }
 
 // Whether a tensor has its place in a message, where it takes that many bytes.
@@ -54,8 +56,9 @@ inline EncodeJob MakeEncodeJob(const hvdc_tensor& tensor) {
   job.mode = Mode::kNone;
   if (tensor.next_residual) {
     job.mode = tensor.alpha == tensor.beta ? Mode::kShared : Mode::kGeneral;
-    job.residual = tensor.residual;
-    job.next_residual = tensor.next_residual;
+    job.residual = static_cast<const char*>(tensor.residual);
+    job.next_residual = static_cast<char*>(tensor.next_residual);
+    job.residual_width = tensor.residual_dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
     job.alpha = tensor.alpha;
     job.beta = tensor.beta;
   }

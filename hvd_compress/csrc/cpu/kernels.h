@@ -34,13 +34,17 @@ struct EncodeJob {
   const void* gradient;
   int dtype;
   Mode mode;
-  const float* residual;
-  float* next_residual;  // the same memory, or none of it
-  bool stream;           // the next residual does not go through the caches
+  const char* residual;
+  char* next_residual;  // the same memory, or none of it
+  int residual_width;   // bytes of a residual: 4 of float32, 2 of bfloat16
+  bool stream;          // the next residual does not go through the caches
   float alpha, beta;
   uint8_t* payload;
   uint32_t step;
   GroupScale group;  // where groups are not blocks
+
+  const char* ResidualAt(int64_t element) const { return residual + element * residual_width; }
+  char* NextResidualAt(int64_t element) const { return next_residual + element * residual_width; }
 };
 
 struct DecodeJob {

@@ -86,7 +86,7 @@ void EachRow(const Team& team, const EncodeJob& tensor, const RowPlan& plan, con
     const int64_t skip = first * plan.length;
     job.gradient = static_cast<const uint8_t*>(job.gradient) +
                    skip * (job.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2);
-    if (job.mode != Mode::kNone) job.residual += skip;
+    if (job.mode != Mode::kNone) job.residual = job.ResidualAt(skip);
     const int64_t per_chunk = plan.length < kChunk ? plan.length : kChunk;
     ParallelFor(some * plan.chunks, kTaskElements / per_chunk, team.threads,
                 [&](int64_t begin, int64_t end, int worker) {

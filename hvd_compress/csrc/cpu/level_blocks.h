@@ -87,20 +87,22 @@ struct LevelBlocks {
                      const Scratch& scratch) {
     const PrepareFunction prepare = PickPrepare<V>(StatsKind::kNone, job.dtype, job.mode);
     C coder(CoderSetup{job.spec, nullptr});
+    Rounder<V> rounder(job.noise);
     for (int64_t block = first; block < last; ++block) {
       const int64_t count = BlockElements(job.layout, block);
       uint32_t* words = WordsOf(levels, job.layout, block);
       const GroupScale scale = ScaleOfBlock(*job.spec, levels, block);
       if (!scale.finite) {  // Nothing is sent, and the residual stays.
         memset(words, 0, static_cast<size_t>(LaneWords(count, levels.bits)) * sizeof(uint32_t));
-        BlockEncoder<V, C>::KeepResidual(job, block);
+        KeepResiduals(job, block * job.layout.block, count);
         continue;
       }
       GroupStats unused = {};
       prepare(job, block * job.layout.block, count, scratch.x, scratch.kept, &unused);
       if (IsRotated(*job.spec)) RotateBlock<V>(job, block, scratch, &unused);
       coder.SetGroup(scale);
-      BlockEncoder<V, C>::QuantizeBlock(job, coder, scale.kept, block, scratch, scratch.codes);
+      BlockEncoder<V, C>::QuantizeBlock(job, coder, scale.kept, block, scratch, &rounder,
+                                        scratch.codes);
       memset(scratch.codes + count, static_cast<int>(coder.ZeroCode()), kTile);
       PackLanes<V>(coder, scratch.codes, count, levels.bits, words);
     }

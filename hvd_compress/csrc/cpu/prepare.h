@@ -11,6 +11,7 @@
 #include "codec/stats.h"
 #include "codec/sums.h"
 #include "cpu/kernels.h"
+#include "cpu/residuals.h"
 #include "cpu/rotation.h"
 
 namespace hvdc {
@@ -29,12 +30,12 @@ struct Preparer {
   // Float32 gradients without a residual are encoded from where they are.
   static constexpr bool kStore = kMode != Mode::kNone || kDtype != HVDC_DTYPE_FLOAT32;
 
-  HVDC_HD static void Step(const T* g, const float* h, float* x, float* kept, F alpha, F beta,
-                           Accumulator<V, kKind>* sums) {
+  HVDC_HD static void Step(const T* g, const char* h, bool bfloat, float* x, float* kept, F alpha,
+                           F beta, Accumulator<V, kKind>* sums) {
     const F gradient = E::Load(g);
     F value = gradient;
     if constexpr (kMode != Mode::kNone) {
-      const F residual = V::Load(h);
+      const F residual = LoadResidual<V>(h, bfloat);
       value = Compensate<V>(gradient, residual, alpha);
       if constexpr (kMode == Mode::kGeneral) {
         V::Store(kept, Compensate<V>(gradient, residual, beta));
@@ -44,22 +45,22 @@ struct Preparer {
     sums->Add(value);
   }
 
-  static void Chunk(const T* g, const float* h, int64_t count, float* x, float* kept, float alpha,
-                    float beta, GroupStats* stats) {
+  static void Chunk(const EncodeJob& job, const T* g, int64_t start, int64_t count, float* x,
+                    float* kept, GroupStats* stats) {
     Accumulator<V, kKind> sums;
-    const F a = V::Set(alpha), b = V::Set(beta);
+    const F a = V::Set(job.alpha), b = V::Set(job.beta);
+    const int width = kMode == Mode::kNone ? 0 : job.residual_width;
+    const char* h = kMode == Mode::kNone ? nullptr : job.ResidualAt(start);
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      Step(g + i, h + i, x + i, kept + i, a, b, &sums);
+    for (; i + kLanes <= count; i += kLanes, h += kLanes * width) {
+      Step(g + i, h, width == 2, x + i, kept + i, a, b, &sums);
     }
     if (const int64_t rest = count - i) {
       T g_rest[kLanes] = {};
-      float h_rest[kLanes] = {};
+      char h_rest[kLanes * sizeof(float)] = {};
       memcpy(g_rest, g + i, static_cast<size_t>(rest) * sizeof(T));
-      if constexpr (kMode != Mode::kNone) {
-        memcpy(h_rest, h + i, static_cast<size_t>(rest) * sizeof(float));
-      }
-      Step(g_rest, h_rest, x + i, kept + i, a, b, &sums);
+      if constexpr (kMode != Mode::kNone) memcpy(h_rest, h, static_cast<size_t>(rest * width));
+      Step(g_rest, h_rest, width == 2, x + i, kept + i, a, b, &sums);
       sums.above -= static_cast<int32_t>(kLanes - rest);
     }
     sums.Finish(stats);
@@ -68,9 +69,8 @@ struct Preparer {
   static void Run(const EncodeJob& job, int64_t start, int64_t count, float* x, float* kept,
                   GroupStats* stats) {
     const T* g = static_cast<const T*>(job.gradient) + start;
-    const float* h = kMode == Mode::kNone ? x : job.residual + start;
     if (count <= kChunk) {
-      Chunk(g, h, count, x, kept, job.alpha, job.beta, stats);
+      Chunk(job, g, start, count, x, kept, stats);
       return;
     }
     constexpr int kChunks = kMaxGroup / kChunk;
@@ -81,7 +81,7 @@ struct Preparer {
     for (int64_t i = 0; i < count; i += kChunk) {
       GroupStats one = {};
       const int64_t size = count - i < kChunk ? count - i : kChunk;
-      Chunk(g + i, h + i, size, x + i, kept + i, job.alpha, job.beta, &one);
+      Chunk(job, g + i, start + i, size, x + i, kept + i, &one);
       lower[chunks] = one.lower;
       upper[chunks] = one.upper;
       sum[chunks] = one.sum;

@@ -30,13 +30,15 @@ struct ColumnAdder {
 
   // rows of them, stride elements apart, each after the one before it.
   template <int rows>
-  HVDC_HD void Add(const T* g, const float* h, int64_t stride, float* lower, float* upper,
+  HVDC_HD void Add(const T* g, const char* h, int64_t stride, float* lower, float* upper,
                    uint32_t* above) {
     F low = V::Load(lower), high = V::Load(upper);
     typename V::I count = V::LoadWords(above);
     for (int row = 0; row < rows; ++row) {
       F x = E::Load(g + row * stride);
-      if constexpr (kResidual) x = Compensate<V>(x, V::Load(h + row * stride), alpha);
+      if constexpr (kResidual) {
+        x = Compensate<V>(x, LoadResidual<V>(h + row * stride * width, width == 2), alpha);
+      }
       largest = V::MaxI(largest, AbsBits<V>(x));
       const typename V::M side = V::GreaterEqual(x, V::Set(0.0f));
       high = V::AddWhere(high, side, x);
@@ -49,6 +51,7 @@ struct ColumnAdder {
   }
 
   F alpha;
+  int width;  // bytes of a residual
   typename V::I largest;
 };
 
@@ -67,13 +70,14 @@ inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, i
     sums.lower[i] = sums.upper[i] = 0;
     sums.above[i] = 0;
   }
-  Adder adder = {V::Set(job.alpha), V::SetI(0)};
+  const int bytes = job.residual_width;
+  Adder adder = {V::Set(job.alpha), bytes, V::SetI(0)};
   for (int64_t r = row, next; r < row + rows; r = next) {
     next = r + kTogether <= row + rows ? r + kTogether : r + 1;
     const T* g = static_cast<const T*>(job.gradient) + r * stride + column;
-    const float* h = kResidual ? job.residual + r * stride + column : nullptr;
+    const char* h = kResidual ? job.ResidualAt(r * stride + column) : nullptr;
     for (int64_t i = 0; i < whole; i += kLanes) {
-      const float* residual = kResidual ? h + i : nullptr;
+      const char* residual = kResidual ? h + i * bytes : nullptr;
       float *lower = sums.lower + i, *upper = sums.upper + i;
       if (next - r == kTogether) {
         adder.template Add<kTogether>(g + i, residual, stride, lower, upper, sums.above + i);
@@ -83,9 +87,12 @@ inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, i
     }
     for (int64_t each = r; rest && each < next; ++each, g += stride) {
       T g_rest[kLanes] = {};
-      float h_rest[kLanes] = {};
+      char h_rest[kLanes * sizeof(float)] = {};
       memcpy(g_rest, g + whole, rest * sizeof(T));
-      if (kResidual) memcpy(h_rest, h + (each - r) * stride + whole, rest * sizeof(float));
+      if (kResidual) {
+        memcpy(h_rest, h + ((each - r) * stride + whole) * bytes,
+               rest * static_cast<size_t>(bytes));
+      }
       adder.template Add<1>(g_rest, h_rest, stride, lower_rest, upper_rest, above_rest);
     }
   }

@@ -212,6 +212,7 @@ struct TopKEncoder {
     }
     const PrepareFunction prepare = PickPrepare<V>(StatsKind::kLargest, job.dtype, job.mode);
     uint32_t hint = 0;
+    Rounder<V> rounder(job.noise);
     for (int64_t block = first; block < last; ++block) {
       const int64_t start = block * layout.block;
       const int64_t count = BlockElements(layout, block);
@@ -219,14 +220,14 @@ struct TopKEncoder {
       prepare(job, start, count, scratch.x, scratch.kept, &stats);
       const Ahead ahead(job, block + 1);
       for (int64_t tile = 0; tile < count / kTile; ++tile) ahead.Prefetch(tile);
-      Chunk(job, block, start, count, stats.largest, scratch, &hint, result);
+      Chunk(job, block, start, count, stats.largest, scratch, &rounder, &hint, result);
     }
     result->checksum += BlocksChecksum<V>(*job.spec, layout, job.payload, first, last);
     if (job.stream) V::FinishStreams();
   }
 
   static void Chunk(const EncodeJob& job, int64_t block, int64_t start, int64_t count,
-                    uint32_t largest, const Scratch& scratch, uint32_t* hint,
+                    uint32_t largest, const Scratch& scratch, Rounder<V>* rounder, uint32_t* hint,
                     EncodeResult* result) {
     const TopKFormat format(*job.spec);
     const bool in_place = job.mode == Mode::kNone && job.dtype == HVDC_DTYPE_FLOAT32;
@@ -245,8 +246,9 @@ struct TopKEncoder {
     if (!finite || (!format.floats() && BitsFloat(largest) < kTiny)) {
       StoreScale(job.payload, block, finite ? 0.0f : BitsFloat(kNanBits));
       result->nonfinite |= !finite;
-      if (job.mode == Mode::kNone) return;
-      return Keep(job, start, count, finite ? kept : job.residual + start);
+      if (!finite) return KeepResiduals(job, start, count);
+      if (job.mode != Mode::kNone) StoreResiduals<V>(job, rounder, start, count, kept, nullptr);
+      return;
     }
     const int64_t keep = Select(x, count, largest, TopKKept(*job.spec, count), hint, index,
                                 reinterpret_cast<uint32_t*>(values));
@@ -273,18 +275,7 @@ struct TopKEncoder {
       }
     }
     writer.Finish();
-    if (job.mode != Mode::kNone) Keep(job, start, count, kept);
-  }
-
-  // Stores a block's next residual.
-  static void Keep(const EncodeJob& job, int64_t start, int64_t count, const float* rest) {
-    float* const to = job.next_residual + start;
-    if (to == rest) return;
-    int64_t i = 0;
-    if (job.stream) {
-      for (; i + kLanes <= count; i += kLanes) V::Stream(to + i, V::Load(rest + i));
-    }
-    memcpy(to + i, rest + i, static_cast<size_t>(count - i) * sizeof(float));
+    if (job.mode != Mode::kNone) StoreResiduals<V>(job, rounder, start, count, kept, nullptr);
   }
 };
 

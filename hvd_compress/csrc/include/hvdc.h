@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 6
+#define HVDC_ABI_VERSION 7
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -114,8 +114,8 @@ typedef struct {
   // Error feedback; both null without it. The residual before encoding, and where the residual
   // after it goes: the same memory, or none of it. Elsewhere, the residual before is only read, and
   // what stays as it is, is copied.
-  const float* residual;
-  float* next_residual;
+  const void* residual;
+  void* next_residual;
   float alpha, beta;
   int64_t offset;         // of the payload or of the words in the message: bytes, a multiple of 4
   int64_t payload_bytes;  // of the payload or of the words
@@ -124,7 +124,7 @@ typedef struct {
   int32_t dtype;          // of values: hvdc_dtype
   int32_t bits;           // integer sums: of a lane
   uint32_t flags;         // out, of payloads: 1 where one is of an Inf or a NaN, else 0
-  uint32_t reserved;
+  int32_t residual_dtype;  // HVDC_DTYPE_FLOAT32, or HVDC_DTYPE_BFLOAT16: rounded at random
 } hvdc_tensor;
 
 // In all of these, *bad receives the number of the tensor that an error is about, -1 where there is

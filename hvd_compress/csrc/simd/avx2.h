@@ -68,7 +68,6 @@ struct Avx2 {
     _mm256_stream_ps(p, x.a);
     _mm256_stream_ps(p + 8, x.b);
   }
-  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadBytes(const uint8_t* p) {
     const __m128i bytes = Load128(p);
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
@@ -89,6 +88,10 @@ struct Avx2 {
   HVDC_HD static void StoreShorts(uint16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Shorts(And(x, SetI(0xFFFF))));
   }
+  HVDC_HD static void StreamShorts(uint16_t* p, I x) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), Shorts(x));
+  }
+  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadWords(const void* p) {
     const __m256i* q = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};

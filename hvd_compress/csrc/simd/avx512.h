@@ -35,7 +35,6 @@ struct Avx512 {
   HVDC_HD static F Load(const float* p) { return _mm512_loadu_ps(p); }
   HVDC_HD static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
   HVDC_HD static void Stream(float* p, F x) { _mm512_stream_ps(p, x); }
-  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadBytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(Load128(p)); }
   HVDC_HD static I LoadSignedBytes(const uint8_t* p) { return _mm512_cvtepi8_epi32(Load128(p)); }
   HVDC_HD static void StoreBytes(uint8_t* p, I x) {
@@ -47,6 +46,10 @@ struct Avx512 {
   HVDC_HD static void StoreShorts(uint16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
   }
+  HVDC_HD static void StreamShorts(uint16_t* p, I x) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+  HVDC_HD static void FinishStreams() { _mm_sfence(); }
   HVDC_HD static I LoadWords(const void* p) { return _mm512_loadu_si512(p); }
   HVDC_HD static void StoreWords(void* p, I x) { _mm512_storeu_si512(p, x); }
   HVDC_HD static I Gather(const uint32_t* table, I index) {

@@ -51,10 +51,9 @@ struct Plain {
     return r;
   }
   HVDC_HD static void Store(float* p, F x) { memcpy(p, x.v, sizeof(x.v)); }
-  // Past the caches, where there is a way; p is aligned to 64 bytes. Other threads may see it once
-  // the streams are finished.
+  // Past the caches, where there is a way; p is aligned to the vector. Other threads may see it
+  // once the streams are finished. Shorts are below 2**16.
   HVDC_HD static void Stream(float* p, F x) { Store(p, x); }
-  HVDC_HD static void FinishStreams() {}
   HVDC_HD static I LoadBytes(const uint8_t* p) { HVDC_LANES(I, p[l]); }
   HVDC_HD static I LoadSignedBytes(const uint8_t* p) {
     HVDC_LANES(I, static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[l]))));
@@ -74,6 +73,8 @@ struct Plain {
     HVDC_EACH_LANE shorts[l] = static_cast<uint16_t>(x.v[l]);
     memcpy(p, shorts, sizeof(shorts));
   }
+  HVDC_HD static void StreamShorts(uint16_t* p, I x) { StoreShorts(p, x); }
+  HVDC_HD static void FinishStreams() {}
   HVDC_HD static I LoadWords(const void* p) {
     I r;
     memcpy(r.v, p, sizeof(r.v));
