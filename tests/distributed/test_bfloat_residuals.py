@@ -76,7 +76,8 @@ def test_a_change_of_dtype_keeps_what_was_not_sent() -> None:
     compressor = _compressor(torch.float32)
     due = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for step, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32, torch.bfloat16)):
-        compressor.set_codec(Route(OneBit(), DTYPES[dtype], "allgather"))
+        if step:
+            compressor.set_codec(Route(OneBit(), DTYPES[dtype], "allgather"))
         for number in range(2):
             arrived = _step(compressor, 2 * step + number)
             for name in SHAPES:

@@ -79,8 +79,13 @@ def check_encode(
     entries = entries_of(cases)
     gradients = [torch.from_numpy(widened(c.gradient)) if widen else c.gradient for c in cases]
     values = [Guarded(gradient, gradient.element_size()) for gradient in gradients]
+
+    def held(residual: np.ndarray, feedback: ErrorFeedback) -> torch.Tensor:
+        one = kept(residual, feedback)
+        return torch.from_numpy(widened(one)) if widen else one
+
     before = [
-        Guarded(kept(case.residual, case.feedback), 4) if case.feedback.enabled else None
+        Guarded(held(case.residual, case.feedback), 4) if case.feedback.enabled else None
         for case in cases
     ]
     garbage = [None if one is None else torch.full_like(one.array, 1e20) for one in before]
@@ -105,9 +110,9 @@ def check_encode(
         old, new = before[place], after[place]
         if residual is None or old is None or new is None:
             continue
-        assert_same(bits(new.array), bits(kept(residual, case.feedback)), f"residual {what}")
+        assert_same(bits(new.array), bits(held(residual, case.feedback)), f"residual {what}")
         if not in_place:
-            unchanged = bits(kept(case.residual, case.feedback))
+            unchanged = bits(held(case.residual, case.feedback))
             assert_same(bits(old.array), unchanged, f"residual before {what}")
         assert old.intact() and new.intact() and values[place].intact(), f"out of bounds: {what}"
     assert_same(message.array.numpy(), want, "bytes between payloads")
