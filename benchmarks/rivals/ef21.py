@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hvd_compress.codecs import ErrorFeedback
+from hvd_compress.codecs.noise import NoiseKey
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class EF21(ErrorFeedback):
         """The difference ``g - h``, which is encoded."""
         return gradient - residual
 
-    def carry(self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray) -> np.ndarray:
+    def carry(
+        self, gradient: np.ndarray, residual: np.ndarray, decoded: np.ndarray, noise: NoiseKey
+    ) -> np.ndarray:
         """The new estimate, ``h + decoded``; elements that are not finite in ``decoded`` keep ``h``."""
         return np.where(np.isfinite(decoded), residual + decoded, residual)
 

@@ -62,8 +62,8 @@ class Holder:
             self.residual_scale = loss_scale
         following = self.next_residual
         if following is None or (following.device, following.dtype) != (device, dtype):
-            self.next_residual = torch.empty_like(self.residual)
-        return self.residual, self.next_residual
+            self.next_residual = following = torch.empty_like(self.residual)
+        return self.residual, following
 
     def accept(self) -> None:
         """Replaces the residual with the one that the step has written."""
