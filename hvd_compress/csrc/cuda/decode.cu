@@ -93,12 +93,15 @@ __device__ inline void DecodeRows(const DecodeJob& job, const Tools<C>& tools, u
   });
 }
 
-// Blocks of threads that a multiprocessor has to have room for: this bounds their registers.
-constexpr int kBlocksToDecode = 6;
+// Blocks of threads that a multiprocessor has to have room for: this bounds their registers. With
+// six, kernels that know more of each quad's place would keep some of it in memory.
+template <class C>
+constexpr int kBlocksToDecode =
+    Format<C>::kStep && !Format<C>::kMatrix && Format<C>::kWords < 4 ? 6 : 5;
 
 // A warp takes kQuads rows at a time.
 template <class C, class Jobs>
-__global__ void __launch_bounds__(kThreads, kBlocksToDecode)
+__global__ void __launch_bounds__(kThreads, kBlocksToDecode<C>)
     Decode(const __grid_constant__ Jobs jobs) {
   Place place;
   const DecodeJob& job = jobs.Open(&place);
