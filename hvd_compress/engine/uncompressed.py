@@ -22,6 +22,7 @@ class Uncompressed:
         buffer: the memory that holds exactly these gradients, one behind the other, or a single sparse
             gradient; None if there is no such memory.
         divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
+        deferred: whether the host must not wait for the gradients' device; always so on a CUDA device.
 
     Attributes:
         nonfinite: whether a sum is not finite, as far as the host knows.
@@ -38,9 +39,11 @@ class Uncompressed:
         *,
         buffer: torch.Tensor | None = None,
         divisor: int = 1,
+        deferred: bool = False,
     ) -> None:
         self._gradients = gradients
         self._divisor = divisor
+        self._deferred = deferred
         self._buffer = buffer
         if buffer is None or buffer.dtype != dtype:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(dtype)
@@ -73,7 +76,7 @@ class Uncompressed:
         if not (numbers.numel() and numbers.is_floating_point()):
             return
         finite = all_finite([numbers])
-        if numbers.is_cuda:
+        if numbers.is_cuda or self._deferred:
             self.word = finite.logical_not().int().view(1)
         else:
             self.nonfinite = not bool(finite)

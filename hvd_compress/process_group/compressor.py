@@ -483,7 +483,11 @@ class ProcessGroupCompressor(CompressorBase):
         divisor: int,
     ) -> Part:
         whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
-        content = Uncompressed(rows, dtype, buffer=buffer if whole else None, divisor=divisor)
+        # Without the CUDA library, which uncompressed gradients do not need.
+        deferred = not rows[0].is_cuda and self._kernels.deferred(rows[0]) is not None
+        content = Uncompressed(
+            rows, dtype, buffer=buffer if whole else None, divisor=divisor, deferred=deferred
+        )
         exchanging = content.exchange(self._batches.comm)
         return Part(Pending("", 0, exchanging, content), ("all",))
 
