@@ -101,4 +101,5 @@ def test_ef21_reaches_gradients_that_stay() -> None:
 def test_ef21_keeps_its_estimate_where_a_number_is_not_finite() -> None:
     rule = EF21()
     h, sent = np.array([1.0, 2.0], np.float32), np.array([np.nan, 0.5], np.float32)
-    np.testing.assert_array_equal(rule.carry(h, h, sent), np.array([1.0, 2.5], np.float32))
+    kept = rule.carry(h, h, sent, NoiseKey())
+    np.testing.assert_array_equal(kept, np.array([1.0, 2.5], np.float32))
