@@ -242,7 +242,7 @@ void CheckBatch(Random* random) {
     tensor.dtype = one.test.dtype;
     entries[i] = {one.test.spec, noise, alpha, beta, one.feedback, static_cast<int32_t>(i), 0, end};
     arrays[i] = {one.gradient->data,
-                 tensor.residual,
+                 static_cast<const float*>(tensor.residual),
                  one.feedback ? reinterpret_cast<float*>(one.h1->data) : nullptr,
                  cases::kStep,
                  one.test.dtype,
