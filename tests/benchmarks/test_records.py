@@ -74,7 +74,7 @@ def read(path: Path) -> Record:
 
 
 def git(*arguments: str) -> str:
-    """What Git says of this checkout; the test is skipped where the history is not there."""
+    """Returns what Git prints for this checkout; skips the test where the history is not there."""
     command = ("git", "-c", "safe.directory=*", "-C", str(RECORDS[0].parent), *arguments)
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

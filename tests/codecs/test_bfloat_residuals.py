@@ -62,7 +62,7 @@ def test_rounding_has_no_bias() -> None:
 
 
 def test_small_parts_add_up() -> None:
-    """Which rounding to nearest would lose: each is less than half a step of what is there already."""
+    """Rounding to nearest would lose them: each is less than half a step of what is there already."""
     residual, part = np.full(4096, 64, np.float32), np.full(4096, 0.125, np.float32)
     nothing = np.zeros_like(part)
     for step in range(256):

@@ -308,7 +308,7 @@ def test_of_several_altered_payloads_the_first_tensors_is_named(order: int) -> N
 
 
 def test_errors_of_two_streams_are_both_reported(kernels: Checked) -> None:
-    """Of batches and of single calls, each with its own tensor and rank."""
+    """Batches and single calls each name their own tensor and rank."""
     some = every_row((70,))[:2]
     batches = [CudaBatch(kernels, entries_of(some)) for _ in range(2)]
     case, entry, device = some[0], batches[0].entries[0], kernels.device

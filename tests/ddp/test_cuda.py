@@ -307,7 +307,7 @@ def test_a_change_on_one_rank_between_buckets_that_are_on_their_way() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_rank_that_sends_no_first_shot() -> None:
-    """Of one of several buckets: every rank ends the step, and counts nothing as sent."""
+    """A change of one of several buckets ends the step on every rank; nothing counts as sent."""
     with on_a_device():
         ddp, compressor = distributed(
             Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001

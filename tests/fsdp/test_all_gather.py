@@ -89,7 +89,7 @@ def _exact(net: Any, dtype: torch.dtype = torch.float32) -> Seen:
 
 
 def _message_bytes(codec: Codec) -> int:
-    """What a rank sends of a step in which its shards have changed."""
+    """Returns what a rank sends after a step in which its shards have changed."""
     return sum(codec.payload_bytes((count,)) for count in _shard_elements().values())
 
 
@@ -114,7 +114,7 @@ class _Copies:
         self._gathers = 0
 
     def step(self, exact: Seen) -> Seen:
-        """What forward passes must see, where the exact parameters are these."""
+        """Returns the parameters that forward passes must see, from the exact ones."""
         size = dist.get_world_size()
         result: Seen = {}
         for module in ("first", "second"):
