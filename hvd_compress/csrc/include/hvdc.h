@@ -117,13 +117,13 @@ typedef struct {
   const void* residual;
   void* next_residual;
   float alpha, beta;
-  int64_t offset;         // of the payload or of the words in the message: bytes, a multiple of 4
-  int64_t payload_bytes;  // of the payload or of the words
-  int64_t norm_offset;    // integer sums: of the first norm in the array of norms
-  int64_t norm_count;     // integer sums: how many norms
-  int32_t dtype;          // of values: hvdc_dtype
-  int32_t bits;           // integer sums: of a lane
-  uint32_t flags;         // out, of payloads: 1 where one is of an Inf or a NaN, else 0
+  int64_t offset;          // of the payload or of the words in the message: bytes, a multiple of 4
+  int64_t payload_bytes;   // of the payload or of the words
+  int64_t norm_offset;     // integer sums: of the first norm in the array of norms
+  int64_t norm_count;      // integer sums: how many norms
+  int32_t dtype;           // of values: hvdc_dtype
+  int32_t bits;            // integer sums: of a lane
+  uint32_t flags;          // out, of payloads: 1 where one is of an Inf or a NaN, else 0
   int32_t residual_dtype;  // HVDC_DTYPE_FLOAT32, or HVDC_DTYPE_BFLOAT16: rounded at random
 } hvdc_tensor;
 
