@@ -6,10 +6,10 @@ import argparse
 from difflib import get_close_matches
 from typing import NoReturn
 
-from benchmarks.compressions import AUTO, LOCAL, STOCK
+from benchmarks.compressions import AUTO, LOCAL, POWERSGD_HOOK, STOCK
 from hvd_compress.codecs import codec_names
 
-OTHERS = (AUTO, LOCAL, STOCK)
+OTHERS = (AUTO, LOCAL, STOCK, POWERSGD_HOOK)
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,6 +21,9 @@ LOCAL = "local"
 STOCK = "stock"
 """The framework's own exchange in every step: Horovod, DDP or HSDP without a compressor."""
 
+POWERSGD_HOOK = "powersgd-hook"
+"""PyTorch's ``powerSGD_hook`` of rank 4 under DDP, for step times."""
+
 _LISTS = ("exclude", "codecs", "exchanges")
 """The settings that are lists, with values separated by ``|``."""
 
@@ -31,7 +34,8 @@ class Compression:
 
     Attributes:
         text: the specification, by which tables and records name the compression.
-        name: the name of a codec, or :data:`AUTO`, :data:`LOCAL` or :data:`STOCK`.
+        name: the name of a codec, or :data:`AUTO`, :data:`LOCAL`, :data:`STOCK` or
+            :data:`POWERSGD_HOOK`.
         options: the codec's fields, ``alpha`` and ``beta``, and a compressor's options, by name.
     """
 
@@ -92,12 +96,12 @@ def parse(text: str, common: Options, last_layer: str) -> Compression:
         last_layer: the name pattern of the model's classifier.
 
     Raises:
-        ValueError: a setting without ``=``, or any setting of ``local`` or ``stock``.
+        ValueError: a setting without ``=``, or any setting of what is not a compressor.
     """
     name, _, rest = text.partition(":")
     defaults = {"exclude": (last_layer,)} if name == TERNARY else {}
     own = dict(option(part) for part in rest.split(",") if part)
-    if name in (LOCAL, STOCK):
+    if name in (LOCAL, STOCK, POWERSGD_HOOK):
         if own:
             raise ValueError(f"expected {name} without settings, got {text!r}")
         return Compression(text, name)

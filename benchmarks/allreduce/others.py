@@ -14,13 +14,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_s
 Method = Callable[[torch.Tensor], None]
 """Writes the ranks' average over a float32 tensor, shape=(rows, columns)."""
 
+Make = Callable[[int, dist.ProcessGroup], Method]
+"""Makes a method for a number of elements and a process group of all ranks, whose connections it has alone."""
 
-def gloo(elements: int) -> Method:
+
+def gloo(elements: int, group: dist.ProcessGroup) -> Method:
     """``torch.distributed.all_reduce`` of float32."""
 
     def work(tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor)
-        tensor.div_(dist.get_world_size())
+        dist.all_reduce(tensor, group=group)
+        tensor.div_(group.size())
 
     return work
 
@@ -44,23 +47,20 @@ class _Bucket:
         return [self._gradient]
 
 
-def bf16(elements: int) -> Method:
+def bf16(elements: int, group: dist.ProcessGroup) -> Method:
     """PyTorch's ``bf16_compress_hook``."""
 
-    ranks = dist.group.WORLD
-    assert ranks is not None
-
     def work(tensor: torch.Tensor) -> None:
-        average = default_hooks.bf16_compress_hook(ranks, _Bucket(tensor)).wait()
+        average = default_hooks.bf16_compress_hook(group, _Bucket(tensor)).wait()
         if average.data_ptr() != tensor.data_ptr():
             tensor.view(-1).copy_(average)
 
     return work
 
 
-def powersgd(elements: int) -> Method:
+def powersgd(elements: int, group: dist.ProcessGroup) -> Method:
     """PyTorch's ``powerSGD_hook`` of rank 4."""
-    state = power_sgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    state = power_sgd.PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=2)
     state.iter = state.start_powerSGD_iter  # No uncompressed calls at the beginning.
 
     def work(tensor: torch.Tensor) -> None:
@@ -162,11 +162,11 @@ class Hivemind(Quantizer):
         return centres[payload[4 * 256 :].int()]
 
 
-def two_shots(make: Callable[[], Quantizer]) -> Callable[[int], Method]:
+def two_shots(make: Callable[[], Quantizer]) -> Make:
     """Each rank averages one part of what the others' codes stand for, and sends codes of the average."""
 
-    def prepare(elements: int) -> Method:
-        quantizer, ranks = make(), dist.get_world_size()
+    def prepare(elements: int, group: dist.ProcessGroup) -> Method:
+        quantizer, ranks = make(), group.size()
         count = elements // ranks
 
         def payload(values: torch.Tensor) -> torch.Tensor:
@@ -175,11 +175,11 @@ def two_shots(make: Callable[[], Quantizer]) -> Callable[[int], Method]:
         def work(tensor: torch.Tensor) -> None:
             sent = torch.stack([payload(part) for part in tensor.view(ranks, count)])
             rows = torch.empty_like(sent)
-            dist.all_to_all_single(rows, sent)
+            dist.all_to_all_single(rows, sent, group=group)
             average = torch.zeros(count)
             for row in rows:
                 average += quantizer.decode(row, count)
-            dist.all_gather(list(rows), payload(average.div_(ranks)))
+            dist.all_gather(list(rows), payload(average.div_(ranks)), group=group)
             for part, row in zip(tensor.view(ranks, count), rows, strict=True):
                 part.copy_(quantizer.decode(row, count))
 
@@ -199,10 +199,10 @@ QUANTIZERS: dict[str, type[Quantizer]] = {
     "pi-quant 8-bit": PiQuant,
 }
 
-OTHERS: dict[str, Callable[[int], Method]] = {
+OTHERS: dict[str, Make] = {
     "gloo": gloo,
     "bf16 hook": bf16,
     "PowerSGD hook": powersgd,
     **{name: two_shots(one) for name, one in QUANTIZERS.items() if installed(one.module)},
 }
-"""The methods whose libraries are installed, by name; each entry makes one for a number of elements."""
+"""The methods whose libraries are installed, by name."""

@@ -8,7 +8,6 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from benchmarks import turns
-from benchmarks.allreduce.others import OTHERS, Method
+from benchmarks.allreduce.others import OTHERS, Make, Method
 from benchmarks.lab.network import INTERFACE
 from hvd_compress import ECQ, Int8, OneBit, PowerSGD, TopK
 from hvd_compress.codecs import Codec
@@ -35,9 +34,9 @@ OURS: dict[str, tuple[Codec, str]] = {
 }
 
 
-def _ours(codec: Codec, exchange: str) -> Callable[[int], Method]:
-    def prepare(elements: int) -> Method:
-        compressor = Compressor(codec, exchange=exchange)
+def _ours(codec: Codec, exchange: str) -> Make:
+    def prepare(elements: int, group: dist.ProcessGroup) -> Method:
+        compressor = Compressor(codec, exchange=exchange, process_group=group)
 
         def work(tensor: torch.Tensor) -> None:
             all_reduce(tensor, compressor)
@@ -47,7 +46,7 @@ def _ours(codec: Codec, exchange: str) -> Callable[[int], Method]:
     return prepare
 
 
-METHODS: dict[str, Callable[[int], Method]] = {
+METHODS: dict[str, Make] = {
     **OTHERS,
     **{name: _ours(*one) for name, one in OURS.items()},
 }
@@ -73,7 +72,8 @@ def measure(names: list[str], elements: int, rounds: int) -> dict[str, dict[str,
     for one in range(ranks):
         exact += gradient(elements, one)
     exact /= ranks
-    methods = {name: METHODS[name](elements) for name in names}
+    # Each has a group, and so connections, of its own: none finds those of the default group warm.
+    methods = {name: METHODS[name](elements, dist.new_group()) for name in names}
     rows: dict[str, dict[str, Any]] = {}
     for name, work in methods.items():
         result = mine.clone()
@@ -82,8 +82,7 @@ def measure(names: list[str], elements: int, rounds: int) -> dict[str, dict[str,
     quiet = rank != 0 or not sys.stderr.isatty()
     for number in tqdm(range(rounds), unit="round", leave=False, disable=quiet):
         for name in turns.order(names, number):
-            # A call that is not timed: TCP begins slowly again after a pause, and other methods of this
-            # package and PyTorch's do not share connections.
+            # A call that is not timed: TCP begins slowly again after a pause.
             methods[name](mine.clone())
             tensor = mine.clone()
             dist.barrier()

@@ -21,7 +21,7 @@ def test_a_compression_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> 
         arguments.parse(["--model", "lenet", "--json", "x", "--compression", "onbit:group=64"])
     assert (
         "expected one of onebit, int8, ternary, ecq, qsgd, topk, fp16, bf16, none, powersgd, auto, local, "
-        "stock, got 'onbit:group=64' (onebit?)"
+        "stock, powersgd-hook, got 'onbit:group=64' (onebit?)"
     ) in _line(capsys)
 
 

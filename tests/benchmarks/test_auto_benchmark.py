@@ -55,3 +55,12 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert record["best"] in ("none", "fp16", "onebit")
     assert 0 < record["planned_after"] <= 400
     assert "decided" in record["explanation"]
+
+
+def test_powersgd_beside_pytorchs_hook(tmp_path: Path) -> None:
+    out = tmp_path / "auto.json"
+    arguments = ["--framework", "ddp", "--model", "lenet", "--block", "2", "--rounds", "2"]
+    chosen = ["--compression", "powersgd:rank=4", "powersgd-hook"]
+    launch.horovodrun(2, "benchmarks.auto", ["--json", str(out), *arguments, *chosen])
+    seconds = json.loads(out.read_text())["seconds"]
+    assert set(seconds) == {"auto", "none", "fp16", "powersgd:rank=4", "powersgd-hook"}

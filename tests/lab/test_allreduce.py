@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks.allreduce import __main__ as program
 from benchmarks.allreduce import others
+from benchmarks.allreduce.rank import METHODS, gradient
 from tests.lab import machine
+from tests.ranks import on_ranks
 
 _SMALL = ["--hosts", "2", "--rate", "1gbit", "--rtt", "none", "--bytes", str(1 << 18)]
 
@@ -43,6 +46,19 @@ def test_a_lab_is_measured_once(tmp_path: Path, capfd: pytest.CaptureFixture[str
     out.write_text(json.dumps(record))
     assert program.main(command) == 1
     assert "write another file" in capfd.readouterr().err
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_method_sends_in_its_own_group_alone() -> None:
+    """Every method starts with connections of its own, and no other's calls keep them warm."""
+    here = dist.get_rank()
+    mine = gradient(1 << 12, 0) * (1, 1000)[here]
+    for name, make in METHODS.items():
+        alone = [dist.new_group([rank]) for rank in range(2)][here]
+        result = mine.clone()
+        make(result.numel(), alone)(result)
+        ratio = float(result.norm() / mine.norm())
+        assert 0.005 < ratio < 1.2, f"{name}: the other rank's tensor, too: {ratio}"
 
 
 @pytest.mark.parametrize("name", others.QUANTIZERS)
