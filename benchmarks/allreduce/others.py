@@ -15,7 +15,7 @@ Method = Callable[[torch.Tensor], None]
 """Writes the ranks' average over a float32 tensor, shape=(rows, columns)."""
 
 Make = Callable[[int, dist.ProcessGroup], Method]
-"""Makes a method for a number of elements and a process group of all ranks, whose connections it has alone."""
+"""Makes a method for a number of elements and a group of all ranks, whose connections it has alone."""
 
 
 def gloo(elements: int, group: dist.ProcessGroup) -> Method:
