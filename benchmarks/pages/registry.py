@@ -22,8 +22,8 @@ T = TypeVar("T")
 _ONCE = ("none", "int8", "ecq", "qsgd")
 
 
-def _allreduce() -> drawing.Cells:
-    cells: drawing.Cells = reading.record("lab-allreduce")["cells"]
+def _allreduce(name: str = "lab-allreduce") -> drawing.Cells:
+    cells: drawing.Cells = reading.record(name)["cells"]
     return cells
 
 
@@ -69,6 +69,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
     "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
+    "allreduce-own-groups": lambda: drawing.table(_allreduce("lab-allreduce-own-groups"), "40ms"),
     "allreduce-costs": lambda: drawing.costs(_allreduce()),
     "reduce-scatter": lab.reduce_scatter,
     "diloco": lab.diloco,
