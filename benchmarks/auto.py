@@ -63,9 +63,11 @@ class Contest:
 
     Attributes:
         seconds: for each choice, the median seconds of a step in its turn of each round.
+        processor: likewise, the mean processor seconds of a step on a rank, with those that are not timed.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    processor: dict[str, list[float]] = field(default_factory=dict)
 
     def best(self, names: Sequence[str], without: int | None = None) -> str:
         """The choice with the smallest median step time over all rounds, or all but the given one."""
@@ -111,7 +113,12 @@ class Job:
         trainer: the PyTorch trainer.
         settings: the settings of all trainings, with a constant learning rate.
         names: the choices.
+
+    Attributes:
+        processor: this process's mean processor seconds of a step in the last call of :meth:`train`.
     """
+
+    processor = 0.0
 
     def __init__(self, trainer: TorchTrainer, settings: Settings, names: Sequence[str]) -> None:
         model = MODELS[settings.model]
@@ -130,12 +137,13 @@ class Job:
     def train(self, name: str, steps: int) -> list[float]:
         """Makes steps with a choice, after a barrier; returns the seconds of each step."""
         hvd.barrier()
-        ends = [time.perf_counter()]
+        used, ends = time.process_time(), [time.perf_counter()]
         self.sessions[name].train(
             [self._batch] * steps,
             [self._rate] * steps,
             lambda loss: ends.append(time.perf_counter()),
         )
+        self.processor = (time.process_time() - used) / steps
         return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
@@ -168,15 +176,16 @@ def compete(
 ) -> Contest:
     """Makes rounds of turns until the interval is narrow enough or time is up."""
     names = [AUTO, *fixed]
-    contest = Contest({name: [] for name in names})
+    contest = Contest({name: [] for name in names}, {name: [] for name in names})
     started = time.monotonic()
     for number in range(args.rounds):
         known = f", {_interval(contest.ratio_to_best(fixed))}" if number >= _LEAST_ROUNDS else ""
         bar.set_description(f"round {number + 1} of {args.rounds} at most{known}", refresh=True)
         for name in turns.order(names, number):
             seconds = job.train(name, args.block + _SETTLING)[_SETTLING:]
-            slowest = trainer.gather(np.array([np.median(seconds)])).max()
-            contest.seconds[name].append(float(slowest))
+            everyone = trainer.gather(np.array([np.median(seconds), job.processor]))
+            contest.seconds[name].append(float(everyone[:, 0].max()))
+            contest.processor[name].append(float(everyone[:, 1].mean()))
             bar.update()
         elapsed = trainer.gather(np.array([time.monotonic() - started])).max()
         late = elapsed > args.seconds and contest.rounds >= _FEWEST_ROUNDS
@@ -256,6 +265,7 @@ def main(command_line: list[str] | None = None) -> int:
         "explanation_at_the_end": compressor.explain(),
         "ratios": {name: contest.ratio(name) for name in fixed},
         "seconds": contest.seconds,
+        "processor_seconds": contest.processor,
     }
     if trainer.rank == 0:
         json_files.write(args.json, record)
