@@ -28,7 +28,7 @@ SHOWN = {
     "none": ("no compression", "o"),
     "fp16": ("fp16", "P"),
     "bf16": ("bf16", "s"),
-    "powersgd:rank=4,warmup_steps=2": ("PowerSGD, rank 4", "v"),
+    "powersgd:rank=4,warmup_steps=2": ("PowerSGD hook, rank 4", "v"),
     "onebit": ("1-bit", "^"),
     "int8": ("int8", "D"),
     "auto": ("Auto", None),

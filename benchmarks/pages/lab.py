@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
+from benchmarks.compressions import POWERSGD_HOOK
+from benchmarks.intervals import paired
 from benchmarks.pages.reading import label, middle_half, record
 from benchmarks.tables import Table
 
@@ -46,6 +51,37 @@ def auto() -> Table:
                 )
             )
     return Table(header, lines, left=3)
+
+
+def powersgd() -> Table:
+    """PowerSGD's codec and PyTorch's hook in turns: medians of a step, and ratios to the hook's."""
+    found = record("lab-ddp-powersgd-100mbit")
+    seconds, processor = found["seconds"], found["processor_seconds"]
+    names = {
+        "none": "no compression",
+        "powersgd:rank=4": "`PowerSGD`, rank 4",
+        POWERSGD_HOOK: "PyTorch's hook, rank 4",
+    }
+    lines = [
+        (
+            shown,
+            f"{1e3 * median(seconds[name]):.0f}",
+            _over_hook(seconds, name),
+            f"{1e3 * median(processor[name]):.0f}",
+            _over_hook(processor, name),
+        )
+        for name, shown in names.items()
+    ]
+    header = ("ms a step", "time", "over the hook's", "processor time", "over the hook's")
+    return Table(header, lines)
+
+
+def _over_hook(times: dict[str, list[float]], name: str) -> str:
+    if name == POWERSGD_HOOK:
+        return ""
+    logarithms = (list(np.log(times[one])) for one in (name, POWERSGD_HOOK))
+    interval = paired(*logarithms)
+    return _ratio([math.exp(one) for one in (interval.mean, interval.low, interval.high)])
 
 
 def _after(pattern: str, text: str) -> str:

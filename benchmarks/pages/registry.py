@@ -65,6 +65,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "bandwidth": bandwidth.table,
     "alexnet": step_times.table,
     "auto": lab.auto,
+    "powersgd": lab.powersgd,
     "text": lab.text,
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
