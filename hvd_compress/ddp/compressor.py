@@ -114,12 +114,7 @@ class Compressor(ProcessGroupCompressor):
             )
         step.last_index = bucket.index()
         sent = self._packed(bucket)
-        try:
-            self._confirm(sent)
-        except Exception:
-            self._step = None
-            raise
-        step.add(sent)
+        self._hand_over(step, sent)
         if bucket.is_last():
             self._end(step)
         # A child of the future tells DDP's C++ code of an exception; the future itself only Python.

@@ -607,7 +607,7 @@ def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | Non
 
 
 def change_of_some(changed: Sequence[bool]) -> ExchangeError:
-    """The error if only some ranks have called ``set_codec``.
+    """The error if only some ranks have called ``set_codec``, or have loaded a state.
 
     Args:
         changed: whether each rank has called it; a single item if the ranks are not known.
@@ -615,7 +615,8 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
     ranks = [rank for rank, one in enumerate(changed) if one]
     who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
     return ExchangeError(
-        f"set_codec: expected a call on every rank between the same two steps, got one on {who} only"
+        f"set_codec, load_state_dict or load_resized: expected a call on every rank between the same two "
+        f"steps, got one on {who} only"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,14 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.meshes import FLAT, replicas
-from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.batch import Batch, change_of_some
+from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot, device_of, slots_of
 from hvd_compress.engine.state_checks import expect_state
+from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
@@ -30,6 +32,22 @@ from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
+
+
+class _Words(NamedTuple):
+    """What a step has come to, on some rank of a replica.
+
+    Attributes:
+        dropped: an Inf or a NaN drops it.
+        failed: an exchange has failed.
+        uneven: replicas have used different parameters of a shard.
+        changed: some replicas only have made a change.
+    """
+
+    dropped: bool
+    failed: bool
+    uneven: bool
+    changed: bool
 
 
 @guard
@@ -58,6 +76,7 @@ class Compressor(ProcessGroupCompressor):
     """
 
     _remedy = REMEDY
+    _asks_uncompressed = True
 
     def __init__(
         self,
@@ -89,6 +108,7 @@ class Compressor(ProcessGroupCompressor):
         ] = {}  # By parameter: what is sent where it is not used.
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
+        self._changed: list[torch.Tensor] = []  # Whether some replicas have made a change.
         # Frozen, and no codec is for them, such as quantized weights.
         self._as_is = {
             number
@@ -131,7 +151,6 @@ class Compressor(ProcessGroupCompressor):
                 f"{self._shard[1]}, got {state.get('shard')}: each rank saves and loads a state of its own"
             )
         super().load_state_dict(state)
-        self._forget_agreement()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues where a job with another number of replicas stopped.
@@ -160,7 +179,6 @@ class Compressor(ProcessGroupCompressor):
         super().load_resized(
             state for state, place in zip(states, places, strict=True) if place == self._shard
         )
-        self._forget_agreement()
 
     def _trained(self) -> list[Slot]:
         frozen = set().union(*(unit.frozen for unit in self._units))
@@ -191,9 +209,11 @@ class Compressor(ProcessGroupCompressor):
         if number in self._seen:  # FSDP2 reduces what came first, and what came since.
             self._close()
         self._seen.add(number)
-        if self._step is None:
+        if self._step is None and self._failure is None:
             self._attempt(self._start)
-        self._attempt(lambda: self._average(unit, output))
+        # Also after a failure, of which other ranks may hear at the end of the backward pass only.
+        if self._step is not None:
+            self._attempt(lambda: self._average(unit, output))
 
     def _accumulate(self, unit: Unit, output: torch.Tensor) -> None:
         """Keeps gradients for a later exchange; FSDP2 receives zeros."""
@@ -216,12 +236,11 @@ class Compressor(ProcessGroupCompressor):
         output.zero_()
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Calls ``work`` unless an earlier call failed; keeps an error until the step's end."""
-        if self._failure is None:
-            try:
-                work()
-            except Exception as error:
-                self._failure = error
+        """Calls ``work``; keeps the first error until the step's end."""
+        try:
+            work()
+        except Exception as error:
+            self._failure = self._failure or error
 
     def _break_off(self) -> None:
         """Forgets a backward pass that did not end: residuals return to what they were before it."""
@@ -230,6 +249,7 @@ class Compressor(ProcessGroupCompressor):
         self._partial.clear()
         self._waiting.clear()
         self._uneven.clear()
+        self._changed.clear()
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self) -> None:
@@ -267,14 +287,15 @@ class Compressor(ProcessGroupCompressor):
             tensors.append((slot, shard, shard))
         self._pack(bucket, tensors)
         assert self._step is not None
-        self._confirm(bucket)
-        self._step.add(bucket)
+        self._hand_over(self._step, bucket)
         bucket.future.wait()
         for part in bucket.parts:
             if isinstance(part.pending.content, Batch):
                 self._uneven.append(part.pending.content.uneven())
         for marks in self._marks:
-            self._uneven.append((marks != 0).all(0).any())
+            mixed = (marks != 0).all(0)
+            self._uneven.append(mixed[:-1].any())
+            self._changed.append(mixed[-1])
 
     def _uses(self, slot: Slot) -> bool:
         return slot.index not in self._absent
@@ -286,8 +307,8 @@ class Compressor(ProcessGroupCompressor):
         buffer: torch.Tensor | None,
         divisor: int,
     ) -> Part:
-        # How many replicas do not use each gradient, and how many do.
-        marks = rows[0].new_zeros(2, len(rows))
+        # How many replicas do not use each gradient, and how many do; lastly, how many have changed.
+        marks = rows[0].new_zeros(2, len(rows) + 1)
         marks[1] = 1
         for position, row in enumerate(rows):
             if any(row is one for one in self._absent.values()):
@@ -295,6 +316,12 @@ class Compressor(ProcessGroupCompressor):
                 marks[0, position], marks[1, position] = 1, 0
         self._marks.append(marks)
         return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
+
+    def _uncompressed_inquiry(self, invalid: list[torch.Tensor], dtype: torch.dtype) -> Part:
+        marks = invalid[0].new_zeros(2, len(invalid) + 1)
+        marks[0, -1] = 1
+        content = Change([*invalid, marks], dtype)
+        return Part(Pending("", 0, content.exchange(self._batches.comm), content), ("all",))
 
     def _close(self) -> None:
         """Ends a step on every rank: at the end of a pass, or where a module is reduced again in it."""
@@ -319,43 +346,47 @@ class Compressor(ProcessGroupCompressor):
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
-        dropped, failed, uneven = self._among_shards(dropped=dropped, failed=False)
-        if failed:
+        failure = None
+        try:
+            self._kernels.settle()  # The host waits for the device here anyway.
+        except Exception as error:
+            failure = error
+        words = self._among_shards(dropped=dropped, failed=failure is not None)
+        if failure is not None:
+            raise failure
+        if words.changed:
+            raise change_of_some([True])
+        if words.failed:
             raise another_shard_failed()
-        if uneven:
+        if words.uneven:
             raise ExchangeError(
                 "expected all replicas to use the same parameters in a backward pass, got others on some: "
                 "call set_reduce_scatter_unused_params(True), with which ranks send zeros for a parameter "
                 "that they do not use"
             )
-        return dropped
+        return words.dropped
 
-    def _among_shards(
-        self, *, dropped: bool | torch.Tensor, failed: bool
-    ) -> tuple[bool, bool, bool]:
-        """Whether a step is dropped, or has failed, on any rank that this one shares the parameters with.
+    def _among_shards(self, *, dropped: bool | torch.Tensor, failed: bool) -> _Words:
+        """What a step has come to on the ranks that this one shares the parameters with.
 
         The host waits for the device once.
 
         Args:
             dropped: see :func:`~hvd_compress.engine.batch.judge`.
             failed: whether an exchange has failed on this rank.
-
-        Returns:
-            Both, and whether replicas have used different parameters of some shard.
         """
-        words = torch.zeros(3, dtype=torch.int32, device=self._device)
+        words = torch.zeros(len(_Words._fields), dtype=torch.int32, device=self._device)
         if isinstance(dropped, torch.Tensor):
             words[:1].copy_(dropped)
         else:
             words[0].fill_(dropped)
         words[1].fill_(failed)
-        if self._uneven:
-            words[2] = torch.stack(self._uneven).any()
-            self._uneven.clear()
+        for place, found in ((2, self._uneven), (3, self._changed)):
+            if found:
+                words[place] = torch.stack(found).any()
+                found.clear()
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
-        dropped, failed, uneven = map(bool, words.tolist())
-        return dropped, failed, uneven
+        return _Words(*map(bool, words.tolist()))
 
     def _agree(self, problem: Exception | None = None) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise.
@@ -405,6 +436,15 @@ class Compressor(ProcessGroupCompressor):
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if local.numel():
                     dist.broadcast(local, first, group=self._process_group)
+
+
+class Change(Uncompressed):
+    """A message in place of uncompressed gradients that asks whether all replicas have made a change."""
+
+    def check(self) -> None:
+        """Raises :class:`ExchangeError` if some replicas have not; called when the message has arrived."""
+        if bool(self.values[-1] != 0):
+            raise change_of_some([True])
 
 
 def _like(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from queue import Queue
-from typing import Any, ClassVar, NoReturn, Unpack
+from typing import Any, ClassVar, NamedTuple, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,20 @@ from hvd_compress.process_group.step import Bucket, Part, Step
 from hvd_compress.ranks.errors import ExchangeError
 
 
+class _Former(NamedTuple):
+    """How a rank without the latest change sends a parameter's gradients.
+
+    Attributes:
+        route: their route.
+        exchanges: that rank's number of exchanges, less this rank's.
+        loaded: whether this rank has loaded a state since the ranks agreed last.
+    """
+
+    route: Route
+    exchanges: int = 0
+    loaded: bool = False
+
+
 class ProcessGroupCompressor(CompressorBase):
     """A :class:`CompressorBase` among the ranks of a process group: the base of the frontends' compressors.
 
@@ -48,6 +62,8 @@ class ProcessGroupCompressor(CompressorBase):
     """
 
     _chained = True
+    _asks_uncompressed: ClassVar[bool] = False
+    """Whether messages of gradients that are not encoded can tell that a rank has made a change."""
     _made_by_use: ClassVar[frozenset[str]] = frozenset(
         {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
         | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
@@ -115,14 +131,32 @@ class ProcessGroupCompressor(CompressorBase):
         self._bound = False
         self._step: Step | None = None
         self._agreed = False
-        # By number, how gradients travelled when the ranks agreed last, where set_codec was called since.
-        self._former: dict[int, Route] | None = None
+        # By number, how gradients travel on ranks that set_codec, or a loaded state, has not changed.
+        self._former: dict[int, _Former] | None = None
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         self._bind()
-        former = {slot.index: slot.route for slot in self._slots} if self._agreed else None
+        former = self._present() if self._agreed else None
         super().set_codec(codec, layers)
         self._former = self._former or former
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        known = self._former or (self._present() if self._agreed else None)
+        before = {slot.index: slot.exchanges for slot in self._slots}
+        super()._restore(state)
+        if known is not None:
+            self._former = {
+                slot.index: _Former(
+                    known[slot.index].route,
+                    known[slot.index].exchanges + before[slot.index] - slot.exchanges,
+                    loaded=True,
+                )
+                for slot in self._slots
+            }
+            self._forget_agreement()
+
+    def _present(self) -> dict[int, _Former]:
+        return {slot.index: _Former(slot.route) for slot in self._slots}
 
     def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
         routes = list(routes)
@@ -135,12 +169,13 @@ class ProcessGroupCompressor(CompressorBase):
 
         These gradients are not encoded, so no payload could show that a rank has not made the change.
         """
-        former = self._former or ({slot.index: slot.route} if self._agreed else {})
+        former = self._former or (self._present() if self._agreed else {})
         if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
             return
-        if _cut(slot, route) != _cut(slot, former[slot.index]):
+        if _cut(slot, route) != _cut(slot, former[slot.index].route):
             raise ValueError(
-                f"{slot.name}: expected a codec that shares gradients out as {former[slot.index].codec} "
+                f"{slot.name}: expected a codec that shares gradients out as "
+                f"{former[slot.index].route.codec} "
                 f"does in the first {self._warmup_steps} steps of an owner_step, got {route.codec}: change "
                 f"the codec after these"
             )
@@ -276,30 +311,47 @@ class ProcessGroupCompressor(CompressorBase):
             configuration.pop("lengths of messages", None)
         return Agreement(self._collectives, configuration)
 
-    def _confirm(self, bucket: Bucket) -> None:
+    def _hand_over(self, step: Step, bucket: Bucket) -> None:
+        """Adds a bucket to a step; waits for the other ranks if they may not expect its routes.
+
+        If not all ranks have made the same changes, the step fails on every rank. Ranks without the
+        change notice it when results arrive, perhaps after they have sent later buckets. So a rank with
+        the change goes on to the end of the step with messages that those ranks expect.
+        """
+        try:
+            self._confirm(bucket, step.refusal)
+        except Exception as error:
+            step.refuse(bucket, error)
+        else:
+            step.add(bucket)
+
+    def _confirm(self, bucket: Bucket, refusal: Exception | None) -> None:
         """Waits for the other ranks if they may not expect the routes of a bucket's tensors.
 
         Called before the bucket is sent, and after the earlier buckets have been sent.
 
         Raises:
-            ExchangeError: not all ranks have called ``set_codec`` with the same arguments (raised on every
-                rank).
+            ExchangeError: not all ranks have made the same changes (raised on every rank), or ``refusal``.
         """
         if not bucket.rerouted:
             return
         if bucket.inquiries:
             first, *others = bucket.inquiries
+            asked: Any = first.pending.content
             self._wait_for_part(first)
-            assert isinstance(first.pending.content, Inquiry)
-            try:
-                with self._collectives.behind():
-                    first.pending.content.check()
-            except ExchangeError:
+            if refusal is None:
+                try:
+                    with self._collectives.behind():
+                        asked.check()
+                except ExchangeError as error:
+                    refusal = error
+            if refusal is not None:
                 # Ranks without a change have sent these, too, and see the flags when all are back.
                 for part in others:
                     self._wait_for_part(part)
-                raise
             bucket.inquiries.clear()
+        if refusal is not None:
+            raise refusal
         self._ask().settle()
         self._prepare()
         self._note_agreement()
@@ -369,35 +421,45 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _compare_with(
         self,
-        former: Mapping[int, Route],
+        former: Mapping[int, _Former],
         bucket: Bucket,
         tensors: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]],
     ) -> None:
-        """Prepares inquiries if ranks with the former routes would send a bucket differently."""
+        """Prepares inquiries if ranks without the latest change would send a bucket differently."""
         encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
+        loaded = False
         for slot, tensor, row in tensors:
             if not tensor.numel():
                 continue
-            warming_up, route = self._warming_up(slot), former[slot.index]
-            bucket.rerouted |= not warming_up and route != slot.route
-            if route.uncompressed or (warming_up and self._owner_step is None):
-                dtype = self._sent_dtype(route, tensor, warming_up)
+            route, ahead, restored = former[slot.index]
+            loaded |= restored
+            warming_up = self._warming_up(slot)
+            before = slot.exchanges + ahead < self._warmup_steps
+            bucket.rerouted |= before != warming_up or (not warming_up and route != slot.route)
+            if route.uncompressed or (before and self._owner_step is None):
+                dtype = self._sent_dtype(route, tensor, before)
                 uncompressed.setdefault(dtype, []).append(row)
-            elif not warming_up:
+            elif not before:
                 encoded.setdefault((route.kind, tensor.dtype), []).append((slot, tensor))
-        if not (bucket.rerouted and encoded):
+        bucket.rerouted |= loaded and (bool(encoded) or self._asks_uncompressed)
+        refused = self._step is not None and self._step.refusal is not None
+        if not bucket.rerouted or not (encoded or self._asks_uncompressed or refused):
             return
         for pairs in encoded.values():
-            before = [(slot, former[slot.index]) for slot, _ in pairs]
+            routes = [(slot, former[slot.index].route) for slot, _ in pairs]
             alike = [tensor for _, tensor in pairs]
-            lengths = self._batches.lengths_of(before)
-            asked = Inquiry(self._encoder, self._group, before, alike, lengths)
+            lengths = self._batches.lengths_of(routes)
+            asked = Inquiry(self._encoder, self._group, routes, alike, lengths)
             bucket.inquiries.append(_encoded_part(asked, self._batches.exchange(asked)))
         for dtype, rows in uncompressed.items():
             # No zeros, which ranks without the change would add as gradients.
             invalid = [torch.full_like(row, torch.nan) for row in rows]
-            bucket.inquiries.append(self._as_it_is(invalid, dtype, None, 1))
+            bucket.inquiries.append(self._uncompressed_inquiry(invalid, dtype))
+
+    def _uncompressed_inquiry(self, invalid: list[torch.Tensor], dtype: torch.dtype) -> Part:
+        """A message in place of gradients that are not encoded; see :attr:`_asks_uncompressed`."""
+        return self._as_it_is(invalid, dtype, None, 1)
 
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; otherwise it sends zeros for the other ranks."""

@@ -129,6 +129,7 @@ class Step:
             rank drops the step that has to drop it together with this one; None is this rank alone.
 
     Attributes:
+        refusal: the error of the first bucket that was refused, or None.
         last_index: the index of the latest bucket.
     """
 
@@ -151,6 +152,7 @@ class Step:
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
         self._error: Exception | None = None
+        self.refusal: Exception | None = None
         self.last_index = -1
 
     def add(self, bucket: Bucket) -> None:
@@ -158,6 +160,14 @@ class Step:
         self._buckets.append(bucket)
         if self._agreement is None:
             self._send(bucket)
+
+    def refuse(self, bucket: Bucket, error: Exception) -> None:
+        """Fails the step because of a bucket that is not sent; later buckets may still be added."""
+        self.refusal = self.refusal or error
+        self._buckets.append(bucket)
+        with self._lock:
+            self._outstanding += 1  # For ever: residuals stay as they were.
+        self._fail(error)
 
     def send_alone(self, bucket: Bucket) -> None:
         """Sends the only bucket of a step without an agreement, in place of :meth:`add` and :meth:`close`.

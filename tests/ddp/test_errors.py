@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
-from hvd_compress.codecs import ErrorFeedback, Int8, OneBit, Ternary
+from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit, Ternary
 from hvd_compress.engine.comm import Pending
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
@@ -63,9 +63,45 @@ def test_a_codec_that_was_changed_on_one_rank() -> None:
         exchange(ddp, targets(SHAPES, dist.get_rank(), step))
     if dist.get_rank() == 1:
         compressor.set_codec(OneBit(), layers="a")
-    message = r"set_codec: expected a call on every rank .*, got one on rank 1 only"
+    _fails_on_every_rank(ddp, compressor, "set_codec")
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_codecs_of_several_buckets_that_were_changed_on_one_rank() -> None:
+    """Ranks without the change notice it after they have sent all of their buckets."""
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100)
+    for step in range(2):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+    if dist.get_rank() == 1:
+        compressor.set_codec(ECQ())
+    _fails_on_every_rank(ddp, compressor, "set_codec")
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_state_that_was_loaded_on_one_rank() -> None:
+    """One of the warm-up, in which the other rank no longer is."""
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), warmup_steps=1)
+    saved = copy.deepcopy(compressor.state_dict())
+    for step in range(2):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+    if dist.get_rank() == 1:
+        compressor.load_state_dict(saved)
+    _fails_on_every_rank(ddp, compressor, "load_state_dict")
+
+
+def _fails_on_every_rank(
+    ddp: DistributedDataParallel, compressor: hvdc.Compressor, changed: str
+) -> None:
+    """The next step does, after a change on rank 1 alone; all messages arrive, no residual changes."""
+    before = copy.deepcopy(compressor.state_dict()["tensors"])
+    message = rf"{changed}.*: expected a call on every rank .*, got one on rank 1 only"
     with pytest.raises(hvdc.ExchangeError, match=message):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 3))
+    dist.barrier()
+    for name, one in compressor.state_dict()["tensors"].items():
+        assert one["step"] == before[name]["step"]
+        rest, known = one["residual"], before[name]["residual"]
+        assert rest is None or torch.equal(rest, torch.zeros_like(rest) if known is None else known)
 
 
 @on_ranks(2, launcher="torchrun")

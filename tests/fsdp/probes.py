@@ -207,9 +207,19 @@ class Beside:
 
 def assert_replicas_are_alike(mesh: DeviceMesh, net: Any) -> None:
     """Every replica holds the same numbers in this rank's shards."""
+    _assert_alike(mesh, [parameter.to_local().detach() for parameter in net.parameters()])
+
+
+def assert_gradients_are_alike(mesh: DeviceMesh, net: Any) -> None:
+    """Every replica has the same gradients, finite ones, in this rank's shards."""
+    gradients = list(gradients_of(net).values())
+    assert gradients and all(one.isfinite().all() for one in gradients)
+    _assert_alike(mesh, gradients)
+
+
+def _assert_alike(mesh: DeviceMesh, tensors: Sequence[torch.Tensor]) -> None:
     group = mesh.get_group("replicate")
-    for parameter in net.parameters():
-        own = parameter.to_local().detach()
+    for own in tensors:
         everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everywhere, own.contiguous(), group=group)
         assert all(torch.equal(everywhere[0], other) for other in everywhere)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -18,11 +19,14 @@ from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.fsdp import compressor as of_fsdp
 from tests.contract.cases import FULL
+from tests.cuda.executors import emulated_library, late_kernels
 from tests.fsdp.probes import (
     SHAPES,
     Layers,
     Net,
     Stumbling,
+    assert_gradients_are_alike,
+    assert_replicas_are_alike,
     backward,
     gradients_of,
     make,
@@ -32,6 +36,12 @@ from tests.fsdp.probes import (
 )
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE, assert_same_bits, targets
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """Before the ranks start, which would build it at the same time."""
+    emulated_library()
 
 
 @on_ranks(4, launcher="torchrun")
@@ -142,25 +152,73 @@ def test_ranks_that_disagree() -> None:
     dist.barrier()
 
 
-@pytest.mark.skipif(
-    DEVICE.type != "cpu",
-    reason="on a device, others go on to the next module, and wait for the rank",
-)
+def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
+    """Those that hold something."""
+    tensors = compressor.state_dict()["tensors"]
+    kept = {n: t["residual"] for n, t in tensors.items() if t["residual"] is not None}
+    return {n: one.clone() for n, one in kept.items() if bool(one.any())}
+
+
+def _fails_on_every_rank(mesh: Any, net: Any, compressor: hvdc.Compressor, changed: str) -> None:
+    """The next step does, after a change on rank 2 alone, and changes no residual."""
+    before = _residuals(compressor)
+    message = r"rank 1|some ranks only"
+    if dist.get_rank() == 2:
+        message = f"{changed}.*: expected a call on every rank .* on (rank 1|some ranks) only"
+    elif mesh.get_local_rank("shard") == 1:
+        message = "expected averages of all shards|some ranks only"
+    with pytest.raises((hvdc.ExchangeError, hvdc.PayloadError), match=message):
+        backward(net, targets(SHAPES, dist.get_rank(), 9))
+    assert_same_bits(_residuals(compressor), before)
+
+
 @on_ranks(4, launcher="torchrun", alone=True)
 def test_a_codec_that_was_changed_on_one_rank() -> None:
-    """An error on every rank, also of other shards."""
-    mesh = mesh_of(2)
-    for exchange in ("allgather", "two_shot"):
-        net, compressor = make(mesh, OneBit(), FULL, exchange=exchange)
-        backward(net, targets(SHAPES, dist.get_rank(), 0))
-        if dist.get_rank() == 2:
-            compressor.set_codec(Int8())
-        message = "set_codec: .* on rank 1 only"
-        if mesh.get_local_rank("shard") == 1:
-            message = "expected averages of all shards"
-        with pytest.raises(hvdc.ExchangeError, match=message):
-            backward(net, targets(SHAPES, dist.get_rank(), 1))
-        dist.barrier()
+    """An error on every rank, also of other shards; where the others change theirs, all go on."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    for kernels in (nullcontext, late_kernels):
+        for codec, exchange in (
+            ("onebit", "allgather"),
+            ("onebit", "two_shot"),
+            ("none", "allgather"),
+        ):
+            with kernels():
+                net = shard(Net(SHAPES), mesh)
+                compressor = hvdc.Compressor(net, codec, mesh=mesh, threshold=0, exchange=exchange)
+                backward(net, targets(SHAPES, rank, 0))
+                if rank == 2:
+                    compressor.set_codec(Int8())
+                _fails_on_every_rank(mesh, net, compressor, "set_codec")
+                if rank != 2:
+                    compressor.set_codec(Int8())
+                backward(net, targets(SHAPES, rank, 1))
+                assert_replicas_are_alike(mesh, net)
+                assert_gradients_are_alike(mesh, net)
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_a_state_that_was_loaded_on_one_rank() -> None:
+    """The same, whether gradients are encoded then, or not yet, or again not."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    for kernels, warmup, steps in (
+        (nullcontext, 0, 1),
+        (nullcontext, 9, 1),
+        (nullcontext, 1, 2),
+        (late_kernels, 0, 1),
+    ):
+        with kernels():
+            net, compressor = make(mesh, OneBit(), FULL, warmup_steps=warmup)
+            saved = copy.deepcopy(compressor.state_dict())
+            for step in range(steps):
+                backward(net, targets(SHAPES, rank, step))
+            for _ in range(2):
+                if rank == 2:
+                    compressor.load_state_dict(saved)
+                _fails_on_every_rank(mesh, net, compressor, "load_state_dict")
+            compressor.load_state_dict(saved)
+            for step in range(steps + 1):
+                backward(net, targets(SHAPES, rank, step))
+                assert_gradients_are_alike(mesh, net)
 
 
 def _stable(codec: Any) -> ErrorFeedback:
