@@ -11,6 +11,7 @@ need(__name__)
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.calls import point_to_codecs
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.fsdp.all_gather import CompressedAllGather
 from hvd_compress.fsdp.auto import Auto
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
@@ -20,6 +21,7 @@ from hvd_compress.ranks.errors import ExchangeError
 __all__ = [
     "AdaGrad",
     "Auto",
+    "CompressedAllGather",
     "CompressedReduceScatter",
     "Compressor",
     "ErrorFeedback",

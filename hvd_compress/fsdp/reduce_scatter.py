@@ -16,9 +16,8 @@ from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.registry import codec_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.use import TorchUse
-from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.fsdp.passes import BackwardPass
-from hvd_compress.fsdp.sharding import Reduced, reduced
+from hvd_compress.fsdp.sharding import Shared, expect_encodable, shared
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.environment import ranks_of_job
 from hvd_compress.process_group.transport import ProcessGroupTransport
@@ -73,7 +72,7 @@ class CompressedReduceScatter:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        modules = reduced(model)
+        modules = shared(model, "CompressedReduceScatter", "reduce_scatter")
         problem = None
         try:
             codec = codec_of("CompressedReduceScatter", "codec", codec)
@@ -224,7 +223,7 @@ class _Collectives(EncodedCollectives):
             self.failure = self.failure or error
 
 
-def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Reduced]) -> None:
+def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Shared]) -> None:
     """Raises if this rank's arguments are wrong, or gradients cannot be encoded."""
     if codec.feedback.alpha == 1:
         raise ValueError(
@@ -239,13 +238,7 @@ def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Reduc
     NoiseKey(seed)
     if threads is not None:
         check_threads("CompressedReduceScatter", threads)
-    for one in modules:
-        dtype = str(one.dtype).removeprefix("torch.")
-        if dtype not in ENCODABLE:
-            raise TypeError(
-                f"{one.name or 'the model'}: expected gradients of {', '.join(ENCODABLE)}, got {dtype}: "
-                f"set reduce_dtype in MixedPrecisionPolicy"
-            )
+    expect_encodable(modules, "gradients", "reduce_dtype")
 
 
 def _factor(op: Any, ranks: int) -> float:

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hvd_compress.engine.slots import expect_memory
+from hvd_compress.exchanges.routing import ENCODABLE
 
 
 @dataclass(frozen=True)
@@ -154,15 +155,15 @@ def sharded(model: torch.nn.Module) -> Sharded:
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
-    """A module whose gradients FSDP2 sums together, among the ranks of a shard group.
+class Shared:
+    """A module whose parameters FSDP2 gathers, and whose gradients it sums, among a shard group's ranks.
 
     Attributes:
         name: the name of the module in the model.
         module: the module.
         process_group: the ranks, the same for all modules of a model.
-        device: the device of the gradients.
-        dtype: the dtype in which gradients are summed.
+        device: the device of the tensors.
+        dtype: the dtype in which parameters are gathered, or gradients are summed.
         elements: the number of elements of all its parameters, unsharded.
     """
 
@@ -174,18 +175,26 @@ class Reduced:
     elements: int
 
 
-def reduced(model: torch.nn.Module) -> list[Reduced]:
-    """The modules whose reduce-scatter can be replaced; on a mesh with replicas as well.
+def shared(model: torch.nn.Module, owner: str, collective: str) -> list[Shared]:
+    """The modules of which a collective can be replaced; on a mesh with replicas as well.
+
+    Args:
+        model: a model, or a part of one.
+        owner: the name of the class that replaces the collective.
+        collective: ``"reduce_scatter"`` or ``"all_gather"``.
 
     Raises:
         TypeError: the model is not FSDP2's.
-        ValueError: a module already has another reduce-scatter, or modules have different ranks.
+        ValueError: the collective of a module was already replaced, or modules have different ranks.
         NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
-    owner = "CompressedReduceScatter"
     modules = _modules(model, owner, "fully_shard(module)")
+    called = collective.replace("_", "-")
     with _as_in_this_version():
-        found = [_reduced(*each) for each in _groups(modules, "custom reduce-scatter")]
+        found = [
+            _shared(owner, collective, called, *each)
+            for each in _groups(modules, f"custom {called}")
+        ]
     ranks = {tuple(dist.get_process_group_ranks(one.process_group)) for one in found}
     if len(ranks) != 1:
         got = f"those of {sorted(map(list, ranks))}" if ranks else "none with parameters"
@@ -195,31 +204,51 @@ def reduced(model: torch.nn.Module) -> list[Reduced]:
     return found
 
 
-def _reduced(where: str, name: str, module: Any, group: Any) -> Reduced:
-    _ = module.set_custom_reduce_scatter
+def _shared(
+    owner: str, collective: str, called: str, where: str, name: str, module: Any, group: Any
+) -> Shared:
+    _ = getattr(module, f"set_custom_{collective}")
     if group.mesh_info.shard_mesh_dim is None:
         raise ValueError(
             f"{where}: expected a module that is sharded, got one that is replicated only"
         )
-    usual = type(group._reduce_scatter_comm).__name__
-    if usual != "DefaultReduceScatter":
+    usual = type(getattr(group, f"_{collective}_comm")).__name__
+    if usual != f"Default{owner.removeprefix('Compressed')}":
         raise ValueError(
-            f"{where}: expected a module with FSDP2's own reduce-scatter, got one with {usual}: make one "
-            f"CompressedReduceScatter for a model, and call set_custom_reduce_scatter, set_symm_mem and "
+            f"{where}: expected a module with FSDP2's own {called}, got one with {usual}: make one {owner} "
+            f"for a model, and call set_custom_{collective}, set_symm_mem and "
             f"set_allocate_memory_from_process_group for nothing else"
         )
     parameters = [one.sharded_param for one in group.fsdp_params]
     # All that need gradients are of one dtype; frozen ones, such as quantized weights, may be of any.
     first = next((one for one in parameters if one.requires_grad), parameters[0])
     policy = group.mp_policy
-    return Reduced(
+    reduced = policy.reduce_dtype if collective == "reduce_scatter" else None
+    return Shared(
         name,
         module,
-        group._reduce_scatter_process_group,
+        getattr(group, f"_{collective}_process_group"),
         group.device,
-        policy.reduce_dtype or policy.param_dtype or first.dtype,
+        reduced or policy.param_dtype or first.dtype,
         sum(parameter.numel() for parameter in parameters),
     )
+
+
+def expect_encodable(modules: Sequence[Shared], content: str, setting: str) -> None:
+    """Raises ``TypeError`` if no codec is for the dtype of a module's tensors.
+
+    Args:
+        modules: the modules.
+        content: what the tensors are.
+        setting: the setting of ``MixedPrecisionPolicy`` that changes the dtype.
+    """
+    for one in modules:
+        dtype = str(one.dtype).removeprefix("torch.")
+        if dtype not in ENCODABLE:
+            raise TypeError(
+                f"{one.name or 'the model'}: expected {content} of {', '.join(ENCODABLE)}, got {dtype}: "
+                f"set {setting} in MixedPrecisionPolicy"
+            )
 
 
 def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:

@@ -1,0 +1,348 @@
+"""FSDP2's all-gather of parameters with payloads: ranks send what has changed since the last gather."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.checks import check_threads
+from hvd_compress.codecs.registry import codec_of
+from hvd_compress.engine.comm import Collective, phase
+from hvd_compress.exchanges.routing import Route, check_feedback
+from hvd_compress.fsdp.sharding import Shared, expect_encodable, shared
+from hvd_compress.process_group.encoded import EncodedCollectives
+from hvd_compress.process_group.transport import ProcessGroupTransport
+from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
+
+_UNCHANGED, _CHANGED, _WHOLE, _FAILED = range(4)
+"""What a rank asks for in a gather; the largest one is done."""
+
+_LARGE = 0.5
+"""A change by this share of a shard's norm is no optimizer's step, and a codec would round it coarsely."""
+
+
+class CompressedAllGather:
+    """Makes FSDP2 gather parameters as encoded differences from the last gathered ones.
+
+    All ranks of a shard group keep the same copy of the unsharded parameters. When FSDP2 gathers a module,
+    each rank encodes the difference between its shard and the copy, and sends the payload to all ranks,
+    which add the decoded differences to their copies. Forward and backward passes use the copy. What a
+    payload leaves out is part of the next difference, so that nothing is lost: this is error feedback
+    without a residual. The optimizer changes the exact shards, and ``state_dict()`` of the model has these.
+
+    Each gather begins with 32 bytes from every rank. Nothing else is sent if no shard has changed since the
+    last gather, as in the backward pass, in the accumulation of gradients and in evaluation. Parameters
+    travel unencoded in the first gather of a module, where a shard has changed by more than half of its
+    norm, as by loading a checkpoint, and where one has an Inf or a NaN.
+
+    All ranks of the shard group make it together: they compare their settings, make a process group of
+    their own, and set the all-gather of all modules. It needs the memory of the unsharded parameters once,
+    in the dtype in which they are gathered, and of this rank's shards once more. A copy is not saved: a job
+    that continues from a checkpoint begins with whole parameters.
+
+    Args:
+        model: a model, or a part of one, whose modules went through ``fully_shard``.
+        codec: the encoding of differences, such as ``Int8()`` of :mod:`hvd_compress.codecs`, or its name;
+            not ``coding="entropy"``, and not a codec for which full error feedback is unstable.
+        seed: the seed of the stochastic codecs' noise, the same on every rank.
+        threads: kernel threads; None is ``torch.get_num_threads()``.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; or the model is not FSDP2's, or
+            already has another all-gather. Nothing is set then.
+        ExchangeError: the ranks' settings differ, or one rank has raised another error (then raised on
+            every rank); or there is no process group.
+        NotImplementedError: the FSDP2 of this version of PyTorch is different.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        codec: Codec | str,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        modules = shared(model, owner, "all_gather")
+        problem = None
+        try:
+            codec = codec_of(owner, "codec", codec)
+            _check(owner, codec, seed, threads, modules)
+        except (TypeError, ValueError) as error:
+            problem, threads = error, None
+        self._collectives = _Collectives(
+            ProcessGroupTransport(modules[0].process_group),
+            exact_own=False,
+            seed=seed,
+            threads=threads,
+        )
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        settings = {
+            "error": said,
+            "codec": codec.to_config() if isinstance(codec, Codec) else str(codec),
+            "seed": seed,
+            "modules": [[one.name, str(one.dtype), one.elements] for one in modules],
+        }
+        try:
+            self._collectives.agree(settings, modules[0].device)
+        except ExchangeError:
+            if problem is None:
+                raise
+        if problem is not None:
+            raise problem
+        assert isinstance(codec, Codec)
+        for number, one in enumerate(modules):
+            copy = _Copy(number, one)
+            self._collectives.copies.append(copy)
+            gather = functools.partial(self._gather, copy, codec)
+            one.module.set_custom_all_gather(_AllGather(gather))
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of this rank's counts; ``steps`` counts the gathers of modules, including empty ones."""
+        return replace(self._collectives.counters)
+
+    def reset_counters(self) -> None:
+        """Starts all counts at zero again."""
+        self._collectives.counters = Counters()
+
+    def _gather(
+        self,
+        copy: _Copy,
+        codec: Codec,
+        output: torch.Tensor,
+        own: torch.Tensor,
+        group: dist.ProcessGroup,
+    ) -> None:
+        """Gathers the ranks' ``own``, shape=(n,), into ``output``, shape=(ranks * n,)."""
+        if group is not copy.module.process_group:
+            # With reshard_after_forward=<number>, what was gathered in the forward pass is gathered again.
+            dist.all_gather_into_tensor(output, own, group=group)
+            return
+        output.copy_(self._collectives.update(copy, own, codec).view(-1))
+
+
+@dataclass(eq=False)
+class _Copy:
+    """What all ranks hold of a module's parameters.
+
+    Attributes:
+        number: the module's number among the modules.
+        module: the module.
+        values: the last gathered parameters, shape=(ranks, n); None before the first gather.
+        shard: this rank's exact shard in that gather, shape=(n,); None if the next one has to be whole.
+    """
+
+    number: int
+    module: Shared
+    values: torch.Tensor | None = None
+    shard: torch.Tensor | None = None
+
+    @property
+    def content(self) -> str:
+        """A description for messages."""
+        return f"parameters of {self.module.name or 'the model'}"
+
+
+class _Collectives(EncodedCollectives):
+    """Gathers with payloads of differences.
+
+    Attributes:
+        copies: the copies, in the order of the modules.
+        failure: an error of this rank that the other ranks do not know of yet.
+    """
+
+    failure: Exception | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.copies: list[_Copy] = []
+
+    def update(self, copy: _Copy, own: torch.Tensor, codec: Codec) -> torch.Tensor:
+        """Brings a copy up to date with all ranks' shards, and returns its values.
+
+        Raises:
+            ExchangeError: another rank has failed, or the ranks gather different modules.
+            Exception: the own error of this rank, of which the others hear in this gather.
+        """
+        self._kernels.order(own)
+        self.exchanges += 1
+        self.counters.steps += 1
+        self.counters.uncompressed_bytes += own.numel() * own.element_size()
+        asked, message = _FAILED, None
+        try:
+            if self.failure is None:
+                self._kernels.check()
+                asked, message = self._prepare(copy, own, codec)
+        except Exception as error:
+            self.failure = error
+        self._act(copy, own, codec, self._meet(copy, asked, own), message)
+        assert copy.values is not None
+        return copy.values
+
+    def _prepare(
+        self, copy: _Copy, own: torch.Tensor, codec: Codec
+    ) -> tuple[int, torch.Tensor | None]:
+        """What this rank asks for, and its payload if its shard has changed a little."""
+        if own.dtype != copy.module.dtype:
+            raise TypeError(
+                f"{copy.content}: expected {copy.module.dtype}, as when the CompressedAllGather was made, "
+                f"got {own.dtype}"
+            )
+        if copy.values is None or copy.shard is None:
+            return _WHOLE, None
+        if torch.equal(own, copy.shard):
+            return _UNCHANGED, None
+        whole = own.float()
+        change = (whole - copy.values[self.rank]).norm()
+        if not bool(change <= _LARGE * whole.norm()):  # Also of a NaN.
+            return _WHOLE, None
+        message = self._payload(copy, own, codec)
+        return (_WHOLE, None) if self._flagged(message.view(1, -1)) else (_CHANGED, message)
+
+    def _payload(self, copy: _Copy, own: torch.Tensor, codec: Codec) -> torch.Tensor:
+        """This rank's encoded difference from a copy."""
+        assert copy.values is not None
+        size = codec.payload_bytes(tuple(own.shape))
+        message = torch.empty(size, dtype=torch.uint8, device=own.device)
+        self._encode(codec, [own - copy.values[self.rank].float()], message)
+        return message
+
+    def _meet(self, copy: _Copy, asked: int, own: torch.Tensor) -> int:
+        """Waits for what the ranks ask for, and returns what is done.
+
+        Raises:
+            ExchangeError: see :meth:`update`.
+        """
+        words = torch.tensor([copy.number, self.exchanges, own.numel(), asked], device=own.device)
+        collective = Collective("all_gather", words.view(torch.uint8), self.size, self.rank, "all")
+        rows = (
+            self._transport.run(collective, "requests")
+            .view(torch.int64)
+            .view(self.size, -1)
+            .tolist()
+        )
+        failure, self.failure = self.failure, None
+        failed = [rank for rank, row in enumerate(rows) if row[-1] == _FAILED]
+        if failed:
+            for one in self.copies:  # They may differ between ranks.
+                one.shard = None
+        if failure is not None:
+            raise failure
+        if failed:
+            raise ExchangeError(
+                f"{copy.content}: expected a gather of all ranks, but rank {failed[0]} has failed, whose "
+                f"own error says why"
+            )
+        if any(row[:-1] != rows[0][:-1] for row in rows):
+            told = ", ".join(
+                f"{row[2]} elements of module {row[0]} in gather {row[1]} on rank {rank}"
+                for rank, row in enumerate(rows)
+            )
+            raise ExchangeError(f"expected the same gather on all ranks, got {told}")
+        return max(row[-1] for row in rows)
+
+    def _act(
+        self,
+        copy: _Copy,
+        own: torch.Tensor,
+        codec: Codec,
+        asked: int,
+        message: torch.Tensor | None,
+    ) -> None:
+        if asked == _UNCHANGED:
+            return
+        if copy.values is None:
+            copy.values = own.new_empty(self.size, own.numel())
+        if asked == _WHOLE:
+            copy.values.copy_(
+                self._sent(own.view(torch.uint8)).view(own.dtype).view_as(copy.values)
+            )
+        else:
+            if message is None:
+                message = self._late(copy, own, codec)
+            self.counters.encoded_elements += own.numel()
+            self._add(copy, codec, self._sent(message))
+        copy.shard = own.clone()
+
+    def _late(self, copy: _Copy, own: torch.Tensor, codec: Codec) -> torch.Tensor:
+        """The payload of a rank whose shard has not changed; zeros, which is none, after an error."""
+        try:
+            return self._payload(copy, own, codec)
+        except Exception as error:
+            self.failure = error
+            return own.new_zeros(codec.payload_bytes(tuple(own.shape)), dtype=torch.uint8)
+
+    def _add(self, copy: _Copy, codec: Codec, rows: torch.Tensor) -> None:
+        """Adds the ranks' decoded differences to a copy."""
+        assert copy.values is not None
+        change = torch.empty(copy.values.shape[1], dtype=torch.float32, device=rows.device)
+        try:
+            for rank, values in enumerate(copy.values):
+                self._decode(codec, rows[rank : rank + 1], change, copy.content, rank)
+                values.copy_(change.add_(values))
+        except Exception as error:
+            # The others go on, and hear of it in the next gather.
+            self.failure = self.failure or error
+            copy.values.fill_(torch.nan)
+
+    def _sent(self, message: torch.Tensor) -> torch.Tensor:
+        collective = Collective("all_gather", message, self.size, self.rank, "all")
+        collective.count(self.counters)
+        with phase("send"):
+            return self._transport.run(collective, "parameters")
+
+
+class _AllGather:
+    """The object that FSDP2 calls for a module, an implementation of its non-public ``AllGather``.
+
+    Args:
+        gather: called with the output, the input and the process group.
+    """
+
+    def __init__(
+        self, gather: Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
+    ) -> None:
+        self._gather = gather
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Allocates memory for the result, a part of which is this rank's message."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> None:
+        """Returns when the gather is over, on a device in the current stream; so there is no ``Work``."""
+        self._gather(output_tensor, input_tensor, group)
+
+
+def _check(
+    owner: str, codec: Codec, seed: int, threads: int | None, modules: Sequence[Shared]
+) -> None:
+    """Raises if this rank's arguments are wrong, or parameters cannot be encoded."""
+    if codec.varies:
+        raise ValueError(
+            f"{owner}.codec: expected payloads of a fixed length, got {codec}: write coding='plain'"
+        )
+    NoiseKey(seed)
+    if threads is not None:
+        check_threads(owner, threads)
+    expect_encodable(modules, "parameters", "param_dtype")
+    ranks = dist.get_world_size(modules[0].process_group)
+    for one in modules:
+        shape = (-(-one.elements // ranks),)
+        check_feedback(f"{owner}: {one.name or 'the model'}", shape, Route(codec, ErrorFeedback()))
