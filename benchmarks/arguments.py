@@ -41,7 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "frameworks), auto, which chooses by measurement, local, which exchanges nothing, "
         "or stock, what the framework does in every step by itself (ddp, fsdp, diloco, tensorflow); "
         "diloco also takes sync_every, fragments, delay, mixing, "
-        "outer_lr and outer_momentum, and fsdp reduce_scatter, a codec's name")  # fmt: skip
+        "outer_lr and outer_momentum, and fsdp reduce_scatter and all_gather, a codec's name")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,17 @@ from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
 from benchmarks.trainers.torch import TorchTrainer
 from hvd_compress.codecs import codec_from_config
+from hvd_compress.ranks.counters import Counters
 
 
 class FSDPSession(distributed.DistributedSession):
     """Implements :class:`benchmarks.loop.Session`.
 
-    The setting ``reduce_scatter=int8`` encodes what the ranks of a replica send each other, too; bytes and
-    times are those of that exchange then.
+    The settings ``reduce_scatter=int8`` and ``all_gather=int8`` encode what the ranks of a replica send
+    each other, too; bytes and times are those of these exchanges then.
     """
 
-    _reduce_scatter: hvdc.CompressedReduceScatter | None = None
+    _within: Sequence[hvdc.CompressedReduceScatter | hvdc.CompressedAllGather] = ()
 
     def _wrap(self, settings: Settings, compression: Compression, options: dict[str, Any]) -> None:
         ranks, shards = dist.get_world_size(), settings.shards
@@ -42,7 +43,14 @@ class FSDPSession(distributed.DistributedSession):
             settings.device, (ranks // shards, shards), mesh_dim_names=("replicate", "shard")
         )
         stock = compression.name == STOCK
-        within = options.pop("reduce_scatter", None)
+        chosen = {
+            kind: options.pop(name)
+            for name, kind in (
+                ("reduce_scatter", hvdc.CompressedReduceScatter),
+                ("all_gather", hvdc.CompressedAllGather),
+            )
+            if name in options
+        }
         self._model = copy.deepcopy(self._plain)
         for module in (*_blocks(self._model), self._model):
             fully_shard(module, mesh=mesh if stock else mesh["shard"])
@@ -52,16 +60,17 @@ class FSDPSession(distributed.DistributedSession):
             self.compressor = compressions.make(
                 hvdc, compression.name, self._model, mesh=mesh, **options
             )
-        if within is not None:
-            codec = codec_from_config({"codec": within})
-            self._reduce_scatter = hvdc.CompressedReduceScatter(
-                self._model, codec, seed=options["seed"]
-            )
+        self._within = [
+            kind(self._model, codec_from_config({"codec": codec}), seed=options["seed"])
+            for kind, codec in chosen.items()
+        ]
 
     def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
         loss = super()._step(inputs, labels, lr)
-        if self._reduce_scatter is not None:
-            self.counters = self._reduce_scatter.counters
+        if self._within:
+            self.counters = Counters()
+            for exchange in self._within:
+                self.counters.add(exchange.counters)
         return loss
 
     def _collect(self) -> None:

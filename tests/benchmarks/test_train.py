@@ -122,15 +122,20 @@ def test_fsdp_beside_its_own_exchange_in_bfloat16(tmp_path):
     assert int8.compression_ratio > 3.8 and stock.test_bits < 8
 
 
-def test_fsdp_with_an_encoded_reduce_scatter(tmp_path):
-    """One replica, so that its ranks send each other nothing else but parameters."""
+def test_fsdp_with_encoded_exchanges_within_a_replica(tmp_path):
+    """One replica, so that its ranks send each other nothing else."""
     chosen = ["--framework", "fsdp", "--shards", "2", "--test-at-end", "--steps", "20"]
     chosen += ["--compression", "none", "none:reduce_scatter=int8"]
-    none, int8 = _train(tmp_path / "out.json", *chosen, "--quiet").runs
+    chosen += ["none:reduce_scatter=int8,all_gather=int8"]
+    none, int8, both = _train(tmp_path / "out.json", *chosen, "--quiet").runs
 
     assert none.wire_bytes_per_step == 0
     assert int8.curve[-1].loss == pytest.approx(none.curve[-1].loss, rel=0.02)
     assert 3.8 < int8.compression_ratio < 4 and int8.wire_bytes_per_step > 30_000
+    assert both.curve[-1].loss == pytest.approx(none.curve[-1].loss, rel=0.03)
+    # A rank has all gradients, and half of the parameters.
+    assert both.uncompressed_bytes_per_step == pytest.approx(1.5 * int8.uncompressed_bytes_per_step)
+    assert int8.wire_bytes_per_step < both.wire_bytes_per_step < 2.3 * int8.wire_bytes_per_step
 
 
 def test_local_steps_of_momentum_are_those_of_ddp_where_every_step_is_averaged(tmp_path):
