@@ -6,7 +6,8 @@ import re
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.pages.reading import label, middle_half, record
+from benchmarks.intervals import paired
+from benchmarks.pages.reading import label, middle_half, record, signed
 from benchmarks.tables import Table
 
 _LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
@@ -118,6 +119,28 @@ def reduce_scatter() -> Table:
             lines.setdefault(name, []).extend(cells)
     header = ("reduce-scatter", "100 Mbit/s", "times as fast", "500 Mbit/s", "times as fast")
     return Table(header, [(label(name), *cells) for name, cells in lines.items()])
+
+
+def all_gather() -> Table:
+    """FSDP2's gathers of parameters beside compressed ones: bytes, and losses paired by seed."""
+    bits: dict[str, list[float]] = {}
+    sent: dict[str, float] = {}
+    for one in record("train-fsdp-gathers")["runs"]:
+        bits.setdefault(one["compression"], []).append(one["test_bits"])
+        sent[one["compression"]] = one["wire_bytes_per_step"]
+    (stock, plain), *_ = bits.items()
+    lines = []
+    for name, own in bits.items():
+        cells = ["", "", ""]
+        if name != stock:
+            found = paired(own, plain)
+            ends = (signed(end, 3) for end in (found.low, found.high))
+            cells = [f"{sent[name]:,.0f}", signed(found.mean, 3), " to ".join(ends)]
+        lines.append((label(name), cells[0], f"{fmean(own):.3f}", *cells[1:]))
+    return Table(
+        ("compression", "bytes sent a step", "test bits a byte", "difference", "95% interval"),
+        lines,
+    )
 
 
 def diloco() -> Table:

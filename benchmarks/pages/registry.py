@@ -71,6 +71,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
     "allreduce-costs": lambda: drawing.costs(_allreduce()),
     "reduce-scatter": lab.reduce_scatter,
+    "all-gather": lab.all_gather,
     "diloco": lab.diloco,
     "double-buffering": lab.double_buffering,
     "grid-2": partial(lab.grid, 2),
