@@ -117,7 +117,6 @@ class HorovodTensorFlow(Frontend):
     cannot = {  # noqa: RUF012
         "owner_steps_from_a_cold_start": "an owner's work is one operation of C++, without a step",
         "other_defaults": "operations have the dtype of their input",
-        "a_sum_beyond_half_precision": "operations look at the flags of payloads, and not at sums",
         "parameters_that_are_not_used": "a graph has the same gradients in every step",
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
         "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",

@@ -81,6 +81,8 @@ def test_dropped_steps_and_checkpoints() -> None:
     """Steps that are dropped, and checkpoints of residuals that are on the device."""
     _contract(residuals.nonfinite_gradients, residuals.a_checkpoint_goes_on_bit_for_bit)
     residuals.an_average_that_overflows(HorovodTensorFlow(), "two_shot")
+    for exchange in ("allgather", "two_shot"):
+        residuals.a_sum_beyond_half_precision(HorovodTensorFlow(), exchange)
 
 
 def _devices(compressor: hvdc.Compressor) -> set[str]:

@@ -82,6 +82,15 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   return absl::OkStatus();
 }
 
+absl::Status CpuKernels::FlagNonfinite(const void* halves, int64_t count, bool* nonfinite) {
+  constexpr uint16_t kExponent = 0x7c00;
+  const auto* const bits = static_cast<const uint16_t*>(halves);
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= (bits[i] & kExponent) == kExponent;
+  *nonfinite = *nonfinite || found;
+  return absl::OkStatus();
+}
+
 absl::Status CpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                                int to) {
   const int other = from == HVDC_DTYPE_FLOAT32 ? to : from;

@@ -16,6 +16,7 @@ class CpuKernels : public Kernels {
                       int dtype, const Feedback* feedback, void* payload, int64_t bytes) override;
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
+  absl::Status FlagNonfinite(const void* halves, int64_t count, bool* nonfinite) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 

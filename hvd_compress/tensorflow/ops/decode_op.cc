@@ -87,8 +87,12 @@ class DecodeOp : public OpKernel {
     TF_RETURN_IF_ERROR(kernels.status());
     if (!encoded) return Sum(kernels->get(), message, at.sum, member);
     const float scale = static_cast<float>(member->scale * weight_);
-    if (what_ == "levels") return Levels(bucket, message, at, scale, member, nonfinite);
-    return Payloads(kernels->get(), bucket, message, scale, member, nonfinite);
+    TF_RETURN_IF_ERROR(what_ == "levels"
+                           ? Levels(bucket, message, at, scale, member, nonfinite)
+                           : Payloads(kernels->get(), bucket, message, scale, member, nonfinite));
+    if (gradient.dtype() != DT_HALF) return absl::OkStatus();
+    // The sum may be beyond its range though no payload was: scalers of losses then skip the step.
+    return kernels->get()->FlagNonfinite(member->result.data(), gradient.NumElements(), nonfinite);
   }
 
   static absl::Status Sum(Kernels* kernels, const Tensor& message, int64_t begin, Member* member) {

@@ -106,6 +106,26 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   return Sum(payloads, senders, scale, out, dtype, true);
 }
 
+absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*) {
+  if (count == 0) return absl::OkStatus();
+  // By the codec that keeps all of their bits: its payload has a flag.
+  hvdc_spec spec = {};
+  spec.codec = HVDC_FP16;
+  spec.rows = count;
+  spec.columns = 1;
+  const int64_t bytes = hvdc_payload_bytes(&spec);
+  const hvdc_noise noise = {};
+  Tensor payload, same;
+  TF_RETURN_IF_ERROR(Allocate(bytes, &payload));
+  TF_RETURN_IF_ERROR(Allocate(count * static_cast<int64_t>(sizeof(uint16_t)), &same));
+  TF_RETURN_IF_ERROR(
+      Encode(spec, noise, halves, HVDC_DTYPE_FLOAT16, nullptr, payload.data(), bytes));
+  mutex_lock lock(mutex_);
+  const auto* const first = static_cast<const uint8_t*>(payload.data());
+  return Sum({spec, 0, first, bytes, bytes, 1}, {"a sum in float16", 0, 1, false, 0}, 1,
+             same.data(), HVDC_DTYPE_FLOAT16, true);
+}
+
 absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int64_t count) {
   mutex_lock lock(mutex_);
   if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.

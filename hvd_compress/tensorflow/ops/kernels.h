@@ -59,6 +59,9 @@ class Kernels {
   virtual absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
                                  void* out, int dtype, bool* nonfinite) = 0;
 
+  // Sets `nonfinite`, as DecodeSum does, where one of `count` float16 numbers is not finite.
+  virtual absl::Status FlagNonfinite(const void* halves, int64_t count, bool* nonfinite) = 0;
+
   // Where the host does not know flags: copies before to after, count numbers, if a payload of this
   // step is flagged.
   virtual absl::Status RestoreIfFlagged(const float* /*before*/, float* /*after*/,
