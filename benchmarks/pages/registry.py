@@ -50,7 +50,18 @@ TABLES: dict[str, Callable[[], Table]] = {
     ),
     "accuracy-onebit-adam": partial(accuracy.differences, "accuracy-text-onebit-adam"),
     "accuracy-momentum": partial(accuracy.differences, "accuracy-text-momentum"),
-    "accuracy-muon": partial(accuracy.differences, "accuracy-text-muon"),
+    "accuracy-muon": partial(
+        accuracy.differences,
+        "accuracy-text-muon",
+        (
+            "accuracy-text-muon-4bit",
+            (
+                "ecq:rotate=True,bucket=128",
+                "ecq:rotate=True,bucket=128,alpha=0.8",
+                "ecq:rotate=True,bucket=64,alpha=0.8",
+            ),
+        ),
+    ),
     "accuracy-fsdp": partial(accuracy.differences, "accuracy-fsdp"),
     "accuracy-diloco": partial(accuracy.differences, "accuracy-diloco"),
     "accuracy-diloco-sparse": partial(accuracy.differences, "accuracy-diloco-sparse"),
