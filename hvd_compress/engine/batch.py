@@ -14,10 +14,10 @@ from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
 from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
-from hvd_compress.engine.finite import all_finite
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.residuals import Factor, Holder, Pair, columns, transpose, transpose_back
+from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.counters import Counters

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.executors import keep_from_reuse
-from hvd_compress.engine.finite import all_finite
 from hvd_compress.exchanges import uncompressed
 from hvd_compress.ranks.counters import Counters
 
@@ -22,7 +22,7 @@ class Uncompressed:
         buffer: the memory that holds exactly these gradients, one behind the other, or a single sparse
             gradient; None if there is no such memory.
         divisor: the divisor of gradients before they are added: in half precision, a sum might overflow.
-        deferred: whether the host must not wait for the gradients' device; always so on a CUDA device.
+        deferred: whether the host must not wait for the gradients' device.
 
     Attributes:
         nonfinite: whether a sum is not finite, as far as the host knows.
@@ -76,7 +76,7 @@ class Uncompressed:
         if not (numbers.numel() and numbers.is_floating_point()):
             return
         finite = all_finite([numbers])
-        if numbers.is_cuda or self._deferred:
+        if self._deferred:
             self.word = finite.logical_not().int().view(1)
         else:
             self.nonfinite = not bool(finite)
@@ -91,3 +91,12 @@ class Uncompressed:
     def count(self, counters: Counters) -> None:
         """The same as :meth:`Batch.count`."""
         counters.add(self._sent)
+
+
+def all_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether all elements of tensors are finite; shape=(), bool, on the tensors' device.
+
+    Args:
+        tensors: floating-point tensors on one device, at least one, none of them empty.
+    """
+    return torch.nn.utils.get_total_norm(tensors, math.inf).isfinite()

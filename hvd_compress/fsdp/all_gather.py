@@ -222,7 +222,9 @@ class _Collectives(EncodedCollectives):
         Raises:
             ExchangeError: see :meth:`update`.
         """
-        words = torch.tensor([copy.number, self.exchanges, own.numel(), asked], device=own.device)
+        words = torch.tensor(
+            [copy.number, self.exchanges, own.numel(), asked], dtype=torch.int64, device=own.device
+        )
         collective = Collective("all_gather", words.view(torch.uint8), self.size, self.rank, "all")
         rows = (
             self._transport.run(collective, "requests")

@@ -351,7 +351,8 @@ class Compressor(ProcessGroupCompressor):
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
         failure = None
         try:
-            self._kernels.settle()  # The host waits for the device here anyway.
+            if self._deferred:  # The host waits for the device here anyway.
+                self._kernels.settle()
         except Exception as error:
             failure = error
         words = self._among_shards(dropped=dropped, failed=failure is not None)

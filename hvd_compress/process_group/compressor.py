@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, ClassVar, NamedTuple, NoReturn, Unpack
@@ -66,7 +67,7 @@ class ProcessGroupCompressor(CompressorBase):
     _made_by_use: ClassVar[frozenset[str]] = frozenset(
         {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
         | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
-        | {"_formats"}
+        | {"_formats", "_deferred"}
     )
     """The attributes that belong to a process group or to the native library, and are not copied."""
 
@@ -475,6 +476,13 @@ class ProcessGroupCompressor(CompressorBase):
         batch.count_encoding(self.counters)
         return _encoded_part(batch, exchanging)
 
+    @functools.cached_property
+    def _deferred(self) -> bool:
+        """Whether the host must not wait for the gradients' device."""
+        # Without the CUDA library, which uncompressed gradients do not need.
+        on_gpu = self._device.type == "cuda"
+        return on_gpu or self._kernels.deferred(torch.empty(0, device=self._device)) is not None
+
     def _as_it_is(
         self,
         rows: list[torch.Tensor],
@@ -483,10 +491,8 @@ class ProcessGroupCompressor(CompressorBase):
         divisor: int,
     ) -> Part:
         whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
-        # Without the CUDA library, which uncompressed gradients do not need.
-        deferred = not rows[0].is_cuda and self._kernels.deferred(rows[0]) is not None
         content = Uncompressed(
-            rows, dtype, buffer=buffer if whole else None, divisor=divisor, deferred=deferred
+            rows, dtype, buffer=buffer if whole else None, divisor=divisor, deferred=self._deferred
         )
         exchanging = content.exchange(self._batches.comm)
         return Part(Pending("", 0, exchanging, content), ("all",))

@@ -265,7 +265,7 @@ class Step:
     def _uncompressed(self, batch: Batch, pending: Pending) -> Pending:
         """A plain sum among the ranks that take part, where some do not, in place of an exchange."""
         batch.withdraw()
-        content = Uncompressed(batch.gradients, torch.float32)
+        content = Uncompressed(batch.gradients, torch.float32, deferred=batch.plan.deferred)
         exchanging = content.exchange(self._batches.comm)
         plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content)
         if self._batches.owner_step is not None:

@@ -33,7 +33,10 @@ _BY_TWO_CODECS: Row = (OneBit("column"), FULL, Int8())
 def nonfinite_gradients(frontend: Frontend, exchange: str) -> None:
     """Every rank sees them; the step leaves no residual behind, and the next step is an ordinary one."""
     rows = _NONFINITE.get(exchange, [USUAL[exchange]])
-    bads = ((np.inf, "a"), (-np.inf, "b"), (np.nan, "c"))
+    names = (
+        ("a", "c", "a") if exchange == "low_rank" else ("a", "b", "c")
+    )  # Vectors have no factors.
+    bads = tuple(zip((np.inf, -np.inf, np.nan), names, strict=True))
     for view in frontend.views:
         for place in range(max(len(rows), len(bads))):
             bad, name = bads[place % len(bads)]

@@ -106,8 +106,8 @@ def test_residuals_are_settled_when_a_call_is_over() -> None:
     """Also where a collective is over before the thread that has started it goes on."""
     submit = Launcher.submit
 
-    def slowly(launcher: Launcher, *arguments: Any) -> None:
-        submit(launcher, *arguments)
+    def slowly(launcher: Launcher, *arguments: Any, **options: Any) -> None:
+        submit(launcher, *arguments, **options)
         time.sleep(0.05)
 
     compressor = _compressor("allgather")

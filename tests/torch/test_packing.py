@@ -19,8 +19,8 @@ from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.perfmodel.cost import wire_bytes
-from hvd_compress.perfmodel.machines import Cluster, Link
+from hvd_compress.perfmodel.cost import seconds
+from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch
@@ -122,7 +122,8 @@ def test_the_model_predicts_what_ranks_send(exchange: str, kind: str) -> None:
         CpuKernels().encode(CODEC, shapes["a"], numbers[0].ravel(), payload, **options)
         bits = bits_of(CODEC, shapes["a"], payload_length(payload, payload.size))
     cluster = Cluster(size // local, local, Link(1e9))
-    sent = wire_bytes(shapes["a"], Route(CODEC, WEAK, exchange), cluster, bits=bits)
+    route = Route(CODEC, WEAK, exchange)
+    sent = seconds(shapes["a"], route, CodecSpeed(), cluster, bits=bits).sent
     assert sent == pytest.approx(counted[2] - counted[1], rel=0.1)
     assert sent < counted[0]
 
