@@ -480,8 +480,10 @@ class ProcessGroupCompressor(CompressorBase):
     def _deferred(self) -> bool:
         """Whether the host must not wait for the gradients' device."""
         # Without the CUDA library, which uncompressed gradients do not need.
-        on_gpu = self._device.type == "cuda"
-        return on_gpu or self._kernels.deferred(torch.empty(0, device=self._device)) is not None
+        if self._device.type == "cuda":
+            return True
+        like = torch.empty(0, dtype=torch.float32, device=self._device)
+        return self._kernels.deferred(like) is not None
 
     def _as_it_is(
         self,
