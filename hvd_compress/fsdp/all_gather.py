@@ -22,7 +22,7 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 _UNCHANGED, _CHANGED, _WHOLE, _FAILED = range(4)
-"""What a rank asks for in a gather; the largest one is done."""
+"""The requests of a rank in a gather; the ranks carry out the largest one."""
 
 _LARGE = 0.5
 """A change by this share of a shard's norm is no optimizer's step, and a codec would round it coarsely."""
@@ -132,7 +132,7 @@ class CompressedAllGather:
 
 @dataclass(eq=False)
 class _Copy:
-    """What all ranks hold of a module's parameters.
+    """The copy of a module's parameters that all ranks hold.
 
     Attributes:
         number: the module's number among the modules.
@@ -191,7 +191,7 @@ class _Collectives(EncodedCollectives):
     def _prepare(
         self, copy: _Copy, own: torch.Tensor, codec: Codec
     ) -> tuple[int, torch.Tensor | None]:
-        """What this rank asks for, and its payload if its shard has changed a little."""
+        """Returns this rank's request, and its payload if its shard has changed a little."""
         if own.dtype != copy.module.dtype:
             raise TypeError(
                 f"{copy.content}: expected {copy.module.dtype}, as when the CompressedAllGather was made, "
@@ -217,7 +217,7 @@ class _Collectives(EncodedCollectives):
         return message
 
     def _meet(self, copy: _Copy, asked: int, own: torch.Tensor) -> int:
-        """Waits for what the ranks ask for, and returns what is done.
+        """Waits for the requests of all ranks, and returns the largest one.
 
         Raises:
             ExchangeError: see :meth:`update`.

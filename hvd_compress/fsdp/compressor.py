@@ -35,8 +35,8 @@ from hvd_compress.process_group.step import Bucket, Part
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 
-class _Words(NamedTuple):
-    """What a step has come to, on some rank of a replica.
+class _Outcome(NamedTuple):
+    """The outcome of a step on the ranks of a replica; each field holds if it does on one of them.
 
     Attributes:
         dropped: an Inf or a NaN drops it.
@@ -370,8 +370,8 @@ class Compressor(ProcessGroupCompressor):
             )
         return words.dropped
 
-    def _among_shards(self, *, dropped: bool | torch.Tensor, failed: bool) -> _Words:
-        """What a step has come to on the ranks that this one shares the parameters with.
+    def _among_shards(self, *, dropped: bool | torch.Tensor, failed: bool) -> _Outcome:
+        """Returns the outcome of a step on the ranks that this one shares the parameters with.
 
         The host waits for the device once.
 
@@ -379,7 +379,7 @@ class Compressor(ProcessGroupCompressor):
             dropped: see :func:`~hvd_compress.engine.batch.judge`.
             failed: whether an exchange has failed on this rank.
         """
-        words = torch.zeros(len(_Words._fields), dtype=torch.int32, device=self._device)
+        words = torch.zeros(len(_Outcome._fields), dtype=torch.int32, device=self._device)
         if isinstance(dropped, torch.Tensor):
             words[:1].copy_(dropped)
         else:
@@ -390,7 +390,7 @@ class Compressor(ProcessGroupCompressor):
                 words[place] = torch.stack(found).any()
                 found.clear()
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
-        return _Words(*map(bool, words.tolist()))
+        return _Outcome(*map(bool, words.tolist()))
 
     def _agree(self, problem: Exception | None = None) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise.

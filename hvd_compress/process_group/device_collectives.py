@@ -112,7 +112,7 @@ class InStream(Collectives):
                 over(None)
 
     def lags(self, last: bool) -> bool:
-        """See :meth:`Collectives.lags`; a stream can wait for a bucket's last collective at once."""
+        """Whether a result can be taken later: not a bucket's last one, for which a stream waits at once."""
         return not last or isinstance(self._side, NoStream)
 
     def behind(self) -> AbstractContextManager[None]:

@@ -74,7 +74,7 @@ def test_every_flipped_bit_is_found(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", ENTROPY, ids=str)
 def test_every_flipped_bit_of_an_entropy_coded_payload_is_found(codec: Codec) -> None:
-    """Only the bits behind the payload's length, which nobody reads, are left out."""
+    """The test leaves out only the bits behind the payload's length, which no decoder reads."""
     sent = payload(codec)
     length = payload_length(sent, sent.size)
     assert 32 < length < sent.size and length % 16 == 0

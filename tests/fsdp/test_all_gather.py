@@ -101,11 +101,11 @@ def _shard_elements() -> dict[str, int]:
 
 
 class _Copies:
-    """The reference of what all ranks hold.
+    """The reference of the copies that all ranks hold.
 
     Args:
-        codec: of differences.
-        dtype: that parameters are gathered in.
+        codec: the codec of differences.
+        dtype: the dtype in which parameters are gathered.
     """
 
     def __init__(self, codec: Codec, dtype: torch.dtype = torch.float32) -> None:

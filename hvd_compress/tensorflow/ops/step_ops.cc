@@ -18,7 +18,7 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// An operation on the ledger that its input of this number is.
+// An operation on a ledger, which is the input with the number kInput.
 template <int kInput>
 class LedgerKernel : public OpKernel {
  public:
