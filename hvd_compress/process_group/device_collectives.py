@@ -112,7 +112,7 @@ class InStream(Collectives):
                 over(None)
 
     def lags(self, last: bool) -> bool:
-        """Whether a result can be taken later: not a bucket's last one, for which a stream waits at once."""
+        """Whether a result can be taken later; a stream waits for a bucket's last one at once."""
         return not last or isinstance(self._side, NoStream)
 
     def behind(self) -> AbstractContextManager[None]:
