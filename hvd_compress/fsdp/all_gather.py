@@ -15,7 +15,7 @@ from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.registry import codec_of
 from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.exchanges.routing import Route, check_feedback
-from hvd_compress.fsdp.sharding import Shared, expect_encodable, shared
+from hvd_compress.fsdp.sharding import Shared, expect_encodable, settings_of, shared
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.transport import ProcessGroupTransport
 from hvd_compress.ranks.counters import Counters
@@ -84,21 +84,9 @@ class CompressedAllGather:
             seed=seed,
             threads=threads,
         )
-        said = None if problem is None else f"{type(problem).__name__}: {problem}"
-        settings = {
-            "error": said,
-            "codec": codec.to_config() if isinstance(codec, Codec) else str(codec),
-            "seed": seed,
-            "modules": [[one.name, str(one.dtype), one.elements] for one in modules],
-        }
-        try:
-            self._collectives.agree(settings, modules[0].device)
-        except ExchangeError:
-            if problem is None:
-                raise
-        if problem is not None:
-            raise problem
+        self._collectives.raise_everywhere(f"arguments of {owner}", problem, modules[0].device)
         assert isinstance(codec, Codec)
+        self._collectives.agree(settings_of(codec, seed, modules), modules[0].device)
         for number, one in enumerate(modules):
             copy = _Copy(number, one)
             self._collectives.copies.append(copy)

@@ -17,12 +17,11 @@ from hvd_compress.codecs.registry import codec_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.fsdp.passes import BackwardPass
-from hvd_compress.fsdp.sharding import Shared, expect_encodable, shared
+from hvd_compress.fsdp.sharding import Shared, expect_encodable, settings_of, shared
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.environment import ranks_of_job
 from hvd_compress.process_group.transport import ProcessGroupTransport
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.ranks.errors import ExchangeError
 
 _VERSION = 1
 
@@ -92,15 +91,12 @@ class CompressedReduceScatter:
         self._passes = 0
         self._pass = BackwardPass(self._end)
         self._device = modules[0].device
-        self._raise_everywhere("arguments of CompressedReduceScatter", problem)
+        self._collectives.raise_everywhere(
+            "arguments of CompressedReduceScatter", problem, self._device
+        )
         assert isinstance(codec, Codec)
         self._codec = codec
-        settings = {
-            "codec": codec.to_config(),
-            "seed": seed,
-            "modules": [[one.name, str(one.dtype), one.elements] for one in modules],
-        }
-        self._collectives.agree(settings, self._device)
+        self._collectives.agree(settings_of(codec, seed, modules), self._device)
         for one in modules:
             content = f"gradients of {one.name or 'the model'}"
             one.module.set_custom_reduce_scatter(
@@ -154,18 +150,7 @@ class CompressedReduceScatter:
         with self._collectives.keeping():
             self._collectives.settle()
         failure, self._collectives.failure = self._collectives.failure, None
-        self._raise_everywhere("end of a backward pass", failure)
-
-    def _raise_everywhere(self, what: str, problem: Exception | None) -> None:
-        """Waits for the other ranks; raises the error of this rank, or one that another rank reports."""
-        said = None if problem is None else f"{type(problem).__name__}: {problem}"
-        try:
-            self._collectives.agree({"what": what, "error": said}, self._device)
-        except ExchangeError:
-            if problem is None:
-                raise
-        if problem is not None:
-            raise problem
+        self._collectives.raise_everywhere("end of a backward pass", failure, self._device)
 
 
 class _ReduceScatter:

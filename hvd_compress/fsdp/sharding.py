@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hvd_compress.codecs import Codec
 from hvd_compress.engine.slots import expect_memory
 from hvd_compress.exchanges.routing import ENCODABLE
 
@@ -232,6 +233,12 @@ def _shared(
         reduced or policy.param_dtype or first.dtype,
         sum(parameter.numel() for parameter in parameters),
     )
+
+
+def settings_of(codec: Codec, seed: int, modules: Sequence[Shared]) -> dict[str, Any]:
+    """The settings of a compressed collective that have to be the same on all ranks."""
+    described = [[one.name, str(one.dtype), one.elements] for one in modules]
+    return {"codec": codec.to_config(), "seed": seed, "modules": described}
 
 
 def expect_encodable(modules: Sequence[Shared], content: str, setting: str) -> None:

@@ -21,6 +21,7 @@ from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters
+from hvd_compress.ranks.errors import ExchangeError
 
 _OFF = ErrorFeedback(alpha=0.0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -87,6 +88,23 @@ class EncodedCollectives:
         """
         if self.size > 1:
             self._transport.compare(settings, device)()
+
+    def raise_everywhere(self, what: str, problem: Exception | None, device: torch.device) -> None:
+        """Waits for the other ranks; raises the error of this rank, or one that another rank reports.
+
+        Args:
+            what: what the ranks have come to; an error if other ranks are elsewhere.
+            problem: the error of this rank, if any.
+            device: a device for which the process group has a backend.
+        """
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        try:
+            self.agree({"what": what, "error": said}, device)
+        except ExchangeError:
+            if problem is None:
+                raise
+        if problem is not None:
+            raise problem
 
     def settle(self) -> None:
         """Waits until CUDA devices have decoded all payloads.
