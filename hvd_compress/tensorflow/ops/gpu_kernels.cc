@@ -17,6 +17,15 @@ using Memory = stream_executor::DeviceMemoryBase;
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// A codec that widens or rounds each of `count` numbers.
+hvdc_spec Cast(uint32_t codec, int64_t count) {
+  hvdc_spec spec = {};
+  spec.codec = codec;
+  spec.rows = count;
+  spec.columns = 1;
+  return spec;
+}
+
 uint8_t* Aligned(const Tensor& memory) {
   return reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<int64_t>(memory.data())));
 }
@@ -109,10 +118,7 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
 absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*) {
   if (count == 0) return absl::OkStatus();
   // By the codec that keeps all of their bits: its payload has a flag.
-  hvdc_spec spec = {};
-  spec.codec = HVDC_FP16;
-  spec.rows = count;
-  spec.columns = 1;
+  const hvdc_spec spec = Cast(HVDC_FP16, count);
   const int64_t bytes = hvdc_payload_bytes(&spec);
   const hvdc_noise noise = {};
   Tensor payload, same;
@@ -137,10 +143,7 @@ absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                                int to) {
   // By the codec that keeps all bits: such steps are rare.
-  hvdc_spec spec = {};
-  spec.codec = HVDC_FP32;
-  spec.rows = count;
-  spec.columns = 1;
+  const hvdc_spec spec = Cast(HVDC_FP32, count);
   const int64_t bytes = hvdc_payload_bytes(&spec);
   const hvdc_noise noise = {};
   Tensor payload;
