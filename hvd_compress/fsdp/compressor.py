@@ -42,7 +42,7 @@ class _Outcome(NamedTuple):
         dropped: an Inf or a NaN drops it.
         failed: an exchange has failed.
         uneven: replicas have used different parameters of a shard.
-        changed: some replicas only have made a change.
+        changed: only some replicas have made a change.
     """
 
     dropped: bool
@@ -109,7 +109,7 @@ class Compressor(ProcessGroupCompressor):
         ] = {}  # By parameter: what is sent where it is not used.
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
-        self._changed: list[torch.Tensor] = []  # Whether some replicas have made a change.
+        self._changed: list[torch.Tensor] = []  # Whether only some replicas have made a change.
         # Frozen, and no codec is for them, such as quantized weights.
         self._as_is = {
             number

@@ -8,8 +8,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What the noise, a number below 2**16, carries over to is the upper neighbour as often as x is
-// near it. A NaN stays one if its lower half is 0.
+// Adds noise, a number below 2**16, and drops the lower half: the result is the upper neighbour as
+// often as x is near it. A NaN stays one if its lower half is 0.
 template <class V>
 HVDC_HD typename V::I RoundAtRandom(typename V::F x, typename V::I noise) {
   return V::template ShiftRight<16>(V::AddI(V::Bits(x), noise));
