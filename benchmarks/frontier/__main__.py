@@ -1,7 +1,7 @@
 """Compares accuracy against bits per element, for every codec with several settings, and other methods.
 
-``python -m benchmarks.frontier`` makes the trainings that the output folder lacks, prints a table and draws
-a picture. If started again, it continues where it stopped.
+``python -m benchmarks.frontier --task TASK`` makes the trainings that the output folder lacks, prints tables
+and draws a picture. If started again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -10,30 +10,41 @@ import sys
 from pathlib import Path
 
 from benchmarks.command_line import Parser
-from benchmarks.frontier.experiment import EXPERIMENT
+from benchmarks.frontier.experiment import EXPERIMENTS, equal_bits
+from benchmarks.frontier.tasks import TASKS
 from benchmarks.papers.__main__ import make, on_data
 from benchmarks.papers.training import DATA
 
 
 def main(command_line: list[str] | None = None) -> int:
-    """Trains, and writes ``frontier.json``, ``frontier.md`` and ``frontier.svg``."""
+    """Trains, and writes a record, tables and a picture."""
     parser = Parser(prog="python -m benchmarks.frontier", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/frontier"), help="a folder")
-    parser.add_argument("--full", action="store_true", help="15,000 steps instead of 200")
-    parser.add_argument("--data", default=DATA, metavar="DATA",
-        help=f"{DATA}, which is the default, digits, or a folder: MNIST, CIFAR-10, ImageNet")  # fmt: skip
+    parser.add_argument("--task", choices=tuple(TASKS), default="lenet",
+        help="LeNet on MNIST, ResNet-20 on digits, or a transformer on text; default: lenet")  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="10 and more times as many steps")
+    parser.add_argument("--data", metavar="DATA",
+        help=f"images: {DATA}, digits, or a folder of MNIST, CIFAR-10 or ImageNet; text: a file or folder")  # fmt: skip
     args = parser.parse_args(command_line)
-    json = args.out / "frontier.json"
+    task, experiment = TASKS[args.task], EXPERIMENTS[args.task]
+    name = args.out / experiment.name
+    json = name.with_suffix(".json")
     try:
-        record = make(on_data(EXPERIMENT, args.data), json, full=args.full, resume=True)
+        if args.data:
+            experiment = on_data(experiment, args.data)
+        record = make(experiment, json, full=args.full, resume=True)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    shown = EXPERIMENT.table(record.rows)
-    (args.out / "frontier.md").write_text(shown.markdown() + "\n")
-    assert EXPERIMENT.draw is not None
-    EXPERIMENT.draw(record.rows, args.out / "frontier.svg")
-    print(f"\n{shown.text()}\n\nwritten to {args.out}/frontier.json, frontier.md and frontier.svg")
+    tables = [experiment.table(record.rows)]
+    if len(task.optimizers) > 1:
+        tables.append(equal_bits(task, record.rows))
+    name.with_suffix(".md").write_text("\n".join(shown.markdown() + "\n" for shown in tables))
+    assert experiment.draw is not None
+    experiment.draw(record.rows, name.with_suffix(".svg"))
+    for shown in tables:
+        print(f"\n{shown.text()}")
+    print(f"\nwritten to {name}.json, {name.name}.md and {name.name}.svg")
     return 0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.frontier.points import Point, points
+from benchmarks.frontier.tasks import Measure
 from benchmarks.papers.drawing import figure
-from benchmarks.papers.experiment import Row
+from benchmarks.papers.experiment import Row, kinds
 from benchmarks.plots import COLORS
 
 _FAMILIES = {
@@ -26,58 +28,75 @@ _FAMILIES = {
 }
 """Labels, colours and markers by the beginning of a method's name; grey is for other methods."""
 
-_SHOWN = 18
-"""The range of accuracies below the best in points; worse methods are named at the picture's edge."""
+
+_TITLES = {"adamw": "AdamW", "momentum": "SGD with momentum", "muon": "Muon"}
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Draws mean test accuracies with 95% intervals over bits per element, and the frontier as a line."""
-    found = [one for one in points(rows) if one.accuracy is not None]
+def draw(measure: Measure, rows: list[Row], path: Path) -> None:
+    """Draws means with 95% intervals over bits per element, and the frontier as a line, by optimizer."""
+    optimizers = kinds(rows, "optimizer")
+    width = 8.2 if len(optimizers) == 1 else 4.6 * len(optimizers)
+    with figure(path, columns=len(optimizers), size=(width, 5.0), sharey=True) as axes:
+        for optimizer, plot in zip(optimizers, axes[0], strict=True):
+            own = [row for row in rows if row["optimizer"] == optimizer]
+            _panel(plot, [one for one in points(own, measure) if one.value is not None], measure)
+            if len(optimizers) > 1:
+                plot.set_title(_TITLES[optimizer])
+        axes[0][0].set_ylabel(measure.unit)
+
+
+def _panel(plot: Any, found: list[Point], measure: Measure) -> None:
+    sign = measure.sign
     best = [one for one in reversed(found) if one.best]
     most = max(one.bits for one in found)
-    with figure(path, size=(8.2, 5.0)) as axes:
-        (plot,) = axes[0]
-        # The best accuracy with at most so many bits.
-        plot.step(
-            [*(one.bits for one in best), most],
-            [*(_mean(one) for one in best), _mean(best[-1])],
-            where="post",
-            color="0.75",
-            lw=1.2,
-            zorder=1,
-        )
-        ring = [one.bits for one in best], [_mean(one) for one in best]
-        plot.plot(*ring, "o", ms=12, mfc="none", mec="0.4", ls="none", label="on the frontier")
-        for family, (label, color, marker) in _FAMILIES.items():
-            own = [one for one in found if one.method.partition(":")[0].partition("+")[0] == family]
-            if own:
-                known = plot.get_legend_handles_labels()[1]
-                plot.errorbar(
-                    [one.bits for one in own],
-                    [_mean(one) for one in own],
-                    yerr=[one.accuracy.half_width for one in own if one.accuracy is not None],
-                    fmt=marker,
-                    color=color,
-                    ms=6,
-                    lw=1,
-                    capsize=2,
-                    label=None if label in known else label,
-                )
-        lowest = max(map(_mean, found)) - _SHOWN
-        for one in found:
-            if _mean(one) < lowest:
-                text = f"↓ {_mean(one):.0f}% {one.method}"
-                plot.annotate(
-                    text, (one.bits, lowest), (-4, 4), textcoords="offset points", ha="right"
-                )
-        plot.set_ylim(bottom=lowest)
-        plot.set_xscale("log", base=2)
-        plot.xaxis.set_major_formatter("{x:g}")
-        plot.set(xlabel="bits an encoded element", ylabel="test accuracy, %")
-        plot.grid(alpha=0.3)
-        plot.legend(frameon=False, ncols=2, loc="lower right", title="* not of this package")
+    # The best value with at most so many bits.
+    plot.step(
+        [*(one.bits for one in best), most],
+        [*(_mean(one) for one in best), _mean(best[-1])],
+        where="post",
+        color="0.75",
+        lw=1.2,
+        zorder=1,
+    )
+    ring = [one.bits for one in best], [_mean(one) for one in best]
+    plot.plot(*ring, "o", ms=12, mfc="none", mec="0.4", ls="none", label="on the frontier")
+    for family, (label, color, marker) in _FAMILIES.items():
+        own = [one for one in found if one.method.partition(":")[0].partition("+")[0] == family]
+        if own:
+            known = plot.get_legend_handles_labels()[1]
+            plot.errorbar(
+                [one.bits for one in own],
+                [_mean(one) for one in own],
+                yerr=[one.value.half_width for one in own if one.value is not None],
+                fmt=marker,
+                color=color,
+                ms=6,
+                lw=1,
+                capsize=2,
+                label=None if label in known else label,
+            )
+    edge = sign * max(sign * _mean(one) for one in found) - sign * measure.shown
+    arrow = "↓" if sign > 0 else "↑"
+    for one in found:
+        if sign * _mean(one) < sign * edge:
+            text = f"{arrow} {_mean(one):.3g} {one.method}"
+            plot.annotate(
+                text, (one.bits, edge), (-4, 4 * sign), textcoords="offset points", ha="right"
+            )
+    plot.set_ylim(**{"bottom" if sign > 0 else "top": edge})
+    plot.set_xscale("log", base=2)
+    plot.xaxis.set_major_formatter("{x:g}")
+    plot.set(xlabel="bits an encoded element")
+    plot.grid(alpha=0.3)
+    others = any("*" in label for label in plot.get_legend_handles_labels()[1])
+    plot.legend(
+        frameon=False,
+        ncols=2,
+        loc="lower right" if sign > 0 else "upper right",
+        title="* not of this package" if others else None,
+    )
 
 
 def _mean(one: Point) -> float:
-    assert one.accuracy is not None
-    return one.accuracy.mean
+    assert one.value is not None
+    return one.value.mean

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.frontier.drawing import draw
 from benchmarks.frontier.points import Point, points
+from benchmarks.frontier.tasks import (
+    MOMENTUM,
+    SGDM,
+    SIGNUM,
+    SIGNUM_32,
+    SIGNUM_RATE,
+    TASKS,
+    Task,
+)
 from benchmarks.pages.reading import signed
-from benchmarks.papers.experiment import Advance, Experiment, Row
+from benchmarks.papers.experiment import Advance, Experiment, Row, kinds
 from benchmarks.papers.training import DATA, NONE, Recipe, Run
 from benchmarks.rivals import signum
 from benchmarks.rivals.ef21 import EF21, Estimate
@@ -19,51 +29,36 @@ from benchmarks.rivals.momentum import Momentum
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, NoiseKey, payload_length
 
-SIGNUM, SIGNUM_32, SGDM = "signum", "signum-32", "ef21-sgdm+"
-METHODS = (
-    NONE,
-    "bf16",
-    "int8",
-    *("ecq:levels=15", "ecq", "ecq:coding=entropy", "ecq:levels=2,coding=entropy"),
-    *("ecq:levels=4,norm=l2,coding=entropy", "ecq:levels=1,norm=l2,coding=entropy"),
-    *("qsgd", "qsgd:levels=4,norm=l2,coding=entropy", "qsgd:levels=1,norm=l2,coding=entropy"),
-    *("ternary", "ternary:coding=entropy"),
-    *("onebit", "onebit:group=column", "onebit:group=tensor", "onebit:alpha=0"),
-    *("topk:keep=512,bits=4", "topk:keep=256", "topk", "topk:keep=16"),
-    *(f"{SGDM}onebit", f"{SGDM}topk:keep=256", f"{SGDM}topk"),
-    *(SIGNUM, SIGNUM_32),
-    *("powersgd:rank=4", "powersgd:rank=1"),
-)
-"""The methods: codecs with settings; after ``ef21-sgdm+``, codecs in EF21 with momentum, which replaces
-error feedback; Signum with majority vote; the signs of the workers' average momentum, for which 32 bits are
-sent."""
-RATE, SIGNUM_RATE = 0.02, 0.002
-"""The learning rates, chosen on seed 100 in trainings of 300 and 400 steps: the first without compression,
-among 0.01, 0.02, 0.05 and 0.1; the second among 0.0002, 0.0005, 0.001, 0.002 and 0.004, the last of which
-was as good."""
+
+_WINDOWS = 2048
+"""The windows of test text that are scored, of 64 bytes each."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training of LeNet by SGD with momentum of 0.9, and a learning rate that falls linearly to zero.
+    """One training, whose learning rate falls linearly to zero.
 
     Attributes:
-        method: one of METHODS.
+        method: one of the methods of :mod:`benchmarks.frontier.tasks`.
         seed: the seed of the recipe.
-        rate: the learning rate at the start. Signum has its own, because the length of its steps is fixed.
+        rate: the learning rate at the start, or after the warm-up.
         steps: the number of steps.
-        workers: the number of workers that share the mini-batch; odd, so that votes are seldom tied.
-        batch: the number of images per step, of all workers together.
+        workers: the number of workers that share the mini-batch.
+        batch: the number of images, or of windows of text, per step, of all workers together.
         data: the data of the recipe.
+        task: the name of the task.
+        optimizer: the optimizer of the recipe.
     """
 
     method: str
     seed: int
-    rate: float = RATE
+    rate: float = 0.02
     steps: int = 200
     workers: int = 5
     batch: int = 80
     data: str = DATA
+    task: str = "lenet"
+    optimizer: str = MOMENTUM
 
 
 class Sent:
@@ -85,42 +80,64 @@ class Sent:
         return 8 * self._bytes / self._elements if self._elements else 0.0
 
 
-def cases(full: bool) -> list[Case]:
-    """All methods with five seeds; with ``full``, for the steps of 20 epochs of MNIST's 60,000 images."""
+def cases(task: Task, full: bool) -> list[Case]:
+    """All methods with five seeds; with ``full``, trainings ten and more times as long."""
     return [
         Case(
             method,
             seed,
-            SIGNUM_RATE if method.startswith(SIGNUM) else RATE,
-            15_000 if full else 200,
+            SIGNUM_RATE if method.startswith(SIGNUM) else rate,
+            task.steps[full],
+            task.workers,
+            task.batch,
+            task.data,
+            task.name,
+            optimizer,
         )
         for seed in range(5)
-        for method in METHODS
+        for optimizer, (rate, methods) in task.optimizers.items()
+        for method in methods
     ]
 
 
 def run(case: Case, advance: Advance) -> dict[str, Any]:
     """Trains once; returns the accuracy, the losses and the bits per element."""
+    task = TASKS[case.task]
     at_workers = case.method.startswith((SIGNUM, SGDM))
     recipe = Recipe(
-        "lenet",
+        task.model,
         NONE if case.method == SIGNUM_32 else case.method.removeprefix(SGDM),
         case.seed,
         case.steps,
         case.workers,
         case.batch,
         # Without compression, momentum at the workers equals momentum after the average.
-        "sgd" if at_workers else "momentum",
+        "sgd" if at_workers else case.optimizer,
         case.rate,
+        warmup=task.warmup,
         decay=1.0,
+        weight_decay=0.0 if case.optimizer == MOMENTUM else task.weight_decay,
+        threshold=task.threshold,
         data=case.data,
     )
     sent = Sent()
     training = _training(case, recipe, sent)
     training.train(lambda step, loss, gradients: advance())
-    elements = sum(map(math.prod, training.shapes.values()))
+    elements = sum(map(math.prod, training.compressed.values()))
     bits = sent.bits or 8 * training.payload_bytes() / elements  # Factors are no payloads.
-    return {**training.scores(), "bits": bits}
+    return {**_scores(training, task), "bits": bits}
+
+
+def _scores(training: Run, task: Task) -> dict[str, Any]:
+    if task.model != "gpt":
+        return training.scores()
+    accuracy, loss = training.score(most=_WINDOWS)
+    finite = math.isfinite(loss)
+    return {
+        "test_accuracy": accuracy if finite else None,
+        "test_bits": loss / math.log(2) if finite else None,
+        "diverged": not finite,
+    }
 
 
 def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
@@ -134,38 +151,92 @@ def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
     return Run(recipe, watch=sent)
 
 
-def table(rows: list[Row]) -> Table:
-    """A table with one line for each method, from the most bits to the fewest."""
+def table(task: Task, rows: list[Row]) -> Table:
+    """A table with one line for each method, by optimizer, from the most bits to the fewest."""
+    optimizers = kinds(rows, "optimizer")
+    several = len(optimizers) > 1
     header = (
+        *(["optimizer"] if several else []),
         "method",
         "bits an element",
-        "test accuracy %",
+        task.measure.unit.replace(",", ""),
         "difference",
         "95% interval",
         "on the frontier",
     )
-    return Table(header, [_line(one) for one in points(rows)])
+    return Table(
+        header,
+        [
+            [*([optimizer] if several else []), *_line(one, task)]
+            for optimizer in optimizers
+            for one in points([row for row in rows if row["optimizer"] == optimizer], task.measure)
+        ],
+        left=1 + several,
+    )
 
 
-def _line(one: Point) -> list[str]:
+def equal_bits(task: Task, rows: list[Row]) -> Table:
+    """A table of the differences to uncompressed runs: a line for each method, a column for each optimizer."""
+    found = {
+        optimizer: {
+            one.method: one
+            for one in points([row for row in rows if row["optimizer"] == optimizer], task.measure)
+        }
+        for optimizer in kinds(rows, "optimizer")
+    }
+    shared = [
+        one
+        for one in next(iter(found.values())).values()
+        if all(one.method in of_optimizer for of_optimizer in found.values())
+    ]
+    lines = []
+    for one in shared:
+        cells = []
+        for of_optimizer in found.values():
+            own = of_optimizer[one.method]
+            if own.value is None:
+                cells.append("diverges")
+            elif one.method == NONE:
+                cells.append(f"{own.value.mean:.{task.measure.digits}f}")
+            else:
+                cells.append(" ".join(_difference(own, task)))
+        lines.append([f"`{one.method}`", f"{one.bits:.2f}", *cells])
+    return Table(("method", "bits an element", *found), lines)
+
+
+def _line(one: Point, task: Task) -> list[str]:
     cells = [f"`{one.method}`", f"{one.bits:.2f}"]
-    if one.accuracy is None or one.difference is None:
+    if one.value is None or one.difference is None:
         return [*cells, "diverges", "", "", ""]
-    accuracy = f"{one.accuracy.mean:.2f}"
+    value = f"{one.value.mean:.{task.measure.digits}f}"
     best = "yes" if one.best else ""
     if one.method == NONE:
-        return [*cells, accuracy, "", "", best]
-    ends = " to ".join(signed(end, 2) for end in (one.difference.low, one.difference.high))
-    return [*cells, accuracy, signed(one.difference.mean, 2), ends, best]
+        return [*cells, value, "", "", best]
+    difference, interval = _difference(one, task)
+    return [*cells, value, difference, interval.strip("()"), best]
 
 
-EXPERIMENT = Experiment(
-    name="frontier",
-    paper="accuracy against bits of an element",
-    cases=cases,
-    ticks=lambda case: case.steps,
-    run=run,
-    table=table,
-    claims=lambda rows: [],
-    draw=draw,
-)
+def _difference(one: Point, task: Task) -> tuple[str, str]:
+    """The mean difference, and its interval in brackets."""
+    assert one.difference is not None
+    mean, low, high = (
+        signed(number, task.measure.digits)
+        for number in (one.difference.mean, one.difference.low, one.difference.high)
+    )
+    return mean, f"({low} to {high})"
+
+
+def _experiment(task: Task) -> Experiment:
+    return Experiment(
+        name="frontier" if task.name == "lenet" else f"frontier-{task.name}",
+        paper=f"accuracy against bits of an element, {task.name}",
+        cases=partial(cases, task),
+        ticks=lambda case: case.steps,
+        run=run,
+        table=partial(table, task),
+        claims=lambda rows: [],
+        draw=partial(draw, task.measure),
+    )
+
+
+EXPERIMENTS = {name: _experiment(task) for name, task in TASKS.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks import intervals
+from benchmarks.frontier.tasks import Measure
 from benchmarks.intervals import Interval
 from benchmarks.papers.experiment import Row, choose, kinds, values
 from benchmarks.papers.training import NONE
@@ -19,42 +20,45 @@ class Point:
     Attributes:
         method: the method's name.
         bits: the bits per element, mean over the seeds.
-        accuracy: the mean test accuracy in per cent with its 95% interval; None if a training diverged.
-        difference: the difference in points to uncompressed runs of the same seeds; None if one diverged.
-        best: whether the method is on the frontier: no other has fewer bits and at least its mean accuracy.
+        value: the mean of what is measured, with its 95% interval; None if a training diverged.
+        difference: the difference to uncompressed runs of the same seeds; None if one diverged.
+        best: whether the method is on the frontier: no other has fewer bits and at least as good a mean.
     """
 
     method: str
     bits: float
-    accuracy: Interval | None
+    value: Interval | None
     difference: Interval | None
     best: bool = False
 
 
-def points(rows: list[Row]) -> list[Point]:
+def points(rows: list[Row], measure: Measure) -> list[Point]:
     """All methods, from the most bits to the fewest."""
-    plain = 100 * values(choose(rows, method=NONE), "test_accuracy")
-    found = [_point(method, choose(rows, method=method), plain) for method in kinds(rows, "method")]
+    plain = choose(rows, method=NONE)
+    found = [
+        _point(method, choose(rows, method=method), plain, measure)
+        for method in kinds(rows, "method")
+    ]
     found.sort(key=lambda one: -one.bits)
-    return [replace(one, best=_best(one, found)) for one in found]
+    return [replace(one, best=_best(one, found, measure.sign)) for one in found]
 
 
-def _point(method: str, own: list[Row], plain: np.ndarray) -> Point:
-    accuracy, bits = 100 * values(own, "test_accuracy"), float(values(own, "bits").mean())
-    if not np.isfinite(accuracy).all():
+def _point(method: str, own: list[Row], plain: list[Row], measure: Measure) -> Point:
+    value, bits = measure.scale * values(own, measure.key), float(values(own, "bits").mean())
+    if not np.isfinite(value).all():
         return Point(method, bits, None, None)
-    return Point(
-        method, bits, intervals.mean(accuracy), intervals.paired(accuracy.tolist(), plain.tolist())
-    )
+    of_seed = {row["seed"]: measure.scale * row["result"][measure.key] for row in plain}
+    control = [of_seed[row["seed"]] for row in own]
+    return Point(method, bits, intervals.mean(value), intervals.paired(value.tolist(), control))
 
 
-def _best(one: Point, others: list[Point]) -> bool:
-    if one.accuracy is None:
+def _best(one: Point, others: list[Point], sign: int) -> bool:
+    if one.value is None:
         return False
     return not any(
-        other.accuracy is not None
+        other.value is not None
         and other.bits <= one.bits
-        and other.accuracy.mean >= one.accuracy.mean
-        and (other.bits, other.accuracy.mean) != (one.bits, one.accuracy.mean)
+        and sign * other.value.mean >= sign * one.value.mean
+        and (other.bits, other.value.mean) != (one.bits, one.value.mean)
         for other in others
     )

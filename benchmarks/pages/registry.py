@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks import plots, results
 from benchmarks.allreduce import drawing
-from benchmarks.frontier.drawing import draw as draw_frontier
-from benchmarks.frontier.experiment import EXPERIMENT as FRONTIER
+from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, reading, step_times
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers import record
+from benchmarks.papers.experiment import Row
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
-
-T = TypeVar("T")
 
 _ONCE = ("none", "int8", "ecq", "qsgd")
 
@@ -27,8 +24,18 @@ def _allreduce(name: str = "lab-allreduce") -> drawing.Cells:
     return cells
 
 
-def _frontier(make: Callable[..., T], *arguments: Path) -> T:
-    return make(record.read(RECORDS / "frontier.json").rows, *arguments)
+def _frontier(task: str) -> list[Row]:
+    return record.read(RECORDS / f"{FRONTIERS[task].name}.json").rows
+
+
+def _frontier_table(task: str) -> Table:
+    return FRONTIERS[task].table(_frontier(task))
+
+
+def _draw_frontier(task: str, path: Path) -> None:
+    draw = FRONTIERS[task].draw
+    assert draw is not None
+    draw(_frontier(task), path)
 
 
 TABLES: dict[str, Callable[[], Table]] = {
@@ -72,7 +79,7 @@ TABLES: dict[str, Callable[[], Table]] = {
             ("ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2", "qsgd:bucket=512"),
         ),
     ),
-    "frontier": partial(_frontier, FRONTIER.table),
+    "frontier": partial(_frontier_table, "lenet"),
     "bandwidth": bandwidth.table,
     "alexnet": step_times.table,
     "auto": lab.auto,
@@ -121,5 +128,5 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
     "allreduce.svg": lambda path: drawing.draw(_allreduce(), path),
-    "frontier.svg": partial(_frontier, draw_frontier),
+    "frontier.svg": partial(_draw_frontier, "lenet"),
 }

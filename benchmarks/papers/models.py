@@ -7,12 +7,14 @@ from torch import nn
 
 from benchmarks import data as data_sets
 from benchmarks.data import Data
-from benchmarks.models import MODELS
+from benchmarks.models import CIFAR_DEPTHS, MODELS
 from benchmarks.models.chains import CHAINS, Chain, Dense, Dropout, sigmoids
 from benchmarks.models.torch import build as build_common
 from benchmarks.models.torch import chain
+from benchmarks.models.torch.transformer import Transformer
 
 RELU, SIGMOID, DROPOUT = "relu", "sigmoid", "dropout"
+RESNETS = tuple(f"resnet{depth}" for depth in CIFAR_DEPTHS)
 
 
 def dropout(hidden: int = 2, width: int = 1024) -> Chain:
@@ -40,16 +42,22 @@ def data(name: str, choice: str) -> Data:
 
     Args:
         name: the model's.
-        choice: as for :func:`benchmarks.data.read`.
+        choice: as for :func:`benchmarks.data.read`; ``"text"`` is the default text.
 
     Raises:
-        ValueError: there are no such images, or none to test on.
+        ValueError: there is no such data, or none to test on.
     """
     lenet = MODELS["lenet"]
     spec = MODELS.get(name, lenet)
-    found = data_sets.read(choice, spec.input) if spec is lenet else data_sets.load(spec, choice)
+    if spec is lenet:
+        found = data_sets.read(choice, spec.input)
+    elif name in RESNETS and choice == "digits":
+        # Their average over the image takes any size, and digits have only 8x8 pixels of their own.
+        found = data_sets.read(choice, (16, 16, 3))
+    else:
+        found = data_sets.load(spec, None if choice == spec.data else choice)
     if found.test is None:
-        raise ValueError(f"{choice}: expected images to test on, got none")
+        raise ValueError(f"{choice}: expected samples to test on, got none")
     return found
 
 
@@ -62,8 +70,9 @@ class WorkerGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        # Batch normalization keeps statistics, which torch.func cannot update side by side.
-        self._together = not list(model.buffers())
+        # Batch normalization keeps statistics, which torch.func cannot update side by side; and it has no
+        # rule for attention.
+        self._together = not list(model.buffers()) and not isinstance(model, Transformer)
         self._gradient = torch.func.vmap(
             torch.func.grad_and_value(self._loss), in_dims=(None, 0, 0), randomness="different"
         )
@@ -74,8 +83,9 @@ class WorkerGradients:
         """The gradients by parameter, shape=(workers, ...) each, and the workers' mean loss.
 
         Args:
-            images: shape=(workers, n, channels, height, width), float32.
-            labels: shape=(workers, n), int64.
+            images: shape=(workers, n, channels, height, width), float32; or text, shape=(workers, n,
+                tokens), int64.
+            labels: shape=(workers, n), or (workers, n, tokens), int64.
         """
         if self._together and len(images) > 1:
             parameters = {name: p.detach() for name, p in self._model.named_parameters()}
@@ -84,7 +94,7 @@ class WorkerGradients:
         names, tensors = zip(*self._model.named_parameters(), strict=True)
         found, losses = [], []
         for x, y in zip(images, labels, strict=True):
-            loss = nn.functional.cross_entropy(self._model(x), y)
+            loss = cross_entropy(self._model(x), y)
             found.append(torch.autograd.grad(loss, tensors))
             losses.append(float(loss.detach()))
         stacked = [torch.stack(of_workers) for of_workers in zip(*found, strict=True)]
@@ -94,4 +104,9 @@ class WorkerGradients:
         self, parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         logits = torch.func.functional_call(self._model, parameters, (x,))
-        return nn.functional.cross_entropy(logits, y)
+        return cross_entropy(logits, y)
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy in nats of logits, shape=(..., classes), and labels, shape=(...), int64."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -1,4 +1,4 @@
-"""Training on images by simulated workers, with the kernels and the exchanges of real ones."""
+"""Training by simulated workers, with the kernels and the exchanges of real ones."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from benchmarks.models.torch.average import WeightAverage
 from benchmarks.papers import models
 from benchmarks.papers.experiment import Advance
 from benchmarks.papers.native import Native, Watch
+from benchmarks.settings import Settings
+from benchmarks.trainers.muon import MuonAndAdamW
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.reference import OwnerStep, Simulation
 
@@ -37,17 +39,19 @@ class Recipe:
     Attributes:
         model: a name that :func:`benchmarks.papers.models.build` knows.
         compression: ``NAME`` or ``NAME:key=value,...``: a scheme, the codec's settings, ``alpha``,
-            ``beta`` and ``exchange``. All gradients are compressed, biases too.
+            ``beta`` and ``exchange``.
         seed: of the first weights, the order of the images and the codec's noise.
         steps: how many.
         workers: how many share the mini-batch.
-        batch: images a step, of all workers together.
-        optimizer: ``"sgd"``, ``"momentum"`` (0.9) or ``"adam"``.
+        batch: images, or windows of text, a step, of all workers together.
+        optimizer: ``"sgd"``, ``"momentum"`` (0.9), ``"adam"``, ``"adamw"`` or ``"muon"``.
         lr: the learning rate at the start.
+        warmup: steps in which the learning rate rises from zero.
         decay: the power of a polynomial decay of the learning rate to zero; 0 keeps it.
         weight_decay: of the optimizer.
         averaging: decay of the exponential moving average of the weights that is tested as well; 0 is none.
         cold_start: steps at the beginning that are not compressed.
+        threshold: tensors with fewer elements are not compressed.
         data: as for :func:`benchmarks.data.read`.
     """
 
@@ -59,15 +63,18 @@ class Recipe:
     batch: int = 64
     optimizer: str = "momentum"
     lr: float = 0.01
+    warmup: int = 0
     decay: float = 0.0
     weight_decay: float = 0.0
     averaging: float = 0.0
     cold_start: int = 0
+    threshold: int = 0
     data: str = DATA
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0 (TernGrad, section 4)."""
-        return self.lr * (1 - step / self.steps) ** self.decay
+        risen = min(1.0, (step + 1) / max(1, self.warmup))
+        return self.lr * risen * (1 - step / self.steps) ** self.decay
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,8 @@ class Compression:
         return cls(codec, route.feedback, route.exchange or route.codec.exchange or "allgather")
 
 
-_TOGETHER = 5000
-"""Images that are scored at once."""
+_TOGETHER = 1000
+"""Images, or windows of text, that are scored at once."""
 
 Prepare = Callable[[Gradients, int], Gradients]
 """Changes the workers' gradients before they are encoded, given the step."""
@@ -136,13 +143,18 @@ class Run:
         self._optimizer = _optimizer(recipe, self.model)
         self.compression = Compression.parse(recipe.compression)
         self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        self.compressed = {
+            name: shape
+            for name, shape in self.shapes.items()
+            if math.prod(shape) >= recipe.threshold
+        }
         self._simulation: Simulation | None = None
         if self.compression.codec is not None:
             self._simulation = Simulation(
                 self.compression.exchange,
                 self.compression.codec,
                 feedback or self.compression.feedback,
-                self.shapes,
+                self.compressed,
                 recipe.workers,
                 seed=recipe.seed,
                 owner_step=owner_step,
@@ -179,9 +191,9 @@ class Run:
         if self.average is not None:
             self.average.update()
 
-    def score(self, part: str = "test") -> tuple[float, float]:
-        """Accuracy and mean loss on the ``"test"`` or the ``"train"`` images."""
-        return score(self.model, self._data, part)
+    def score(self, part: str = "test", most: int | None = None) -> tuple[float, float]:
+        """Accuracy and mean loss in nats on the ``"test"`` or the ``"train"`` samples, or the first of them."""
+        return score(self.model, self._data, part, most)
 
     def scores(self) -> dict[str, Any]:
         """``test_accuracy``, ``train_accuracy``, ``train_loss`` of all training images, and ``diverged``.
@@ -204,27 +216,30 @@ class Run:
         return score(self.average.model(), self._data, "test")
 
     def payload_bytes(self) -> int:
-        """Of one worker and step."""
+        """The bytes of one worker's compressed tensors in a step."""
         codec = self.compression.codec
         return sum(
             4 * math.prod(shape)
             if codec is None or not codec.encodes(shape)
             else codec.payload_bytes(shape)
-            for shape in self.shapes.values()
+            for shape in self.compressed.values()
         )
 
     def _exchange(self, gradients: Gradients, step: int) -> Gradients:
         if self._simulation is None or step < self.recipe.cold_start:
             return {name: of_workers.mean(0) for name, of_workers in gradients.items()}
-        arrays = {name: g.detach().contiguous().numpy() for name, g in gradients.items()}
+        arrays = {name: gradients[name].detach().contiguous().numpy() for name in self.compressed}
         ranks = range(self.recipe.workers)
         averaged = self._simulation.average(
             [{name: array[rank] for name, array in arrays.items()} for rank in ranks]
         )
-        return {name: torch.from_numpy(array) for name, array in averaged.items()}
+        return {
+            name: torch.from_numpy(averaged[name]) if name in averaged else of_workers.mean(0)
+            for name, of_workers in gradients.items()
+        }
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The images and labels of each step, shape=(workers, n, ...)."""
+        """The samples and labels of each step, shape=(workers, n, ...)."""
         train, recipe = self._data.train, self.recipe
         epoch = step = 0
         while True:
@@ -274,32 +289,40 @@ def images(model: str, data: str) -> Data:
 
 
 def tensors(data: Data, part: str, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, channels-first, and labels."""
+    """Images, channels-first, or windows of text, and labels, int64."""
     chosen = data.train if part == "train" else data.test
     assert chosen is not None
-    x = torch.from_numpy(np.ascontiguousarray(chosen.load(rows).transpose(0, 3, 1, 2)))
-    return x, torch.from_numpy(chosen.labels[rows])
+    x = chosen.load(rows)
+    if x.ndim == 4:
+        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return torch.from_numpy(x), torch.from_numpy(chosen.labels[rows].astype(np.int64))
 
 
-def score(model: nn.Module, data: Data, part: str) -> tuple[float, float]:
-    """Accuracy and mean loss on all images of a part."""
+def score(
+    model: nn.Module, data: Data, part: str, most: int | None = None
+) -> tuple[float, float]:
+    """Accuracy and mean loss in nats on all samples of a part, or on the first of them."""
     chosen = data.train if part == "train" else data.test
     assert chosen is not None
     model.eval()
-    right, loss, count = 0, 0.0, len(chosen.labels)
+    labels = chosen.labels[:most]
+    right, loss, count = 0, 0.0, len(labels)
     for rows in np.split(np.arange(count), range(_TOGETHER, count, _TOGETHER)):
         x, y = tensors(data, part, rows)
         with torch.no_grad():
             logits = model(x)
-            loss += float(nn.functional.cross_entropy(logits, y)) * (len(rows) / count)
-        right += int((logits.argmax(1) == y).sum())
-    return right / count, loss
+            loss += float(models.cross_entropy(logits, y)) * (len(rows) / count)
+        right += int((logits.argmax(-1) == y).sum())
+    return right / labels.size, loss
 
 
-def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer | MuonAndAdamW:
     lr, decay = recipe.lr, recipe.weight_decay
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay)
+    if recipe.optimizer == "muon":
+        return MuonAndAdamW(model, Settings(recipe.model, lr=lr, weight_decay=decay))
+    if recipe.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+        return kind(model.parameters(), lr=lr, weight_decay=decay)
     momentum = {"sgd": 0.0, "momentum": 0.9}[recipe.optimizer]
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 

@@ -12,8 +12,10 @@ import pytest
 
 import benchmarks
 from benchmarks.frontier import __main__
-from benchmarks.frontier.experiment import EXPERIMENT, METHODS, Case, Sent, run
+from benchmarks.frontier.experiment import EXPERIMENTS, Case, Sent, equal_bits, run
 from benchmarks.frontier.points import points
+from benchmarks.frontier.tasks import LENET as TASK
+from benchmarks.frontier.tasks import TEXT
 from benchmarks.papers import record
 from benchmarks.papers.models import build
 from benchmarks.papers.native import Native
@@ -23,7 +25,9 @@ from hvd_compress.codecs import Int8, NoiseKey
 from hvd_compress.codecs.base import as_matrix
 from tests.codecs.cases import normal
 
+EXPERIMENT = EXPERIMENTS[TASK.name]
 CASES = EXPERIMENT.cases
+METHODS = sorted({case.method for one in EXPERIMENTS.values() for case in one.cases(False)})
 LENET = [tuple(one.shape) for one in build("lenet", (28, 28, 1), 10).parameters()]
 KINDS = (
     *("none", "int8", "ecq:levels=1,norm=l2,coding=entropy", "topk", "ef21-sgdm+topk", "signum"),
@@ -31,8 +35,16 @@ KINDS = (
 )
 
 
-def row(method: str, seed: int, bits: float, accuracy: float | None) -> dict[str, Any]:
-    return {"method": method, "seed": seed, "result": {"bits": bits, "test_accuracy": accuracy}}
+def row(
+    method: str,
+    seed: int,
+    bits: float,
+    accuracy: float | None,
+    optimizer: str = "momentum",
+    key: str = TASK.measure.key,
+) -> dict[str, Any]:
+    result = {"bits": bits, key: accuracy}
+    return {"method": method, "seed": seed, "optimizer": optimizer, "result": result}
 
 
 def test_each_kind_of_method_trains_resumes_and_is_drawn(
@@ -43,7 +55,7 @@ def test_each_kind_of_method_trains_resumes_and_is_drawn(
         return [dataclasses.replace(one, steps=2) for one in kept]
 
     small = dataclasses.replace(EXPERIMENT, cases=cases)
-    monkeypatch.setattr(__main__, "EXPERIMENT", small)
+    monkeypatch.setitem(EXPERIMENTS, TASK.name, small)
     assert __main__.main(["--out", str(tmp_path)]) == 0
     made = record.read(tmp_path / "frontier.json")
     assert {one["method"] for one in made.rows} == set(KINDS)
@@ -54,7 +66,7 @@ def test_each_kind_of_method_trains_resumes_and_is_drawn(
     def never(case: Case, advance: Any) -> dict[str, Any]:
         raise AssertionError("every case was there")
 
-    monkeypatch.setattr(__main__, "EXPERIMENT", dataclasses.replace(small, run=never))
+    monkeypatch.setitem(EXPERIMENTS, TASK.name, dataclasses.replace(small, run=never))
     assert __main__.main(["--out", str(tmp_path)]) == 0
     assert record.read(tmp_path / "frontier.json").rows == made.rows
     assert __main__.main(["--out", str(tmp_path), "--data", "digits"]) == 1
@@ -91,7 +103,16 @@ def test_methods_are_written_as_everywhere(method: str) -> None:
     if not method.startswith("signum"):
         own = "low_rank" if method.startswith("powersgd") else "allgather"
         assert Compression.parse(name).exchange == own
-    assert method in {case.method for case in CASES(False)}
+
+
+@pytest.mark.parametrize("optimizer", TEXT.optimizers)
+def test_text_trains_with_each_optimizer(optimizer: str) -> None:
+    (rate, _) = TEXT.optimizers[optimizer]
+    options: dict[str, Any] = {"workers": 2, "batch": 4, "data": "text", "task": "text"}
+    case = Case("ecq", 1, rate, 3, optimizer=optimizer, **options)
+    outcome = run(case, lambda: None)
+    assert 4 < outcome["bits"] < 4.1
+    assert 2 < outcome["test_bits"] < 8
 
 
 def test_the_frontier_has_no_method_that_another_beats() -> None:
@@ -107,20 +128,39 @@ def test_the_frontier_has_no_method_that_another_beats() -> None:
             ("few", 0.3, 0.50),
         )
     ]
-    found = {one.method: one for one in points(rows)}
+    found = {one.method: one for one in points(rows, TASK.measure)}
     assert list(found) == ["none", "worse", "good", "better", "few", "diverges"]
     assert {name for name, one in found.items() if one.best} == {"none", "better", "few"}
-    assert found["diverges"].accuracy is None and found["diverges"].difference is None
+    assert found["diverges"].value is None and found["diverges"].difference is None
     worse = found["worse"].difference
     assert worse is not None and worse.mean == pytest.approx(-10) and worse.half_width < 1e-6
-    assert found["good"].accuracy is not None
-    assert np.isclose(found["good"].accuracy.mean, 85.5)
+    assert found["good"].value is not None
+    assert np.isclose(found["good"].value.mean, 85.5)
     text = EXPERIMENT.table(rows).text()
     assert "−10.00" in text and "diverges" in text
 
 
-def test_the_committed_record_is_of_these_cases() -> None:
-    made = record.read(Path(benchmarks.__file__).parent / "records" / "frontier.json")
-    cases = EXPERIMENT.cases(False)
+def test_fewer_bits_a_byte_are_better_and_optimizers_are_compared_side_by_side() -> None:
+    rows = [
+        row(method, seed, bits, loss + seed / 100, optimizer, TEXT.measure.key)
+        for optimizer in ("adamw", "muon")
+        for seed in range(2)
+        for method, bits, loss in (("none", 32.0, 2.9), ("ecq", 4.0, 3.1), ("qsgd", 4.0, 3.0))
+        if (optimizer, method) != ("muon", "qsgd")
+    ]
+    found = points([one for one in rows if one["optimizer"] == "adamw"], TEXT.measure)
+    assert {one.method for one in found if one.best} == {"none", "qsgd"}
+    lines = equal_bits(TEXT, rows).rows
+    assert [line[0] for line in lines] == ["`none`", "`ecq`"]
+    assert lines[0][2:] == ["2.905", "2.905"]
+    assert all(cell.startswith("+0.200 (") for cell in lines[1][2:])
+
+
+@pytest.mark.parametrize("task", ["lenet"])
+def test_the_committed_record_is_of_these_cases(task: str) -> None:
+    experiment = EXPERIMENTS[task]
+    records = Path(benchmarks.__file__).parent / "records"
+    made = record.read(records / f"{experiment.name}.json")
+    cases = experiment.cases(False)
     assert len(made.rows) == len(cases) and all(made.has(case) for case in cases)
-    assert isinstance(EXPERIMENT.table(made.rows), Table)
+    assert isinstance(experiment.table(made.rows), Table)
