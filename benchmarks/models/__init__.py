@@ -15,7 +15,8 @@ class ModelSpec:
         input: height, width and channels of an image, the tokens of a text, or the length of a vector.
         classes: number of classes, or of different tokens.
         parameters: trainable numbers, as everybody counts them.
-        last_layer: name pattern of the classifier, which TernGrad leaves uncompressed.
+        last_layer: name pattern of the classifier, which TernGrad leaves uncompressed; empty if the
+            classifier has no parameters of its own.
         data: what it trains on where no path is given.
     """
 
@@ -46,6 +47,8 @@ MODELS: dict[str, ModelSpec] = {
     # derivatives, there are 46 million parameters, as published.
     "dnn": ModelSpec((792,), 9304, 45_866_072, "fc8.*", "synthetic"),
     "gpt": ModelSpec((64,), 256, 470_784, "head.*", "text"),
+    # GPT-2's smallest. It has 1,024 places; text comes in shorter windows, which a CPU can train on.
+    "gpt2": ModelSpec((128,), 50_257, 124_439_808, "", "text"),
 }
 """Every model, by the name that command lines use."""
 

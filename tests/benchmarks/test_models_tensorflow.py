@@ -16,7 +16,7 @@ BIASES_BEFORE_BATCH_NORM = {"resnet50": 26_560}
 """The biases of ``keras.applications``; no other implementation has them."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gpt2"])
 def test_parameters_layer_names_and_shapes(name: str) -> None:
     model = build(name)
     variables = model.trainable_variables
@@ -30,6 +30,11 @@ def test_parameters_layer_names_and_shapes(name: str) -> None:
     assert model.input_shape == (None, *spec.input)
     places = spec.input if spec.data == "text" else ()
     assert model.output_shape == (None, *places, spec.classes)
+
+
+def test_a_model_of_pytorch_alone_is_an_error() -> None:
+    with pytest.raises(ValueError, match="gpt2: expected a model that Keras has"):
+        build("gpt2")
 
 
 @pytest.mark.parametrize("name", ["lenet", "cifarnet", "dnn", "resnet20"])

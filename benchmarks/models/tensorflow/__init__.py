@@ -26,9 +26,15 @@ _BUILDERS: dict[str, Callable[[int], keras.Model]] = {
 def build(
     name: str, classes: int | None = None, norm: str | None = None, dropout: float | None = None
 ) -> keras.Model:
-    """A freshly initialised model; the arguments are those of :func:`benchmarks.models.torch.build`."""
+    """A freshly initialised model; the arguments are those of :func:`benchmarks.models.torch.build`.
+
+    Raises:
+        ValueError: the model has no such variant, or only PyTorch has the model.
+    """
     spec = MODELS[name]
     classes, variant = classes or spec.classes, chain_of(name, norm, dropout)
+    if variant is None and name not in _BUILDERS:
+        raise ValueError(f"{name}: expected a model that Keras has as well, got one of PyTorch's alone")
     return chain.build(variant, classes, spec.input, name) if variant else _BUILDERS[name](classes)
 
 
