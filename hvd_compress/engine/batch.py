@@ -474,8 +474,7 @@ class Batch:
 
     def order(self, tensor: torch.Tensor) -> None:
         """Makes the current stream of a CUDA tensor's device wait for the streams of earlier work."""
-        if tensor.is_cuda:
-            self._kernels.order(tensor)
+        self._kernels.order(tensor)
 
     def _take_over(self) -> None:
         """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""

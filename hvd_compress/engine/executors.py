@@ -6,7 +6,7 @@ import ctypes
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,6 +20,11 @@ from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
+
+CUDA_KERNELS: dict[str, Callable[[], CudaKernels]] = {
+    TorchDevice.type: lambda: CudaKernels(TorchDevice(torch))
+}
+"""What makes the kernels for devices other than the CPU, by the type of the device."""
 
 _PENDING = -1
 """The value of a word in host memory that has not come from its device yet."""
@@ -48,7 +53,7 @@ class Executors:
         self.threads = threads
         self._chained = chained
         self._cpu = CpuKernels(threads)
-        self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}
+        self._streams: dict[torch.device, set[torch.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
         self._later: deque[tuple[torch.Tensor, Exception]] = deque()
@@ -59,11 +64,12 @@ class Executors:
         Raises:
             KernelError: the tensor is on a CUDA device, and the CUDA library was not built.
         """
-        if tensor.device.type != "cuda":
+        make = CUDA_KERNELS.get(tensor.device.type)
+        if make is None:
             return None
         with self._sharing:
             if self.cuda is None:
-                self.cuda = CudaKernels(TorchDevice(torch))
+                self.cuda = make()
             return self.cuda
 
     def order(self, tensor: torch.Tensor) -> None:
@@ -72,8 +78,8 @@ class Executors:
         Gradients, residuals and payloads may be used in one stream now and in another one next time, and
         threads may use several streams in turn. If the caller puts streams in order, no stream waits.
         """
-        if tensor.device.type == "cuda":
-            stream = torch.cuda.current_stream(tensor.device)
+        if tensor.device.type in CUDA_KERNELS:
+            stream = current_stream(tensor.device)
             with self._sharing:
                 streams = self._streams.setdefault(tensor.device, set())
                 others = set() if self._chained else streams - {stream}
@@ -203,7 +209,9 @@ class Executors:
             word: the word, shape=(), on a CUDA device.
             error: the error.
         """
-        there = torch.full((), _PENDING, dtype=torch.int32, device="cpu", pin_memory=word.is_cuda)
+        there = torch.full(
+            (), _PENDING, dtype=torch.int32, device="cpu", pin_memory=not word.is_cpu
+        )
         there.copy_(word.int(), non_blocking=True)
         self._later.append((there, error))
 
@@ -242,7 +250,7 @@ class Executors:
             PayloadError: the same as in :meth:`check`.
         """
         for device in list(self._streams):
-            torch.cuda.synchronize(device)
+            torch.get_device_module(device).synchronize(device)
         self.check()
 
     def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
@@ -284,7 +292,13 @@ def keep_from_reuse(*tensors: torch.Tensor) -> None:
     Args:
         tensors: the tensors, all on one device.
     """
-    if tensors and tensors[0].is_cuda:
-        stream = torch.cuda.current_stream(tensors[0].device)
+    if tensors and tensors[0].device.type in CUDA_KERNELS:
+        stream = current_stream(tensors[0].device)
         for tensor in tensors:
             tensor.record_stream(stream)
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The current stream of a CUDA device."""
+    stream: torch.Stream = torch.get_device_module(device).current_stream(device)
+    return stream

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from hvd_compress.engine.executors import CUDA_KERNELS
 from hvd_compress.engine.residuals import Factor, Holder, Owned
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 
@@ -128,4 +129,4 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
 def device_of(slots: Iterable[Slot]) -> torch.device:
     """The device that encodes gradients: the first CUDA device with a parameter, or else the CPU."""
     devices = (slot.parameter.device for slot in slots)
-    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
+    return next((device for device in devices if device.type in CUDA_KERNELS), torch.device("cpu"))

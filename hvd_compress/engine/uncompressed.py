@@ -63,8 +63,7 @@ class Uncompressed:
         self._judge(values)
         if values is self._buffer:
             return
-        if values.is_cuda:
-            keep_from_reuse(values)  # It may have been made in another stream.
+        keep_from_reuse(values)  # It may have been made in another stream.
         parts = values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():

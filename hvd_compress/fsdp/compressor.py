@@ -195,8 +195,7 @@ class Compressor(ProcessGroupCompressor):
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
         """FSDP2's hook: averages the sums of the shards' ranks over the replicas, in place."""
-        if output.is_cuda:  # FSDP2 may let go of it while this stream still works with it.
-            keep_from_reuse(output)
+        keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
         if self._pass.watch():
             self._break_off()
         if unit.elements != output.numel():

@@ -410,7 +410,7 @@ class DeviceArrays:
         self._type = device_type
         self.device = first.device
         self.index: int = first.device.index or 0
-        self._place = self.index if device_type == "cuda" else -1  # As get_device() has it.
+        self._place = -1 if device_type == "cpu" else self.index  # As get_device() has it.
 
     def pointer(self, what: str, tensor: Any, count: int, dtype: str | None = None) -> int:
         """The address of a contiguous tensor of ``count`` elements.

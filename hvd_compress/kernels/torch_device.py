@@ -24,16 +24,16 @@ class TorchDevice(Device):
 
     def guard(self, index: int) -> Any:
         """Makes a device current; restores the previous one on exit."""
-        return self._torch.cuda.device(index)
+        return self._torch.get_device_module(self.type).device(index)
 
     def stream(self, index: int) -> int:
         """The address of the current stream."""
-        return self._torch.cuda.current_stream(index).cuda_stream
+        return self._torch.get_device_module(self.type).current_stream(index).cuda_stream
 
     def empty(self, size: int, index: int) -> Any:
         """Memory of the device, not initialized; shape=(size,), uint8."""
         torch = self._torch
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+        return torch.empty(size, dtype=torch.uint8, device=torch.device(self.type, index))
 
     def pinned(self, size: int) -> Any:
         """Zeros in page-locked memory of the host; shape=(size,), uint8."""

@@ -15,7 +15,7 @@ from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Exchanging, Pending
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.executors import CUDA_KERNELS, Executors
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.residuals import Changes, LastExchange
@@ -480,7 +480,7 @@ class ProcessGroupCompressor(CompressorBase):
     def _deferred(self) -> bool:
         """Whether the host must not wait for the gradients' device."""
         # Without the CUDA library, which uncompressed gradients do not need.
-        if self._device.type == "cuda":
+        if self._device.type in CUDA_KERNELS:
             return True
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         return self._kernels.deferred(like) is not None

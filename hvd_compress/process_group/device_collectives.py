@@ -48,7 +48,7 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
 
 
 def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
-    """A device whose tensors a group can gather: the CPU, unless the group has only a backend for CUDA.
+    """A device whose tensors a group can gather: the CPU, unless the group has no backend for it.
 
     Raises:
         ExchangeError: there is no process group, or this rank is not in it.
@@ -56,8 +56,9 @@ def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
     if not is_unregistered(group):
         Collectives(group)
         backends = _backends(dist.get_backend_config(group))
-        if backends and "cpu" not in backends and "cuda" in backends:
-            return torch.device("cuda", torch.cuda.current_device())
+        if backends and "cpu" not in backends:
+            kind = next(iter(backends))
+            return torch.device(kind, torch.get_device_module(kind).current_device())
     return torch.device("cpu")
 
 

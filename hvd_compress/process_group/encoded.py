@@ -14,7 +14,7 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.engine.comm import Collective, phase
-from hvd_compress.engine.executors import Executors, keep_from_reuse
+from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
 from hvd_compress.engine.failures import explained
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
@@ -221,7 +221,7 @@ class EncodedCollectives:
         On a CUDA device, the other ranks may have begun exchanges of other groups: they notice the error
         when their next exchange here begins, and this rank does not wait for that.
         """
-        return contextlib.nullcontext() if device.type == "cuda" else self.telling(device)
+        return contextlib.nullcontext() if device.type in CUDA_KERNELS else self.telling(device)
 
     def _exchange(
         self,

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from hvd_compress.engine.executors import current_stream
+
 
 class Beside(Protocol):
     """A side stream, beside the stream that is current in hooks."""
@@ -36,26 +38,26 @@ class SideStream(Beside):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.Stream | None = None
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        stream, current = self._made(), torch.cuda.current_stream(self._device)
+        stream, current = self._made(), current_stream(self._device)
         if current != stream:
             stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with torch.get_device_module(self._device).stream(stream):
             yield
 
     def caught_up(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._made())
+        current_stream(self._device).wait_stream(self._made())
 
     def takes(self, tensor: torch.Tensor) -> None:
         tensor.record_stream(self._made())
 
-    def _made(self) -> torch.cuda.Stream:
+    def _made(self) -> torch.Stream:
         # Not before it is needed: a compressor may be made before CUDA is used.
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.get_device_module(self._device).Stream(self._device)
         return self._stream
 
 

@@ -361,8 +361,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
     ) -> torch.Tensor:
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
-        if gradient.is_cuda:
-            self._kernels.order(gradient)
+        self._kernels.order(gradient)
         scale = self._encoder.loss_scale
         if not idle:
             self._changes.release(slot, gradient, scale)
