@@ -24,7 +24,7 @@ phase = @$(PYTHON) scripts/phase.py build/log/$(1).log '$(2)'
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(shell find hvd_compress/csrc -type f 2>/dev/null | sort)
 OPERATIONS_SOURCES := hvd_compress/tensorflow/build.py $(shell find hvd_compress/tensorflow/ops -type f | sort)
-CPP_FILES := $(shell find benchmarks/lab hvd_compress/csrc hvd_compress/tensorflow/ops tests/native -name '*.h' -o -name '*.c' -o -name '*.cc' -o -name '*.cu' \
+CPP_FILES := $(shell find benchmarks/lab hvd_compress/csrc hvd_compress/tensorflow/ops tests/hostdev tests/native -name '*.h' -o -name '*.c' -o -name '*.cc' -o -name '*.cu' \
   2>/dev/null | sort)
 
 # $(call stamp,NAME,INPUTS): a file that exists if NAME was done with these inputs.

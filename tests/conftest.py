@@ -46,6 +46,7 @@ MARKERS = {
     "ddp": ("ddp",),
     "diloco": ("ddp",),
     "fsdp": ("ddp",),
+    "hostdev": ("ddp",),
     "model_parallel": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),

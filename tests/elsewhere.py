@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 
 from tests import device
 
-CUDA = torch.device("cuda", 0)
+CUDA = torch.device("cuda" if device.TYPE == "cpu" else device.TYPE, 0)
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 
 

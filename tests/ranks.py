@@ -90,6 +90,10 @@ def _backend(ranks: int) -> str:
     """The backend: with NCCL for tests on GPUs, unless ranks share a GPU, which NCCL refuses."""
     import torch
 
+    from tests.hostdev import hostdev
+
+    if device.TYPE == hostdev.TYPE:
+        return f"cpu:gloo,{device.TYPE}:{hostdev.BACKEND}"
     by_nccl = device.TYPE == "cuda" and ranks <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if by_nccl else "gloo"
 
@@ -99,10 +103,12 @@ def _use_device() -> None:
     import torch
 
     from hvd_compress.engine.comm import Collective
+    from tests.torch_models import DEVICE
 
     local = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK") or 0)
-    torch.cuda.set_device(local % torch.cuda.device_count())
-    torch.set_default_device(device.TYPE)
+    module = torch.get_device_module(DEVICE)
+    module.set_device(local % module.device_count())
+    torch.set_default_device(DEVICE)
     ranks = os.environ.get("WORLD_SIZE") or os.environ.get("HOROVOD_SIZE")
     Collective.skips_alone = ranks != "1"
 

@@ -12,8 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hvd_compress.exchanges import reference
 from tests import device
+from tests.hostdev import hostdev
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+if device.TYPE == hostdev.TYPE:
+    hostdev.register()
 
 DEVICE = torch.device(device.TYPE)
 """The device of models and gradients, see :mod:`tests.device`."""

@@ -27,6 +27,7 @@ WHOLE = frozenset(
         "ddp",
         "distributed",
         "fsdp",
+        "hostdev",
         "keras",
         "lab",
         "diloco",

@@ -234,6 +234,8 @@ def test_a_rank_that_fails() -> None:
     before = copy.deepcopy(compressor.state_dict()["tensors"])
     place = mesh.get_local_rank("shard")
     error: tuple[type[Exception], str] = (hvdc.ExchangeError, "expected a payload from every rank")
+    if DEVICE.type != "cpu":  # Whose kernels do not tell zeros from other payloads that were altered.
+        error = hvdc.PayloadError, "rank 1's payload: expected the header"
     if place != 1:
         error = hvdc.ExchangeError, "expected averages of all shards"
     if dist.get_rank() == 3:
