@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -100,12 +101,18 @@ class Bucket:
             if error is None:
                 self.future.set_result(self.result)
             else:
-                try:
-                    self.future.set_exception(error)
-                except Exception:
-                    # A future with devices pickles what it holds, to find tensors in it.
-                    text = f"{type(error).__name__}: {error}"
-                    self.future.set_exception(ExchangeError(text))
+                self.future.set_exception(self._kept(error))
+
+    def _kept(self, error: Exception) -> Exception:
+        """An error that the future can hold."""
+        if self.device.type != "cpu":
+            # A future with devices pickles what it holds, to find tensors in it. Should that fail, it
+            # would complete with the error of the pickler.
+            try:
+                pickle.dumps(error)
+            except Exception:
+                return ExchangeError(f"{type(error).__name__}: {error}")
+        return error
 
 
 class Step:

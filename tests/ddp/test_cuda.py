@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +31,6 @@ from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
-from hvd_compress.process_group.step import Bucket
 from tests.contract import errors, memory, residuals, results
 from tests.contract.beside import Beside
 from tests.contract.ddp import DDP
@@ -452,27 +450,6 @@ def test_a_graph_that_is_captured() -> None:
         ):
             with pytest.raises(hvdc.ExchangeError, match="the capture of a CUDA graph"):
                 step()
-
-
-class _OfADevice(torch.futures.Future):
-    """Pickles what it holds, as a future with devices does to find tensors."""
-
-    def set_result(self, result: Any) -> None:
-        pickle.dumps(result)
-        super().set_result(result)
-
-
-class _Unpicklable(Exception):
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot be pickled")
-
-
-def test_an_error_that_cannot_be_pickled() -> None:
-    bucket = Bucket(None, torch.device("cpu"), 1.0)
-    bucket.future = _OfADevice()
-    bucket.resolve(_Unpicklable("what happened"))
-    with pytest.raises(hvdc.ExchangeError, match="_Unpicklable: what happened"):
-        bucket.future.wait()
 
 
 @on_ranks(1, launcher="torchrun")

@@ -8,6 +8,7 @@ import torch
 from hvd_compress.engine.executors import Executors, keep_from_reuse
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.process_group.streams import SideStream
+from hvd_compress.ranks.errors import ExchangeError
 from tests.hostdev import hostdev
 from tests.hostdev.hostdev import Log, logged
 from tests.ranks import on_ranks
@@ -99,6 +100,20 @@ def test_the_future_of_a_bucket() -> None:
         tensors = result if isinstance(result, list) else [result]
         kept = {number for what, number, _ in log if what == "record_stream"}
         assert kept == {one.data_ptr() for one in tensors}
+
+
+class _Unpicklable(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+@on_ranks(1, launcher="torchrun", environment=DEVICE)
+def test_an_error_that_cannot_be_pickled() -> None:
+    """A future of a device pickles what it holds, to find tensors."""
+    bucket = Bucket(None, torch.device(*PLACE), 1.0)
+    bucket.resolve(_Unpicklable("what happened"))
+    with pytest.raises(ExchangeError, match="_Unpicklable: what happened"):
+        bucket.future.wait()
 
 
 @on_ranks(1, launcher="torchrun", environment=DEVICE)
