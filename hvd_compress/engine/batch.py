@@ -16,10 +16,18 @@ from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
-from hvd_compress.engine.residuals import Factor, Holder, Pair, columns, transpose, transpose_back
+from hvd_compress.engine.residuals import (
+    Columns,
+    Factor,
+    Holder,
+    Pair,
+    transpose,
+    transpose_back,
+)
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
+from hvd_compress.kernels.cpu_arrays import CheckedOnce
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -86,13 +94,18 @@ class Batch:
         self._used = [True] * len(gradients) if used is None else list(used)
         self._unused = [position for position, one in enumerate(self._used) if not one]
         self._originals = {position: gradients[position].clone() for position in self._unused}
-        self._changes = [encoder.last.changes() for _ in gradients]
-        self._owned: list[Pair | None] = []
+        # One record for all used gradients, whose changes are kept or undone together.
+        self._changes = [encoder.last.changes()] * len(gradients)
+        for position in self._unused:
+            self._changes[position] = encoder.last.changes()
+        self._taken_up: list[Columns] = []
         self._take_over()
-        self.flats = [
-            gradient.contiguous().view(-1) if matrix is None else transpose(gradient, matrix)
+        self.flats: Sequence[torch.Tensor] = CheckedOnce(
+            gradient.ravel() if matrix is None else transpose(gradient, matrix)
             for gradient, matrix in zip(gradients, plan.matrices, strict=True)
-        ]
+        )
+        both = enumerate(zip(gradients, plan.matrices, strict=True))
+        self._copied = [n for n, (one, matrix) in both if matrix or not one.is_contiguous()]
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
@@ -109,7 +122,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
-        return self._encode(table, self.flats, self.take_up, self.plan.matrices)
+        return self._encode(table, self.flats, self.take_up, self.plan.transposed)
 
     def encode_averages(self, table: Table, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Encodes averages of the parts that this rank owns, with the residuals of these parts.
@@ -121,7 +134,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
-        return self._encode(table, averages, lambda: self._owned, [None] * len(averages))
+        return self._encode(table, averages, lambda: self._owned, ())
 
     def decode(
         self,
@@ -149,7 +162,7 @@ class Batch:
         """
         self.order(rows)
         if self.plan.deferred:
-            keep_from_reuse(rows, *values)
+            keep_from_reuse(rows)
         with self.decoding():
             return table.kernels.decode_sum(values, self.steps, rows, scale, word)
 
@@ -168,7 +181,7 @@ class Batch:
         buffer = torch.empty(
             sum(self.plan.owned_sizes), dtype=torch.float32, device=self.flats[0].device
         )
-        averages = buffer.split(self.plan.owned_sizes)
+        averages = CheckedOnce(buffer.split_with_sizes(self.plan.owned_sizes))
         if not pieces:
             return averages
         self._name_senders(table, lambda _, row: first + row, ", as its owner")
@@ -207,12 +220,12 @@ class Batch:
     def parts_to_owners(self) -> tuple[torch.Tensor, list[int]]:
         """All gradients' parts without encoding, ordered by owner, and the bytes for each owner."""
         cuts = self.plan.cuts
-        shares = [flat.split(cut.lengths) for flat, cut in zip(self.flats, cuts, strict=True)]
-        owners = range(len(cuts[0].lengths))
-        parts = [share[cut.of[n]] for n in owners for share, cut in zip(shares, cuts, strict=True)]
-        width = self.flats[0].element_size()
-        sizes = [width * sum(cut.lengths[cut.of[n]] for cut in cuts) for n in owners]
-        return torch.cat(parts).view(torch.uint8), sizes
+        shares = [
+            flat.split_with_sizes(lengths) if len(lengths) > 1 else (flat,)
+            for flat, lengths in zip(self.flats, cuts.lengths, strict=True)
+        ]
+        parts = torch.cat([shares[position][part] for position, part in cuts.by_owner])
+        return parts.view(torch.uint8), [parts.element_size() * count for count in cuts.counts]
 
     def average_parts(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """The same as :meth:`average`, from the ranks' messages of :meth:`parts_to_owners`.
@@ -344,25 +357,23 @@ class Batch:
             # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
             write, self._write = self._write, None
             self.order(self.flats[0])
+            if self.plan.deferred:
+                keep_from_reuse(*self.flats)  # Copies may have been made in another stream.
             write(scale)
             self._judge_sums()
         except ExchangeError:
             self._check_changes()
             raise
         self._decided()
-        for gradient, flat, matrix in zip(
-            self.gradients, self.flats, self.plan.matrices, strict=True
-        ):
-            if matrix is not None:
-                gradient.copy_(transpose_back(flat, matrix).view(gradient.shape))
-            elif not gradient.is_contiguous():
-                gradient.copy_(flat.view(gradient.shape))
+        for position in self._copied:
+            gradient, flat = self.gradients[position], self.flats[position]
+            matrix = self.plan.matrices[position]
+            flat = flat if matrix is None else transpose_back(flat, matrix)
+            gradient.copy_(flat.view(gradient.shape))
         for position, original in self._originals.items():
             if not self._used[position]:
                 keep_from_reuse(original)
                 self.gradients[position].copy_(original)
-        if self.plan.deferred:
-            keep_from_reuse(*self.flats)  # Copies may have been made in another stream.
         # The step may end much later, when the backward pass does.
         self.flats, self._originals = [], {}
 
@@ -378,22 +389,20 @@ class Batch:
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1
-        if isinstance(dropped, torch.Tensor):
-            both = zip(self._used, self._changes, strict=True)
-            pairs = [pair for used, changes in both if used for pair in changes.pairs()]
-            if pairs:
-                self._kernels.restore(pairs, dropped)
-        for used, changes in zip(self._used, self._changes, strict=True):
+        if isinstance(dropped, torch.Tensor) and self._taken_up:
+            # Of parameters that no rank used, too: their next residuals are discarded.
+            self._kernels.restore(self._taken_up, dropped)
+        for changes, used in dict(zip(self._changes, self._used, strict=True)).items():
             changes.settle(dropped if used else True)
 
     def withdraw(self) -> None:
         """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
-        for changes in self._changes:
+        for changes in dict.fromkeys(self._changes):
             changes.withdraw()
 
-    def take_up(self) -> list[Pair | None]:
+    def take_up(self) -> Columns:
         """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
-        return [self._take_up(position, slot) for position, slot in enumerate(self.plan.slots)]
+        return self._take_up("gradients", self.plan.slots)
 
     def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
         """The slots' right factors, and the arrays for the next ones.
@@ -401,7 +410,9 @@ class Batch:
         Args:
             ranks: the number of columns of each gradient's factor.
         """
-        return [self._take_up_factor(*one) for one in enumerate(ranks)]
+        pairs = [self._take_up_factor(*one) for one in enumerate(ranks)]
+        self._taken_up.append(([before for before, _ in pairs], [after for _, after in pairs]))
+        return pairs
 
     def _take_up_factor(self, position: int, rank: int) -> Pair:
         slot, changes = self.plan.slots[position], self._changes[position]
@@ -414,8 +425,8 @@ class Batch:
 
             changes.when(lambda: None, restore)
         assert slot.factor is not None
-        changes.move(slot.factor)
-        return slot.factor.take_up(1.0, self.gradients[0].device)
+        changes.moved.append(slot.factor)
+        return slot.factor.take_up(1.0, self.gradients[0].device, self.order)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -482,55 +493,67 @@ class Batch:
         scale, keeps = encoder.loss_scale, plan.slots[0].route.residuals
         for position, slot in enumerate(plan.slots):
             gradient, changes = self.gradients[position], self._changes[position]
-            enabled = self._encoded and slot.route.feedback.enabled
+            enabled = self._encoded and plan.residual_dtypes[position] is not None
             if plan.owners is not None or slot.owned is not None:
                 changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
             if slot.residual is not None and not (enabled and keeps):
                 changes.release(slot, gradient, scale)
-            # Here, and not between the collectives: memory belongs to the stream that it is made in.
-            self._owned.append(self._take_up(position, slot.owned))
+        # Here, and not between the collectives: memory belongs to the stream that it is made in.
+        self._owned: Columns = ((), ())
+        if plan.owners is not None:
+            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+            self._owned = self._take_up("averages", owned)
 
     def _encode(
         self,
         table: Table,
         values: Sequence[torch.Tensor],
-        take_up: Callable[[], Sequence[Pair | None]],
-        matrices: Sequence[tuple[int, int] | None],
+        take_up: Callable[[], Columns],
+        transposed: Sequence[tuple[int, tuple[int, int]]],
     ) -> torch.Tensor:
         layout, device = table.layout, self.flats[0].device
         message = torch.empty(layout.size, dtype=torch.uint8, device=device)
 
         def work() -> torch.Tensor:
             self.order(message)
-            kept = take_up()
-            pairs = [_transposed(*both) for both in zip(kept, matrices, strict=True)]
-            residuals, following = columns(pairs)
+            before, after = take_up()
+            # The slots keep residuals in the gradient's order, which any codec and exchange can use.
+            residuals, following = _transposed((before, after), transposed)
             table.kernels.encode(values, residuals, following, self.steps, message)
-            for pair, written, matrix in zip(kept, following, matrices, strict=True):
-                if matrix is not None and pair is not None and written is not None:
-                    pair[1].copy_(transpose_back(written, matrix))
-            last = layout.pieces[-1] if layout.pieces else None
-            end = 0 if last is None else last.offset + last.size
-            if end < layout.size:
-                message[end:].zero_()
-                self.write_flags(message[layout.flags :])
+            for position, matrix in transposed:
+                kept, written = after[position], following[position]
+                if kept is not None and written is not None:
+                    kept.copy_(transpose_back(written, matrix))
+            if layout.end < layout.size:
+                tail = message[layout.end :].copy_(table.tail)
+                if self._unused:
+                    self.write_flags(tail[layout.flags - layout.end :])
             return message
 
         # What an owner encodes after what it has decoded is not counted again.
-        self.encoded = self.encoded or sum(piece.end - piece.begin for piece in layout.pieces)
+        self.encoded = self.encoded or layout.elements
         with self.encoding():
             return self.guard(work, layout.size)
 
-    def _take_up(self, position: int, holder: Holder | None) -> Pair | None:
-        feedback = self.plan.slots[position].route.feedback
-        if holder is None or not (self._encoded and feedback.enabled):
-            return None
-        if holder.residual is not None and holder.residual.device != self.gradients[0].device:
-            self.order(holder.residual)  # The model has moved.
-        dtype = getattr(torch, feedback.residual_dtype)
-        pair = holder.take_up(self._encoder.loss_scale, self.gradients[0].device, dtype)
-        self._changes[position].move(holder)
-        return pair
+    def _take_up(self, role: str, holders: Sequence[Holder]) -> Columns:
+        """Residuals of gradients or of averages; checks them unless the last exchange had the same."""
+        scale, last = self._encoder.loss_scale, self._encoder.last
+        dtypes = self.plan.residual_dtypes if self._encoded else [None] * len(holders)
+        columns = last.columns_again((self.plan, role), holders, scale) if self._encoded else None
+        if columns is None:
+            columns = CheckedOnce(None for _ in holders), CheckedOnce(None for _ in holders)
+            device, order = self.gradients[0].device, self.order
+            for position, (holder, dtype) in enumerate(zip(holders, dtypes, strict=True)):
+                if dtype is not None:
+                    pair = holder.take_up(scale, device, order, dtype)
+                    columns[0][position], columns[1][position] = pair
+        for changes, holder, dtype in zip(self._changes, holders, dtypes, strict=True):
+            if dtype is not None:
+                changes.moved.append(holder)
+        if any(dtypes):
+            last.columns[self.plan, role] = columns
+            self._taken_up.append(columns)
+        return columns
 
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
         owned, scale = self.plan.slots[position].owned, self._encoder.loss_scale
@@ -591,14 +614,17 @@ class Batch:
             table.kernels.name_senders(name)
 
 
-def _transposed(pair: Pair | None, matrix: tuple[int, int] | None) -> Pair | None:
-    """A residual in the order in which its gradient is sent, and an array for the next one.
-
-    The slots keep residuals in the gradient's order, so that any codec and exchange can use them.
-    """
-    if pair is None or matrix is None:
-        return pair
-    return transpose(pair[0], matrix), torch.empty_like(pair[1])
+def _transposed(columns: Columns, matrices: Sequence[tuple[int, tuple[int, int]]]) -> Columns:
+    """Residuals in the order in which their gradients are sent, and arrays for the next ones."""
+    if not matrices:
+        return columns
+    before, after = map(list, columns)
+    for position, matrix in matrices:
+        residual, following = before[position], after[position]
+        if residual is not None and following is not None:
+            before[position] = transpose(residual, matrix)
+            after[position] = torch.empty_like(following)
+    return before, after
 
 
 def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
@@ -616,4 +642,4 @@ def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
     words = [content.word for content in contents if content.word is not None]
     if len({word.device for word in words}) > 1:
         return any(bool(word.item()) for word in words)
-    return torch.stack(words).amax(0) if words else False
+    return (words[0] if len(words) == 1 else torch.stack(words).amax(0)) if words else False

@@ -7,10 +7,12 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.engine.residuals import Columns
 from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_batch import CpuBatch
@@ -187,20 +189,18 @@ class Executors:
         self.order(payloads)
         kernels.collect_flags(payloads, word)
 
-    def restore(
-        self, residuals: Sequence[tuple[torch.Tensor, torch.Tensor]], when: torch.Tensor
-    ) -> None:
-        """Copies residuals over others if a word on their device is not 0.
+    def restore(self, columns: Sequence[Columns], when: torch.Tensor) -> None:
+        """Copies residuals over the next ones if a word on their device is not 0.
 
         Args:
-            residuals: pairs of a source and a destination, shape=(n,) each, float32, on one CUDA device.
+            columns: sources and destinations, shape=(n,) each, float32, on one CUDA device.
             when: the word, shape=(1,), int32.
         """
         kernels = self.deferred(when)
         assert kernels is not None
         self.order(when)
-        keep_from_reuse(when, *(tensor for pair in residuals for tensor in pair))
-        kernels.restore(residuals, when)
+        keep_from_reuse(when, *(one for both in columns for one in chain(*both) if one is not None))
+        kernels.restore(columns, when)
 
     def raise_later(self, word: torch.Tensor, error: Exception) -> None:
         """Makes :meth:`check` raise an error as soon as the host can see that a word is not 0.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.residuals import columns
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.layout import CHANGED, USED
 
@@ -39,8 +38,7 @@ class LevelBatch:
         def work() -> torch.Tensor:
             message = torch.zeros(self._layout.norms, dtype=torch.float32, device="cpu")
             self._residuals = self._batch.take_up()
-            residuals, _ = columns(self._residuals)
-            self._kernels.norms(self._batch.flats, residuals, message)
+            self._kernels.norms(self._batch.flats, self._residuals[0], message)
             self._batch.write_flags(message[self.flags :])
             self._own = message.clone()  # The other ranks' come into the message.
             return message
@@ -65,9 +63,8 @@ class LevelBatch:
         def work() -> torch.Tensor:
             self._check_norms()
             message = torch.zeros(self._layout.words, dtype=torch.int32, device="cpu")
-            residuals, following = columns(self._residuals)
-            steps = self._batch.steps
-            self._kernels.encode(self._batch.flats, residuals, following, steps, norms, message)
+            batch = self._batch
+            self._kernels.encode(batch.flats, *self._residuals, batch.steps, norms, message)
             message[-2] = int(self._batch.encodes)
             message[-1] = self._check_of(message)
             return message

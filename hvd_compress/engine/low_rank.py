@@ -42,7 +42,7 @@ class LowRankBatch:
 
         def work() -> torch.Tensor:
             batch = self._batch
-            self._residuals = batch.take_up()
+            self._residuals = list(zip(*batch.take_up(), strict=True))
             self._kept = batch.take_up_factors(self._ranks)
             bases = orthonormal([factor for factor, _ in self._kept])
             message = batch.flats[0].new_empty(sum(self._rows), dtype=torch.float32)
@@ -132,22 +132,22 @@ class LowRankBatch:
     def _compensated(self, position: int) -> torch.Tensor:
         """The matrix of a gradient and its residual, float32, in the memory of the next residual."""
         gradient = self._batch.flats[position].view(self._matrices[position])
-        pair = self._residuals[position]
-        if pair is None:
+        before, after = self._residuals[position]
+        if before is None or after is None:
             return gradient.float()
-        before, after = (one.view(gradient.shape) for one in pair)
+        before, after = before.view(gradient.shape), after.view(gradient.shape)
         return torch.add(gradient, before, alpha=self._feedback(position).alpha, out=after)
 
     def _carry(
         self, position: int, x: torch.Tensor, base: torch.Tensor, factor: torch.Tensor
     ) -> None:
         """Subtracts what this rank sends, so that the next residual is left."""
-        pair = self._residuals[position]
-        if pair is None:
+        before, _ = self._residuals[position]
+        if before is None:
             return
         feedback = self._feedback(position)
         if feedback.alpha != feedback.beta:
-            x.add_(pair[0].view(x.shape), alpha=feedback.beta - feedback.alpha)
+            x.add_(before.view(x.shape), alpha=feedback.beta - feedback.alpha)
         for k in range(base.shape[1]):
             x.addcmul_(base[:, k, None], factor[:, k], value=-1)
 

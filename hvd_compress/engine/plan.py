@@ -18,7 +18,7 @@ from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.base import Group
-from hvd_compress.exchanges.layout import Member, MessageLayout, OwnedPart, Owners
+from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length, describe
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
@@ -42,23 +42,27 @@ class Table:
     Attributes:
         layout: the places of the payloads.
         kernels: the kernels that encode and decode all pieces in one call.
+        tail: the bytes behind the payloads if all gradients were used, on the gradients' device.
     """
 
     layout: MessageLayout
     kernels: NativeBatch
+    tail: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The parts of a gradient that ranks own.
+class Cuts:
+    """The parts of a bucket's gradients that ranks own, without empty ones.
 
     Attributes:
-        lengths: the number of elements in each part, in the order of the elements.
-        of: each owner's part, by number.
+        lengths: the number of elements in each part of each gradient, in the order of the elements.
+        by_owner: all parts in the order of their owners: the gradient's position, and the part's number.
+        counts: the number of elements in each owner's parts.
     """
 
-    lengths: list[int]
-    of: list[int]
+    lengths: list[list[int]]
+    by_owner: list[tuple[int, int]]
+    counts: list[int]
 
 
 class BucketPlan:
@@ -81,6 +85,8 @@ class BucketPlan:
         owned_sizes: the number of elements in each of these parts.
         matrices: the rows and columns of each gradient that is transposed before ranks divide it; None for
             other gradients.
+        transposed: the positions and the matrices of the gradients that are transposed.
+        residual_dtypes: the dtype of each gradient's residuals; None without feedback.
     """
 
     def __init__(
@@ -108,6 +114,11 @@ class BucketPlan:
         self.matrices = [
             None if self.owners is None else member.shared.transposed for member in self.members
         ]
+        self.transposed = [(n, one) for n, one in enumerate(self.matrices) if one is not None]
+        feedbacks = [slot.route.feedback for slot in slots]
+        self.residual_dtypes: list[torch.dtype | None] = [
+            getattr(torch, one.residual_dtype) if one.enabled else None for one in feedbacks
+        ]
         self._encoder = encoder
         self._like = like.new_empty(0)
         self._lengths = lengths
@@ -121,16 +132,19 @@ class BucketPlan:
         return ", ".join(slot.name for slot in self.slots)
 
     @cached_property
-    def cuts(self) -> list[Cut]:
-        """The parts of each gradient; ranks must divide gradients."""
-        owners, cuts = self.owners, []
+    def cuts(self) -> Cuts:
+        """The parts of the gradients; ranks must divide gradients."""
+        owners, lengths, placed = self.owners, [], []
         assert owners is not None
-        for member in self.members:
-            ranges = [owners.part(member, owner) for owner in range(owners.size)]
-            order = sorted(range(owners.size), key=ranges.__getitem__)
-            lengths = [ranges[owner][1] - ranges[owner][0] for owner in order]
-            cuts.append(Cut(lengths, [order.index(owner) for owner in range(owners.size)]))
-        return cuts
+        counts = [0] * owners.size
+        for position, member in enumerate(self.members):
+            parts = [(*owners.part(member, owner), owner) for owner in range(owners.size)]
+            parts = sorted(part for part in parts if part[0] < part[1])
+            lengths.append([end - begin for begin, end, _ in parts])
+            for number, (begin, end, owner) in enumerate(parts):
+                placed.append((owner, position, number))
+                counts[owner] += end - begin
+        return Cuts(lengths, [(position, number) for _, position, number in sorted(placed)], counts)
 
     def table(self, name: str, layout: Callable[[], MessageLayout]) -> Table:
         """The table of a message.
@@ -151,10 +165,11 @@ class BucketPlan:
                 )
                 for piece in made.pieces
             ]
-            arrays = self._arrays(made)
-            self._tables[name] = Table(
-                made, self._encoder.kernels.batch(entries, arrays, self._like)
-            )
+            kernels = self._encoder.kernels.batch(entries, self._arrays(made), self._like)
+            tail = self._like.new_zeros(made.size - made.end, dtype=torch.uint8)
+            flags = made.flags - made.end
+            tail[flags : flags + len(self.members)] = USED
+            self._tables[name] = Table(made, kernels, tail)
         return self._tables[name]
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A residual, and the array for the next one."""
 
+Columns = tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]
+"""The residuals of a bucket's gradients, and the arrays for the next ones; None without feedback."""
+
 
 @dataclass(eq=False, kw_only=True)
 class Holder:
@@ -31,7 +35,7 @@ class Holder:
             None before the first step and without error feedback.
         residual_scale: the loss scale that is contained in the residual.
         next_residual: the array for the residual after the current step, like ``residual``; None before
-            the first step. :meth:`accept` swaps the two.
+            the first step. :meth:`swap` swaps the two.
     """
 
     residual: torch.Tensor | None = None
@@ -44,33 +48,37 @@ class Holder:
         raise NotImplementedError
 
     def take_up(
-        self, loss_scale: float, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        loss_scale: float,
+        device: torch.device,
+        order: Callable[[torch.Tensor], None],
+        dtype: torch.dtype = torch.float32,
     ) -> Pair:
         """The residual in the units of the next gradient, zeros at first, and the array for the next one.
 
         Args:
             loss_scale: the loss scale of the next gradient.
             device: the device of the next gradient; the model may have moved.
+            order: a function that is called before a residual is copied from another device; see
+                :meth:`Batch.order`.
             dtype: the dtype of residuals; a float32 one becomes the nearest bfloat16 numbers.
         """
-        if self.residual is None:
-            self.residual = torch.zeros(self.count, dtype=dtype, device=device)
+        residual, following = self.residual, self.next_residual
+        if residual is None:
+            self.residual = residual = torch.zeros(self.count, dtype=dtype, device=device)
             self.residual_scale = loss_scale
-        self.residual = self.residual.to(device, dtype)
+        elif residual.device != device or residual.dtype != dtype:
+            order(residual)
+            self.residual = residual = residual.to(device, dtype)
         if self.residual_scale != loss_scale:
-            self.residual.mul_(loss_scale / self.residual_scale)
+            residual.mul_(loss_scale / self.residual_scale)
             self.residual_scale = loss_scale
-        following = self.next_residual
-        if following is None or (following.device, following.dtype) != (device, dtype):
-            self.next_residual = following = torch.empty_like(self.residual)
-        return self.residual, following
+        if following is None or following.device != device or following.dtype != dtype:
+            self.next_residual = following = torch.empty_like(residual)
+        return residual, following
 
-    def accept(self) -> None:
-        """Replaces the residual with the one that the step has written."""
-        self.residual, self.next_residual = self.next_residual, self.residual
-
-    def take_back(self) -> None:
-        """Undoes :meth:`accept`; the former residual exists until the next gradient is encoded."""
+    def swap(self) -> None:
+        """Accepts the residual that the step has written, or undoes that before the next encoding."""
         self.residual, self.next_residual = self.next_residual, self.residual
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,25 +199,16 @@ class Changes:
     sent. The script may also drop the step after it was accepted; see :meth:`take_back`.
 
     Attributes:
+        moved: the holders whose next residual becomes the residual if the step is accepted.
         accepted: whether the step was accepted, and not taken back.
     """
 
     def __init__(self) -> None:
-        self._moved: list[Holder] = []
+        self.moved: list[Holder] = []
         self._if_accepted: list[Callable[[], None]] = []
         self._if_dropped: list[Callable[[], None]] = []
         self._on_device = False
         self.accepted = False
-
-    def move(self, holder: Holder) -> None:
-        """Makes ``holder.next_residual`` the residual when the step is accepted."""
-        self._moved.append(holder)
-
-    def pairs(self) -> Iterator[Pair]:
-        """The residuals that are going to be replaced, and what they are replaced with."""
-        for holder in self._moved:
-            assert holder.residual is not None and holder.next_residual is not None
-            yield holder.residual, holder.next_residual
 
     def when(self, accepted: Callable[[], None], dropped: Callable[[], None]) -> None:
         """Registers two functions; one is called when it is known whether the step is accepted.
@@ -274,37 +273,36 @@ class Changes:
 
         Args:
             dropped: whether the step is dropped; or a word on the residuals' device, not 0 if it is. The
-                caller has then given the next residuals the values that accepted ones will have: see
-                :meth:`pairs`.
+                caller has then given the next residuals the values that accepted ones will have.
         """
         if isinstance(dropped, torch.Tensor):
-            for holder in self._moved:
-                holder.accept()
+            for holder in self.moved:
+                holder.swap()
             # Objects of the host: rare enough to wait for the device.
             if self._if_accepted:
                 self._call(bool(dropped.item()))
             self.accepted = self._on_device = True
             return
         if not dropped:
-            for holder in self._moved:
-                holder.accept()
+            for holder in self.moved:
+                holder.swap()
         self._call(dropped)
         self.accepted = not dropped
 
     def withdraw(self) -> None:
         """Leaves residuals as they were; those released to a gradient are sent with it uncompressed."""
-        self._moved.clear()
+        self.moved.clear()
         self.settle(False)
 
     def counts(self) -> bool:
         """Whether residuals are known to count gradients as sent; does not wait for a device."""
-        return self.accepted and bool(self._moved) and not self._on_device
+        return self.accepted and bool(self.moved) and not self._on_device
 
     def take_back(self) -> None:
         """Undoes the changes if they were accepted; no gradient may have been encoded since then."""
         if self.accepted:
-            for holder in self._moved:
-                holder.take_back()
+            for holder in self.moved:
+                holder.swap()
             self._call(True)
             self.accepted = False
 
@@ -323,11 +321,17 @@ class Changes:
 
 
 class LastExchange:
-    """The changes of the last exchange; :meth:`take_back` can undo them until the next exchange begins."""
+    """The changes of the last exchange; :meth:`take_back` can undo them until the next exchange begins.
+
+    Attributes:
+        columns: the residuals that buckets have taken up in this exchange, by plan and role.
+    """
 
     def __init__(self) -> None:
         self._changes: list[Changes] = []
         self._replaced = False
+        self.columns: dict[tuple[object, str], Columns] = {}
+        self._former = self.columns
 
     def __iter__(self) -> Iterator[Changes]:
         return iter(self._changes)
@@ -336,16 +340,38 @@ class LastExchange:
         """Forgets the changes of the exchange before; called before an exchange's first gradient."""
         self._changes.clear()
         self._replaced = False
+        self._former, self.columns = self.columns, {}
 
     def changes(self) -> Changes:
         """Makes a record of changes in the exchange that has begun last."""
         self._changes.append(Changes())
         return self._changes[-1]
 
+    def columns_again(
+        self, key: tuple[object, str], holders: Sequence[Holder], loss_scale: float
+    ) -> Columns | None:
+        """The columns of the exchange before, whose arrays need no check; None if holders have others now.
+
+        Args:
+            key: the plan and the role of the holders.
+            holders: the holders.
+            loss_scale: the loss scale of the next gradients.
+        """
+        columns = self._former.get(key)
+        if columns is None or {holder.residual_scale for holder in holders} != {loss_scale}:
+            return None
+        now = [holder.residual for holder in holders]
+        following = [holder.next_residual for holder in holders]
+        for before, after in (columns, columns[::-1]):  # A dropped step leaves them as they were.
+            if all(map(is_, now, before)) and all(map(is_, following, after)):
+                return before, after
+        return None
+
     def replace(self) -> None:
         """Records that other residuals replace those of the last exchange."""
         self._replaced |= any(one.accepted for one in self._changes)
         self._changes.clear()
+        self.columns.clear()
 
     def take_back(self) -> None:
         """Undoes the last exchange; does nothing if none was accepted, or if it was already undone.
@@ -360,10 +386,3 @@ class LastExchange:
             )
         for changes in self._changes:
             changes.take_back()
-
-
-def columns(
-    pairs: Sequence[Pair | None],
-) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """The residuals, and the arrays for the next ones."""
-    return [pair and pair[0] for pair in pairs], [pair and pair[1] for pair in pairs]

@@ -98,6 +98,16 @@ class MessageLayout:
     sections: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] | None = None
 
+    @cached_property
+    def end(self) -> int:
+        """The end of the last payload, in bytes."""
+        return self.pieces[-1].offset + self.pieces[-1].size if self.pieces else 0
+
+    @cached_property
+    def elements(self) -> int:
+        """The number of elements in all pieces."""
+        return sum(piece.end - piece.begin for piece in self.pieces)
+
 
 def whole(members: Sequence[Member], stream: int) -> MessageLayout:
     """The layout of a message with one payload for every gradient.

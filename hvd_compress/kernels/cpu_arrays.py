@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from hvd_compress.kernels.native import (
     Spec,
     Tensor,
     check_dtype,
+    code_of,
     dtype_of,
+    name_of,
     noise_of,
 )
 
@@ -25,9 +27,84 @@ _TENSOR = np.dtype(Tensor)
 # Bytes of an element, by ``hvdc_dtype``.
 _WIDTHS = np.array([4, 2, 2], np.uint64)
 
-# By dtype: building a dtype's name takes longer than all other work for a tensor in a call.
-_codes: dict[Any, int] = {}
-_names: dict[Any, str] = {}
+
+class Addresses(NamedTuple):
+    """The addresses of arrays.
+
+    Attributes:
+        pointers: the addresses, shape=(n,), uint64; 0 for None.
+        dtypes: the arrays' ``hvdc_dtype``, shape=(n,), int32.
+        codes: the same without order and repetitions.
+    """
+
+    pointers: np.ndarray
+    dtypes: np.ndarray
+    codes: set[int]
+
+    @classmethod
+    def of(cls, pointers: Sequence[int], codes: Sequence[int]) -> Addresses:
+        """The addresses, and the ``hvdc_dtype`` of each array."""
+        return cls(np.array(pointers, np.uint64), np.array(codes, np.int32), set(codes))
+
+    def spread(self, numbers: Sequence[int], count: int) -> Addresses:
+        """The same as those of some of ``count`` arrays, with zeros for the others."""
+        pointers, dtypes = np.zeros(count, np.uint64), np.zeros(count, np.int32)
+        pointers[numbers], dtypes[numbers] = self.pointers, self.dtypes
+        return Addresses(pointers, dtypes, self.codes)
+
+
+class CheckedOnce(list[Any]):
+    """Arrays of several calls: the first call checks them, and the others only find changed addresses.
+
+    Nothing may change the size, the strides or the dtype of an array in its place.
+
+    Attributes:
+        checked: the sizes and the device of the check, the addresses, and the check's result.
+    """
+
+    checked: tuple[Sequence[int], int | None, list[int], Addresses] | None = None
+
+
+def addresses_of(
+    arrays: Sequence[Any], sizes: Sequence[int], device: int | None
+) -> Addresses | None:
+    """The addresses of many tensors after a short check; None if each has to be checked by itself.
+
+    Args:
+        arrays: the tensors; None has the address 0.
+        sizes: the number of elements in each tensor, a list.
+        device: the result of ``get_device()`` for the tensors; None is the CPU.
+    """
+    # All in lists, which take a third of the time of a loop over the tensors.
+    try:
+        pointers = [array.data_ptr() for array in arrays]
+    except AttributeError:
+        given = [number for number, array in enumerate(arrays) if array is not None]
+        if len(given) == len(arrays):
+            return None  # Arrays of NumPy's, or of a kind that is refused.
+        some = addresses_of([arrays[n] for n in given], [sizes[n] for n in given], device)
+        return some and some.spread(given, len(arrays))
+    known = arrays if isinstance(arrays, CheckedOnce) else None
+    if known is not None and known.checked and known.checked[:3] == (sizes, device, pointers):
+        return known.checked[3]
+    if device is None:
+        there = False not in [array.is_cpu for array in arrays]
+    else:
+        there = {device}.issuperset([array.get_device() for array in arrays])
+    if (
+        not there
+        or [array.numel() for array in arrays] != sizes
+        or False in [array.is_contiguous() for array in arrays]
+        or not (all(pointers) or not all(sizes))
+    ):
+        return None
+    codes = [code for array in arrays if (code := code_of(array.dtype)) is not None]
+    if len(codes) < len(arrays):
+        return None
+    made = Addresses.of(pointers, codes)
+    if known is not None:
+        known.checked = sizes, device, pointers, made
+    return made
 
 
 def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> int:
@@ -38,9 +115,8 @@ def pointer_to(what: str, array: Any, count: int, dtype: str | None = None) -> i
         ValueError: the size, order or device differs; or a uint8 array, which holds payloads, does not
             start at a multiple of 4.
     """
-    if dtype is not None and _names.get(array.dtype) != dtype:
+    if dtype is not None and name_of(array.dtype) != dtype:
         check_dtype(what, array, dtype)
-        _names[array.dtype] = dtype
     if size_of(array) != count:
         raise ValueError(f"{what}: expected {count} elements, got {size_of(array)}")
     if hasattr(array, "data_ptr"):
@@ -144,7 +220,7 @@ class TensorTable:
         self._table = np.zeros(len(sources), _TENSOR)
         self.pointer = self._table.ctypes.data
         self.size = len(sources)
-        self._sizes = sizes
+        self._sizes = list(sizes)
         self._arrays = np.array([array for array, _ in sources], np.intp)
         self._begins = np.array([begin for _, begin in sources], np.uint64)
         self._enabled = np.array([feedback.enabled for feedback in feedbacks], bool)
@@ -190,13 +266,10 @@ class TensorTable:
             for number in self._unfed:
                 if arrays[number] is not None:
                     raise _misplaced(f"{what}[{number}]")
-            try:
-                pointers, dtypes = self._pointers(what, arrays, self._fed)
-            except AttributeError:
-                for number in self._fed:
-                    if arrays[number] is None:
-                        raise _misplaced(f"{what}[{number}]") from None
-                raise
+            for number in self._fed:
+                if arrays[number] is None:
+                    raise _misplaced(f"{what}[{number}]")
+            pointers, dtypes = self._pointers(what, arrays, self._fed)
             for place in np.flatnonzero((dtypes != self._table["residual_dtype"]) & self._enabled):
                 number = self._arrays[place]
                 check_dtype(f"{what}[{number}]", arrays[number], self._residual_dtypes[place])
@@ -217,10 +290,16 @@ class TensorTable:
     def _pointers(
         self, what: str, arrays: Sequence[Any], numbers: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The addresses and dtypes of the entries' parts of some arrays; 0 for parts of other arrays."""
-        pointers = np.zeros(len(self._sizes), np.uint64)
-        dtypes = np.zeros(len(self._sizes), np.intp)
-        pointers[numbers], dtypes[numbers] = _pointers(what, arrays, self._sizes, numbers)
+        """The addresses and dtypes of the entries' parts of arrays; only the arrays ``numbers`` count."""
+        found = addresses_of(arrays, self._sizes, None)
+        if found is None:
+            given = [
+                (f"{what}[{number}]", arrays[number], self._sizes[number]) for number in numbers
+            ]
+            codes = [dtype_of(place, array) for place, array, _ in given]
+            some = Addresses.of([pointer_to(*one) for one in given], codes)
+            found = some.spread(numbers, len(arrays))
+        pointers, dtypes, _ = found
         dtypes = dtypes[self._arrays]
         return pointers[self._arrays] + self._begins * _WIDTHS[dtypes], dtypes
 
@@ -234,26 +313,3 @@ def _spec(codec: Codec, shape: Shape) -> Spec:
     if pointer is None:
         raise NotImplementedError(f"{codec!r} has no native kernels")
     return pointer.contents
-
-
-def _pointers(
-    what: str, arrays: Sequence[Any], sizes: Sequence[int], numbers: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """The addresses and dtypes of arrays; the checks take a short path for torch's CPU tensors."""
-    pointers, dtypes = [], []
-    known = _codes.get
-    for number in numbers:
-        array, size = arrays[number], sizes[number]
-        code = known(array.dtype)
-        if code is None:
-            code = _codes[array.dtype] = dtype_of(f"{what}[{number}]", array)
-        dtypes.append(code)
-        try:
-            good = array.is_cpu and array.numel() == size and array.is_contiguous()
-        except AttributeError:
-            good = False  # an array of NumPy's, or of a kind that is refused
-        if good:
-            pointers.append(array.data_ptr())
-        else:
-            pointers.append(pointer_to(f"{what}[{number}]", array, size))
-    return pointers, dtypes

@@ -71,12 +71,14 @@ class CudaBatch(Batch):
             row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
             row.feedback = entry.feedback.enabled
             row.array, row.first, row.offset = array, first, entry.offset
-        used = {array for array, _ in self.arrays.places}
+        self._used = sorted({array for array, _ in self.arrays.places})
         fed = {row.array for row in self._native if row.feedback}
-        self._used, self._fed, self._unfed = sorted(used), sorted(fed), sorted(used - fed)
-        self._used_sizes = [self.arrays.sizes[number] for number in self._used]
-        self._fed_sizes = [self.arrays.sizes[number] for number in self._fed]
-        self._table = np.zeros(len(self.arrays.sizes), _ARRAY)
+        self._fed = sorted(fed)
+        self._sizes = list(self.arrays.sizes)
+        self._absent = [number not in fed for number in range(len(self._sizes))]
+        self._table = np.zeros(len(self._sizes), _ARRAY)
+        self._address = self._table.ctypes.data
+        self._columns = {name: self._table[name] for name in _ARRAY.names or ()}
         self._plans: dict[tuple[int, int, int], _Plan] = {}
 
     def encode(
@@ -103,27 +105,23 @@ class CudaBatch(Batch):
         check_message("message", message.numel(), self.message_bytes)
         columns = (("residuals", residuals), ("next_residuals", next_residuals))
         for what, given in columns:
-            for number in self._unfed:
-                if given[number] is not None:
-                    raise _misplaced(f"{what}[{number}]")
-            for number in self._fed:
-                if given[number] is None:
+            absent = [one is None for one in given]
+            for number in self._used if absent != self._absent else ():
+                if absent[number] != self._absent[number]:
                     raise _misplaced(f"{what}[{number}]")
         library = self._kernels.library
         with self._kernels.launching(devices.index) as stream:
             self._set_values(values, steps, devices)
             for name, (what, given) in zip(("residual", "next_residual"), columns, strict=True):
-                fed = [given[number] for number in self._fed]
-                pointers, dtypes = devices.pointers(what, fed, self._fed_sizes)
-                if any(dtypes):
+                self._columns[name][:], _, codes = devices.pointers(what, given, self._sizes)
+                if not codes <= {0}:
                     for number in self._fed:
                         check_dtype(f"{what}[{number}]", given[number], "float32")
-                self._table[name][self._fed] = pointers
             plan = self._plan(devices.index, stream, -1)
             queue = Queue(devices.index, 0, stream, None, 0)
             status = library.hvdc_cuda_encode_batch(
                 plan.handle,
-                self._table.ctypes.data,
+                self._address,
                 len(self._table),
                 pointer,
                 ctypes.byref(queue),
@@ -163,7 +161,7 @@ class CudaBatch(Batch):
             queue = Queue(devices.index, 0, stream, None, 0)
             status = self._kernels.library.hvdc_cuda_decode_batch(
                 plan.handle,
-                self._table.ctypes.data,
+                self._address,
                 len(self._table),
                 pointer,
                 rows.stride(0) if ranks > 1 else 0,
@@ -198,11 +196,10 @@ class CudaBatch(Batch):
     def _set_values(
         self, values: Sequence[Any], steps: Sequence[int], devices: DeviceArrays
     ) -> None:
-        used = [values[number] for number in self._used]
-        pointers, dtypes = devices.pointers("values", used, self._used_sizes)
-        self._table["values"][self._used] = pointers
-        self._table["dtype"][self._used] = dtypes
-        self._table["step"] = np.array(steps, np.uint64)
+        columns = self._columns
+        pointers, dtypes, _ = devices.pointers("values", values, self._sizes)
+        columns["values"][:], columns["dtype"][:] = pointers, dtypes
+        columns["step"][:] = np.array(steps, np.uint64)
 
     def _plan(self, index: int, stream: int, ranks: int) -> _Plan:
         """The plan for calls in a stream: for the decoding of some ranks' messages; -1 means encoding."""

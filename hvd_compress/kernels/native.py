@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +119,35 @@ def feedback_of(feedback: ErrorFeedback, pointer: int) -> Feedback:
     return Feedback(feedback.alpha, feedback.beta, pointer)
 
 
+@lru_cache(maxsize=64)
+def name_of(dtype: Any) -> str:
+    """The name of a dtype of NumPy's or torch's; making it takes longer than all else that is done."""
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=64)
+def code_of(dtype: Any) -> int | None:
+    """The ``hvdc_dtype`` of a dtype of NumPy's or torch's; None if there is none."""
+    return DTYPES.get(name_of(dtype))
+
+
 def dtype_of(what: str, array: Any) -> int:
     """The ``hvdc_dtype`` of a NumPy array or a tensor.
 
     Raises:
         TypeError: any other dtype.
     """
-    name = str(array.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise TypeError(f"{what}: expected dtype float32, float16 or bfloat16, got {name}")
-    return DTYPES[name]
+    code = code_of(array.dtype)
+    if code is None:
+        raise TypeError(
+            f"{what}: expected dtype float32, float16 or bfloat16, got {name_of(array.dtype)}"
+        )
+    return code
 
 
 def check_dtype(what: str, array: Any, dtype: str) -> None:
     """Raises ``TypeError`` unless an array has the named dtype."""
-    if str(array.dtype).removeprefix("torch.") != dtype:
+    if name_of(array.dtype) != dtype:
         raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
 
 

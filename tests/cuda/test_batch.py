@@ -475,7 +475,8 @@ def test_many_residuals_are_restored_together(kernels: Checked, bad: int) -> Non
     pairs = [
         (torch.full((n,), 1.0, device=device), torch.full((n,), 2.0, device=device)) for n in sizes
     ]
-    kernels.restore(pairs, torch.full((1,), bad, dtype=torch.int32, device=device))
+    columns = tuple(zip(*pairs, strict=True))
+    kernels.restore([columns], torch.full((1,), bad, dtype=torch.int32, device=device))
     assert all(bool((after == (1 if bad else 2)).all()) for _, after in pairs)
     assert all(bool((before == 1).all()) for before, _ in pairs)
 

@@ -269,7 +269,7 @@ def test_residuals_are_restored_where_a_flag_says_so(kernels: Checked, bad: bool
     flags = torch.zeros(1, dtype=torch.int32, device=kernels.device)
     kernels.collect_flags(torch.stack(payloads).to(kernels.device), flags)
     assert flags.item() == (FLAG_NONFINITE if bad else 0)
-    kernels.restore([(before, after)], flags)
+    kernels.restore([([before], [after])], flags)
     assert torch.equal(after, expected)
 
 

@@ -18,6 +18,7 @@ from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoiseKey, OneBit, Pay
 from hvd_compress.codecs.payload import FLAG_NONFINITE, payload_length, read_header
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_arrays import CheckedOnce
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.interface import Batch
@@ -511,6 +512,26 @@ def test_places_in_the_message(offsets: tuple[int, int], message: str | None) ->
 def test_wrong_numbers_of_threads() -> None:
     with pytest.raises(ValueError, match=r"CpuBatch\.threads: expected .*, got 0"):
         CpuBatch([], 0)
+
+
+def test_a_list_that_was_checked_is_checked_again_if_its_arrays_have_changed() -> None:
+    batch, message = CpuBatch(ENTRIES), BYTES.clone()
+    values, rests, steps = [torch.ones(70), torch.ones(70)], [torch.zeros(70), None], [0, 0]
+    batch.encode(values, rests, rests, steps, message)
+    outs = CheckedOnce([torch.zeros(70), torch.zeros(70)])
+    for _ in range(2):
+        batch.decode_sum(outs, steps, message[None])
+        assert (outs[1] == 1).all()
+        outs[1].set_(torch.zeros(70))  # The same tensor elsewhere.
+    for other, error in ((torch.zeros(71), ValueError), (torch.zeros(70).double(), TypeError)):
+        outs[1] = other
+        with pytest.raises(error, match=r"values\[1\]: expected"):
+            batch.decode_sum(outs, steps, message[None])
+    outs[1] = torch.zeros(70).half()
+    batch.decode_sum(outs, steps, message[None])
+    assert (outs[1] == 1).all()
+    with pytest.raises(ValueError, match=r"values\[0\]: expected 35 elements, got 70"):
+        CpuBatch([replace(ENTRIES[0], shape=(35,))]).decode_sum(outs[:1], [0], message[None])
 
 
 # The C interface
