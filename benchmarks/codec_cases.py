@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,18 +63,25 @@ class Buffers:
 
     Attributes:
         x: the gradient to encode, normally distributed, shape=(n,), dtype float32.
-        residual: scratch memory of the same shape.
-        out: scratch memory of the same shape.
+        residual_dtype: the dtype of residuals.
+        residual: memory for a residual, shape=(n,), of this dtype.
+        scratch: memory for anything, shape=(n,), dtype float32.
+        out: the same for results.
     """
 
     x: np.ndarray
-    residual: np.ndarray = field(init=False)
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    residual: Any = field(init=False)
+    scratch: np.ndarray = field(init=False)
     out: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         x = torch.from_numpy(self.x).clone()
         self.x = x.numpy()
-        self.residual = torch.zeros_like(x).numpy()
+        self.scratch = torch.zeros_like(x).numpy()
+        # NumPy lacks bfloat16.
+        rounded = self.residual_dtype == "bfloat16"
+        self.residual = torch.zeros_like(x, dtype=torch.bfloat16) if rounded else self.scratch
         self.out = torch.zeros_like(x).numpy()
 
 
@@ -88,8 +95,10 @@ class CodecCase:
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
         # A second payload, so that the one to be decoded stays that of the gradient alone.
         self._fed = np.zeros_like(self._payload[0])
-        self._coefficients = stable_feedback(codec, buffers.x.size)
-        buffers.residual.fill(0)
+        self._coefficients = replace(
+            stable_feedback(codec, buffers.x.size), residual_dtype=buffers.residual_dtype
+        )
+        buffers.residual[:] = 0
 
     @property
     def bits(self) -> float:
@@ -113,9 +122,7 @@ class CodecCase:
         """Decodes, and adds to the output, as for the payload of one more rank."""
         self._decode(accumulate=True)
 
-    def _encode(
-        self, feedback: ErrorFeedback, residual: np.ndarray | None, payload: np.ndarray
-    ) -> None:
+    def _encode(self, feedback: ErrorFeedback, residual: Any | None, payload: np.ndarray) -> None:
         self._kernels.encode(
             self._codec,
             self.shape,

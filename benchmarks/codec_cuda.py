@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,12 +45,12 @@ Work = Callable[[], object]
 class Buffers:
     """Device memory that all cases share: gradients, a residual and an output, shape=(n,)."""
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, residual_dtype: str) -> None:
         generator = torch.Generator(device=DEVICE).manual_seed(0)
         longer = torch.randn(elements + 4, device=DEVICE, generator=generator)
         self.x, self.x_at_8_bytes = longer[:elements], longer[2 : elements + 2]
         self.x_bf16 = self.x.bfloat16()
-        self.residual = torch.zeros_like(self.x)
+        self.residual = torch.zeros_like(self.x, dtype=getattr(torch, residual_dtype))
         self.out = torch.zeros_like(self.x)
 
 
@@ -62,7 +63,8 @@ class CodecCase:
         shape = matrix(elements)
         size = codec.payload_bytes(shape)
         payloads = torch.zeros(64, size + -size % 16, dtype=torch.uint8, device=DEVICE)[:, :size]
-        feedback = stable_feedback(codec, elements)
+        name = str(buffers.residual.dtype).removeprefix("torch.")
+        feedback = replace(stable_feedback(codec, elements), residual_dtype=name)
         self.passes = _passes(codec)
 
         off = ErrorFeedback(alpha=0.0)
@@ -89,9 +91,10 @@ class CodecCase:
         encode(buffers.x)
         payloads[1:] = payloads[0]
         self.bits = 8 * size / elements
+        width = buffers.residual.element_size()
         self.bytes = {
             "encode": 4 * self.passes * elements + size,
-            "encode_with_feedback": (8 * self.passes + 4) * elements + size,
+            "encode_with_feedback": (4 * self.passes + width * (self.passes + 1)) * elements + size,
             "decode": 4 * elements + size,
             "decode_and_add": 8 * elements + size,
             "decode_8": 4 * elements + 8 * size,
@@ -122,7 +125,11 @@ class ComposedOneBit:
         self.config: dict[str, Any] = {"torch": torch.__version__, "group": 1024}
         self.bits = 1 + 64 / 1024
         size = int(elements * self.bits / 8)
-        self.bytes = {"encode_with_feedback": 12 * elements + size, "decode": 4 * elements + size}
+        kept = 2 * buffers.residual.element_size()
+        self.bytes = {
+            "encode_with_feedback": (4 + kept) * elements + size,
+            "decode": 4 * elements + size,
+        }
         weights = 2 ** torch.arange(8, device=DEVICE, dtype=torch.uint8)
         shifts = torch.arange(8, device=DEVICE, dtype=torch.uint8)
 
@@ -170,9 +177,15 @@ class BitsAndBytes:
         self.work: dict[str, Work] = {"encode": encode, "decode": decode}
 
 
-def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str, Any]:
+def run(
+    names: list[str],
+    elements: int,
+    repeats: int,
+    others: bool,
+    residual_dtype: str = "float32",
+) -> dict[str, Any]:
     """Measures the named codecs, and other projects' if asked; a failure is recorded in its row."""
-    buffers = Buffers(elements)
+    buffers = Buffers(elements, residual_dtype)
     kernels = CudaKernels(TorchDevice(torch))
     makers: dict[str, Callable[[], Any]] = {
         name: partial(CodecCase, CODECS[name], kernels, buffers)
@@ -193,6 +206,7 @@ def run(names: list[str], elements: int, repeats: int, others: bool) -> dict[str
     copy = [seconds(graph_of(lambda: buffers.out.copy_(buffers.x))) for _ in range(repeats)]
     return {
         "elements": elements,
+        "residual_dtype": residual_dtype,
         "repeats": repeats,
         "gpu": gpu_name(),
         "copy_seconds": statistics.median(copy),

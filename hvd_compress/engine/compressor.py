@@ -351,12 +351,6 @@ class CompressorBase:
                 f"{device}: only CPUs have kernels for the entropy code; write coding='plain', which gives "
                 f"the same numbers"
             )
-        if route.feedback.residual_dtype != "float32" and device.type != "cpu":
-            raise ValueError(
-                f"{slot.name}: expected a parameter in the memory of the CPU for residuals in "
-                f"{route.feedback.residual_dtype}, got one on {device}: only CPUs have kernels that round "
-                f"residuals; use residual_dtype='float32'"
-            )
         width = slot.parameter.element_size()
         route.check(slot.name, slot.shape, width, self._group)
         owned, owners = slot.owned, exchange.owners(self._group)

@@ -193,7 +193,7 @@ class Executors:
         """Copies residuals over the next ones if a word on their device is not 0.
 
         Args:
-            columns: sources and destinations, shape=(n,) each, float32, on one CUDA device.
+            columns: sources and destinations, shape=(n,) each, float32 or bfloat16, on one CUDA device.
             when: the word, shape=(1,), int32.
         """
         kernels = self.deferred(when)

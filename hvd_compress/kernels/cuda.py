@@ -21,6 +21,7 @@ from hvd_compress.kernels.cpu_arrays import Addresses, addresses_of
 from hvd_compress.kernels.cuda_library import Error, Queue, Residual
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
+    DTYPES,
     KernelError,
     Shape,
     Spec,
@@ -132,7 +133,7 @@ class CudaKernels(Kernels):
         arrays = DeviceArrays(self._device.type, gradient)
         coefficients = None
         if residual is not None:
-            pointer = arrays.pointer("residual", residual, count, "float32")
+            pointer = arrays.pointer("residual", residual, count, feedback.residual_dtype)
             coefficients = ctypes.byref(feedback_of(feedback, pointer))
         self._call(
             f"encode: {codec!r}, shape {shape}",
@@ -199,19 +200,22 @@ class CudaKernels(Kernels):
         """Copies residuals over others if ``when`` is not 0, without the host reading ``when``.
 
         Args:
-            columns: sources and destinations on the device; shape=(n,) each, float32; None for neither.
+            columns: sources and destinations on the device; shape=(n,) each, float32 or bfloat16, of one
+                dtype in a pair; None for neither.
             when: the condition, such as the flags of :meth:`collect_flags`; shape=(1,), int32.
         """
         arrays = DeviceArrays(self._device.type, when)
         table, begin = np.zeros(sum(len(sources) for sources, _ in columns), _RESIDUAL), 0
-        for both in columns:
-            rows = table[begin : begin + len(both[0])]
+        for sources, destinations in columns:
+            rows = table[begin : begin + len(sources)]
             begin += len(rows)
-            rows["count"] = counts = [0 if one is None else one.numel() for one in both[0]]
-            for name, column in zip(("before", "after"), both, strict=True):
-                rows[name], _, codes = arrays.pointers(name, column, counts)
-                if not codes <= {0}:
-                    raise TypeError(f"{name}: expected dtype float32, got others")
+            rows["count"] = counts = [0 if one is None else one.numel() for one in sources]
+            rows["before"], rows["dtype"], codes = arrays.pointers("before", sources, counts)
+            rows["after"], dtypes, _ = arrays.pointers("after", destinations, counts)
+            if DTYPES["float16"] in codes or (rows["dtype"] != dtypes).any():
+                raise TypeError(
+                    "residuals: expected pairs of one dtype, float32 or bfloat16, got others"
+                )
         self._call(
             "restore",
             self.library.hvdc_cuda_restore,

@@ -21,7 +21,7 @@ from hvd_compress.kernels.cuda import (
 )
 from hvd_compress.kernels.cuda_library import Array, Entry, Queue
 from hvd_compress.kernels.interface import Batch, Sender
-from hvd_compress.kernels.native import check_dtype, noise_of
+from hvd_compress.kernels.native import DTYPES, check_dtype, noise_of
 
 _ARRAY = np.dtype(Array)
 
@@ -70,10 +70,15 @@ class CudaBatch(Batch):
             row.noise = noise_of(entry.noise)
             row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
             row.feedback = entry.feedback.enabled
+            row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
             row.array, row.first, row.offset = array, first, entry.offset
         self._used = sorted({array for array, _ in self.arrays.places})
         fed = {row.array for row in self._native if row.feedback}
         self._fed = sorted(fed)
+        kept = {row.array: row.residual_dtype for row in self._native if row.feedback}
+        if any(row.residual_dtype != kept[row.array] for row in self._native if row.feedback):
+            raise ValueError("Arrays: expected residuals of one dtype in each array, got two")
+        self._fed_dtypes = np.array([kept[number] for number in self._fed], np.int32)
         self._sizes = list(self.arrays.sizes)
         self._absent = [number not in fed for number in range(len(self._sizes))]
         self._table = np.zeros(len(self._sizes), _ARRAY)
@@ -113,10 +118,10 @@ class CudaBatch(Batch):
         with self._kernels.launching(devices.index) as stream:
             self._set_values(values, steps, devices)
             for name, (what, given) in zip(("residual", "next_residual"), columns, strict=True):
-                self._columns[name][:], _, codes = devices.pointers(what, given, self._sizes)
-                if not codes <= {0}:
-                    for number in self._fed:
-                        check_dtype(f"{what}[{number}]", given[number], "float32")
+                self._columns[name][:], dtypes, _ = devices.pointers(what, given, self._sizes)
+                if (dtypes[self._fed] != self._fed_dtypes).any():
+                    for number, dtype in zip(self._fed, self._fed_dtypes, strict=True):
+                        check_dtype(f"{what}[{number}]", given[number], tuple(DTYPES)[dtype])
             plan = self._plan(devices.index, stream, -1)
             queue = Queue(devices.index, 0, stream, None, 0)
             status = library.hvdc_cuda_encode_batch(

@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -46,7 +46,7 @@ class Error(ctypes.Structure):
 class Residual(ctypes.Structure):
     """The C interface's ``hvdc_cuda_residual``."""
 
-    _fields_ = [("before", P), ("after", P), ("count", I64)]
+    _fields_ = [("before", P), ("after", P), ("count", I64), ("dtype", I32), ("reserved", I32)]
 
 
 class Entry(ctypes.Structure):
@@ -61,6 +61,8 @@ class Entry(ctypes.Structure):
         ("array", I32),
         ("first", I64),
         ("offset", I64),
+        ("residual_dtype", I32),
+        ("reserved", I32),
     ]
 
 

@@ -69,6 +69,8 @@ class Feedback(ctypes.Structure):
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
         ("residual", ctypes.c_void_p),
+        ("residual_dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -116,7 +118,8 @@ def noise_of(noise: NoiseKey) -> Noise:
 
 def feedback_of(feedback: ErrorFeedback, pointer: int) -> Feedback:
     """Error feedback coefficients and the address of the residual for the C interface."""
-    return Feedback(feedback.alpha, feedback.beta, pointer)
+    dtype = DTYPES[feedback.residual_dtype]
+    return Feedback(feedback.alpha, feedback.beta, pointer, dtype)
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,19 @@ def test_every_variant_is_measured(tmp_path, capsys, kernels):
     assert "onebit column" in capsys.readouterr().out
 
 
+def test_residuals_in_bfloat16(tmp_path):
+    out = tmp_path / "codec.json"
+    options = ["--quick", "--json", str(out), "--codec", "onebit c", "ecq l2 2"]
+    assert codec.main([*options, "--residual-dtype", "bfloat16"]) == 0
+
+    found = json.loads(out.read_text())
+    assert found["residual_dtype"] == "bfloat16" and len(found["codecs"]) == 2
+    for row in found["codecs"].values():
+        # A residual of two bytes an element is read and written.
+        moved = 8 + row["bits_per_element"] / 8
+        assert row["encode_with_feedback"]["bytes_per_element"] == moved
+
+
 def test_codecs_are_chosen_by_how_their_names_begin(tmp_path):
     out = tmp_path / "codec.json"
     codec.main(

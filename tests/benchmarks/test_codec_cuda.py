@@ -56,6 +56,10 @@ def test_bytes_are_those_that_have_to_move(on_host: None) -> None:
     }
     # Gradient and residual in, residual out; once more in where columns have to be summed first.
     assert moved == {"none": 12, "onebit 1024": 12, "onebit column": 20}
+    rows = codec_cuda.run(["onebit column"], ELEMENTS, 1, False, "bfloat16")["codecs"]
+    fed = rows["onebit column"]["encode_with_feedback"]["bytes"]
+    assert (fed - payload["onebit column"]) / ELEMENTS == 14
+    rows = codec_cuda.run(["onebit 1024"], ELEMENTS, 1, False)["codecs"]
     added = rows["onebit 1024"]["decode_and_add"]["bytes"]
     assert (added - payload["onebit 1024"]) / ELEMENTS == 8
 

@@ -27,7 +27,7 @@ from tests.codecs.cases import normal
 from tests.cuda.executors import Checked, another_stream, configure, deferred_kernels, emulated
 from tests.cuda.test_parity import PLAIN, SIZES, SPARSE
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits
-from tests.kernels.parity import LARGE, MODES
+from tests.kernels.parity import EVERY_MODE, LARGE, kept
 from tests.kernels.test_batch import Case, cases
 from tests.kernels.test_cpu import Truncated
 
@@ -47,7 +47,7 @@ def every_row(*shapes: tuple[int, ...], bad: float | None = None) -> list[Case]:
         gradient = as_dtype(values, tuple(DTYPES)[number % 3])
         residual = normal(shape, seed=100 + number, scale=0.3)
         noise = NoiseKey(seed=3, rank=1, tensor=number, step=2**33 + number)
-        made.append(Case(row.codec, shape, gradient, MODES[number // 3 % 3], residual, noise))
+        made.append(Case(row.codec, shape, gradient, EVERY_MODE[number // 3 % 5], residual, noise))
     return made
 
 
@@ -71,7 +71,7 @@ def steps_of(some: Sequence[Case]) -> list[int]:
 
 
 def residuals_of(some: Sequence[Case]) -> list[torch.Tensor | None]:
-    return [torch.from_numpy(c.residual.copy()) if c.feedback.enabled else None for c in some]
+    return [kept(c.residual, c.feedback) if c.feedback.enabled else None for c in some]
 
 
 def expected(some: Sequence[Case]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -92,7 +92,8 @@ def check(
     for in_place in (True, False):
         values = [Guarded(c.gradient, offset * c.gradient.element_size(), device) for c in some]
         given = [
-            one if one is None else Guarded(one, 4 * offset, device) for one in residuals_of(some)
+            one if one is None else Guarded(one, offset * one.element_size(), device)
+            for one in residuals_of(some)
         ]
         after = (
             given
@@ -120,7 +121,7 @@ def check(
             assert_same(bits(new.array), bits(rest), f"residual {what}")
             assert old.intact() and new.intact(), what
             if not in_place:
-                before = torch.from_numpy(case.residual)
+                before = kept(case.residual, case.feedback)
                 assert_same(bits(old.array), bits(before), f"residual before {what}")
     assert message.intact()
     rows = (
@@ -212,8 +213,7 @@ def test_more_arrays_than_a_launch_takes(kernels: Checked) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some=st.lists(cases(), max_size=5), ranks=st.integers(0, 3))
 def test_any_batch(kernels: Checked, some: list[Case], ranks: int) -> None:
-    on_device = [c for c in some if c.codec.on_device and not c.codec.varies]
-    check(kernels, [c for c in on_device if c.feedback in MODES], ranks=ranks)
+    check(kernels, [c for c in some if c.codec.on_device and not c.codec.varies], ranks=ranks)
 
 
 @pytest.mark.parametrize(("processors", "order"), ((1, 1), (4, 2), (7, 3)))
@@ -425,6 +425,11 @@ def placed(given: Any, device: str) -> Any:
         ({"residuals": [torch.zeros(70)] * 2}, ValueError, r"residuals\[1\]: expected a residual"),
         ({"next_residuals": [None, None]}, ValueError, r"next_residuals\[0\]: expected a residual"),
         ({"residuals": [torch.zeros(70).half(), None]}, TypeError, r"residuals\[0\]: .* float32"),
+        (
+            {"next_residuals": [torch.zeros(70).bfloat16(), None]},
+            TypeError,
+            r"next_residuals\[0\]: expected dtype float32, got .*bfloat16",
+        ),
         ({"message": BYTES[:-16]}, PayloadError, "message: expected at least"),
         ({"steps": [0, -1]}, OverflowError, None),
     ),
@@ -472,13 +477,31 @@ def test_rows_that_are_not_aligned_or_too_many(kernels: Checked) -> None:
 def test_many_residuals_are_restored_together(kernels: Checked, bad: int) -> None:
     sizes = [0, 1, 70_001, *range(2, 450)]
     device = kernels.device
+    word = torch.full((1,), bad, dtype=torch.int32, device=device)
+    # Of both dtypes, bfloat16 ones at odd places, too, and nothing beside them.
     pairs = [
-        (torch.full((n,), 1.0, device=device), torch.full((n,), 2.0, device=device)) for n in sizes
+        tuple(
+            Guarded(torch.full((n,), number, dtype=dtype), dtype.itemsize, device)
+            for number in (1, 2)
+        )
+        for n in sizes
+        for dtype in ((torch.float32, torch.bfloat16)[n % 2],)
     ]
-    columns = tuple(zip(*pairs, strict=True))
-    kernels.restore([columns], torch.full((1,), bad, dtype=torch.int32, device=device))
-    assert all(bool((after == (1 if bad else 2)).all()) for _, after in pairs)
-    assert all(bool((before == 1).all()) for before, _ in pairs)
+    columns = tuple(zip(*((before.array, after.array) for before, after in pairs), strict=True))
+    kernels.restore([columns], word)
+    for before, after in pairs:
+        assert bool((before.array == 1).all()) and before.intact()
+        assert bool((after.array == (1 if bad else 2)).all()) and after.intact()
+    before, after = torch.zeros(3, device=device), torch.zeros(3, device=device)
+    for source, destination in ((before, after.bfloat16()), (before.half(), after.half())):
+        with pytest.raises(TypeError, match="expected pairs of one dtype, float32 or bfloat16"):
+            kernels.restore([([source], [destination])], word)
+
+
+def test_an_array_has_residuals_of_one_dtype(kernels: Checked) -> None:
+    some = [replace(ENTRIES[0], feedback=FULL), replace(ENTRIES[1], feedback=EVERY_MODE[3])]
+    with pytest.raises(ValueError, match="expected residuals of one dtype in each array, got two"):
+        CudaBatch(kernels, some, Arrays([140], [(0, 0), (0, 70)]))
 
 
 # CUDA graphs

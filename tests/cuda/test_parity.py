@@ -35,10 +35,12 @@ from tests.golden.make import noise as golden_noise
 from tests.golden.test_golden import golden
 from tests.kernels.arrays import DTYPES, as_dtype, bits, widened
 from tests.kernels.parity import (
+    EVERY_MODE,
     LARGE,
     MODES,
     OFF,
     REFERENCE,
+    ROUNDED,
     SHAPES,
     SPECIAL,
     TABLES,
@@ -139,20 +141,21 @@ def test_the_largest_floats(kernels: Checked) -> None:
 @every_dtype
 def test_encode(kernels: Checked, row: Row, dtype: str) -> None:
     for shape in SHAPES:
-        for feedback in MODES:
+        for feedback in (*MODES, ROUNDED[1]):
             encode_and_check(kernels, row, shape, dtype, feedback)
 
 
 @every_row
 def test_encode_in_many_blocks(kernels: Checked, row: Row) -> None:
     for shape in LARGE[1:]:
-        encode_and_check(kernels, row, shape, "float32", MODES[2])
+        for feedback in (MODES[2], ROUNDED[1]):
+            encode_and_check(kernels, row, shape, "float32", feedback)
 
 
 @pytest.mark.parametrize("row", (*SIZES, *SPARSE), ids=str)
 def test_groups_of_all_sizes(kernels: Checked, row: Row) -> None:
     for shape in ((4097,), (3, 7001), (70_001,)):
-        for feedback in MODES:
+        for feedback in EVERY_MODE:
             encode_and_check(kernels, row, shape, "float32", feedback)
         gradient, _, want = expected(row, shape, "bfloat16", MODES[1], 1)
         check_decode(
@@ -179,7 +182,8 @@ def test_more_chunks_than_are_added_up_in_one_go(kernels: Checked, name: str) ->
 @every_row
 def test_encode_where_arrays_are_not_aligned(kernels: Checked, row: Row) -> None:
     for dtype, offset in (("float32", 4), ("float32", 12), ("float16", 2), ("bfloat16", 6)):
-        encode_and_check(kernels, row, (3, 1377), dtype, MODES[2], offset=offset)
+        for feedback in (MODES[2], ROUNDED[1]):
+            encode_and_check(kernels, row, (3, 1377), dtype, feedback, offset=offset)
 
 
 @every_row
@@ -208,7 +212,7 @@ def test_numbers_that_are_not_finite(kernels: Checked, row: Row, bad: float) -> 
             values = normal(shape)
             values[[0, count // 2, count - 1]] = bad
             gradient, residual = as_dtype(values, dtype), normal(shape, seed=2)
-            for feedback in (OFF, MODES[2]):
+            for feedback in (OFF, MODES[2], ROUNDED[0]):
                 want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
                 check_encode(
                     kernels,
@@ -314,7 +318,7 @@ def test_decode_in_many_blocks_and_where_arrays_are_not_aligned(kernels: Checked
 def test_anything(kernels: Checked, data: st.DataObject) -> None:
     row = data.draw(st.sampled_from((*PLAIN, *SIZES, *SPARSE)))
     shape = data.draw(shapes())
-    feedback = data.draw(st.sampled_from(MODES))
+    feedback = data.draw(st.sampled_from(EVERY_MODE))
     dtype = data.draw(st.sampled_from(tuple(DTYPES)))
     anything = st.one_of(floats(), floats(1.0), st.sampled_from((math.nan, math.inf, -math.inf)))
     values = data.draw(tensors(math.prod(shape), anything))

@@ -12,7 +12,7 @@ from tests.codecs.rows import Row
 from tests.codecs.test_topk import altered_entries, with_checksum
 from tests.cuda.executors import Checked
 from tests.kernels.arrays import Guarded
-from tests.kernels.parity import MODES, OFF, check_decode, check_encode, reference_encode
+from tests.kernels.parity import EVERY_MODE, OFF, check_decode, check_encode, reference_encode
 
 
 @pytest.mark.parametrize("bits", (1, 3, 32))
@@ -25,7 +25,7 @@ def test_of_equal_magnitudes_the_first_are_sent(
     for values in ((-1.0, 1.0), (0.0, -0.0, 2.0, 1.0, -1.0), (0.0,) * 99 + (3.0,), (0.0,)):
         x = np.random.default_rng(bits).choice(np.float32(values), shape)
         gradient, residual = torch.from_numpy(x), np.zeros(shape, np.float32)
-        for feedback in MODES:
+        for feedback in EVERY_MODE:
             want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
             arguments = (gradient, feedback, residual, NoiseKey(), want)
             check_encode(kernels, row, shape, *arguments, device=kernels.device)

@@ -27,7 +27,7 @@ from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS, Row
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
-from tests.kernels.parity import LARGE, ON_CPUS, kept, reference_encode
+from tests.kernels.parity import EVERY_MODE, LARGE, kept, reference_encode
 from tests.kernels.test_cpu import WRONG_GRADIENTS, WRONG_RESIDUALS, Truncated
 
 REFERENCE = ReferenceKernels()
@@ -208,7 +208,7 @@ def cases(draw: st.DrawFn) -> Case:
         codec,
         shape,
         as_dtype(values, draw(st.sampled_from(tuple(DTYPES)))),
-        draw(st.sampled_from(ON_CPUS)),
+        draw(st.sampled_from(EVERY_MODE)),
         draw(tensors(math.prod(shape), floats())),
         NoiseKey(draw(words), draw(words), draw(words), draw(st.integers(0, 2**64 - 1))),
         4 * draw(st.integers(0, 5)),
@@ -238,7 +238,7 @@ def every_row(shape: tuple[int, ...], bad: float | None = None) -> list[Case]:
                 row.codec,
                 shape,
                 as_dtype(values, tuple(DTYPES)[number % 3]),
-                ON_CPUS[number // 3 % 5],
+                EVERY_MODE[number // 3 % 5],
                 normal(shape, seed=100 + number, scale=0.3),
                 NoiseKey(seed=3, rank=1, tensor=number, step=number),
                 4 * (number % 4),

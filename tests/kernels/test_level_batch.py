@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
-from tests.kernels.parity import LARGE, MODES, OFF, ON_CPUS, kept
+from tests.kernels.parity import EVERY_MODE, LARGE, MODES, OFF, kept
 from tests.kernels.reference_levels import ReferenceLevels
 
 REFERENCE = ReferenceLevels()
@@ -142,7 +142,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from(CODECS)),
         as_dtype(values, draw(st.sampled_from(tuple(DTYPES)))),
         shape,
-        draw(st.sampled_from(ON_CPUS)),
+        draw(st.sampled_from(EVERY_MODE)),
         draw(tensors(math.prod(shape), floats(1e30))),
         NoiseKey(draw(words), draw(words), draw(words), draw(st.integers(0, 2**64 - 1))),
         draw(st.integers(0, 3)),
@@ -169,7 +169,7 @@ def every_codec(shape: tuple[int, ...]) -> list[Case]:
             codec,
             as_dtype(normal(shape, seed=number), tuple(DTYPES)[number % 3]),
             shape,
-            ON_CPUS[number // 3 % 5],
+            EVERY_MODE[number // 3 % 5],
             normal(shape, seed=100 + number, scale=0.3),
             NoiseKey(3, 2, number, 2**33 + number),
             number % 3,

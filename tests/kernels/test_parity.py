@@ -26,10 +26,10 @@ from tests.codecs.rows import ROWS, Row
 from tests.kernels import parity
 from tests.kernels.arrays import DTYPES, THREADS, as_dtype, bits, widened
 from tests.kernels.parity import (
+    EVERY_MODE,
     LARGE,
     MODES,
     OFF,
-    ON_CPUS,
     REFERENCE,
     ROUNDED,
     SHAPES,
@@ -96,7 +96,7 @@ def check_decode(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_encode(row: Row, isa: str, dtype: str) -> None:
     for shape in SHAPES:
-        for step, feedback in enumerate(ON_CPUS):
+        for step, feedback in enumerate(EVERY_MODE):
             gradient, residual, want = expected(row, shape, dtype, feedback, step)
             noise = NoiseKey(seed=3, rank=step, tensor=9, step=step)
             threads = (1, 4)[step % 2]
@@ -245,7 +245,7 @@ def test_decode_of_special_values(row: Row, isa: str) -> None:
 def test_anything(isa: str, data: st.DataObject) -> None:
     row = data.draw(st.sampled_from(ROWS))
     shape = data.draw(shapes())
-    feedback = data.draw(st.sampled_from(ON_CPUS))
+    feedback = data.draw(st.sampled_from(EVERY_MODE))
     threads = data.draw(st.sampled_from(THREADS))
     dtype = data.draw(st.sampled_from(tuple(DTYPES)))
     anything = st.one_of(floats(), floats(1.0), st.sampled_from((math.nan, math.inf, -math.inf)))

@@ -130,13 +130,16 @@ void CheckOne(Random* random) {
 
   Memory gradient(count * width, width, slack);
   FillNumbers(random, test.dtype, (*random)() % 6 == 0, &gradient);
-  Memory before(feedback ? 4 * count : 0, 4, 0), h0(before.size, 4, 0), h1(before.size, 4, slack);
-  FillNumbers(random, HVDC_DTYPE_FLOAT32, false, &before);
+  const int kept = (*random)() % 2 ? HVDC_DTYPE_FLOAT32 : HVDC_DTYPE_BFLOAT16;
+  const int64_t each = kept == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+  Memory before(feedback ? each * count : 0, each, 0);
+  Memory h0(before.size, each, 0), h1(before.size, each, slack);
+  FillNumbers(random, kept, false, &before);
   Copy(before, &h0);
   Copy(before, &h1);
   const float alpha = (*random)() % 2 ? 1.0f : 0.25f, beta = (*random)() % 2 ? 1.0f : 0.5f;
-  const hvdc_feedback f0 = {alpha, beta, reinterpret_cast<float*>(h0.data)};
-  const hvdc_feedback f1 = {alpha, beta, reinterpret_cast<float*>(h1.data)};
+  const hvdc_feedback f0 = {alpha, beta, h0.data, kept, 0};
+  const hvdc_feedback f1 = {alpha, beta, h1.data, kept, 0};
   const hvdc_noise noise = {7, 1, 42, 0, cases::kStep};
 
   Memory p0(size * test.count, 16, 0), p1(size * test.count, 16, 0);
@@ -149,7 +152,7 @@ void CheckOne(Random* random) {
                             p1.data + k * size, size, &queue) == HVDC_OK);
   }
   DEMAND(!memcmp(p0.data, p1.data, static_cast<size_t>(p0.size)));
-  DEMAND(SameNumbers(h0, h1, HVDC_DTYPE_FLOAT32));
+  DEMAND(SameNumbers(h0, h1, kept));
 
   Memory o0(gradient.size, width, 0), o1(gradient.size, width, slack);
   Copy(gradient, &o0);
@@ -164,12 +167,11 @@ void CheckOne(Random* random) {
   DEMAND(SameNumbers(o0, o1, test.dtype));
 
   if (feedback) {
-    Memory before(h1.size, 4, slack);
+    Memory before(h1.size, each, slack);
     for (const uint32_t when : {0u, 1u}) {
-      const hvdc_cuda_residual one = {reinterpret_cast<const float*>(before.data),
-                                      reinterpret_cast<float*>(h1.data), h1.size / 4};
+      const hvdc_cuda_residual one = {before.data, h1.data, count, kept, 0};
       DEMAND(hvdc_cuda_restore(&one, 1, &when, &queue) == HVDC_OK);
-      DEMAND(SameNumbers(when ? before : h0, h1, HVDC_DTYPE_FLOAT32));
+      DEMAND(SameNumbers(when ? before : h0, h1, kept));
     }
   }
 
@@ -194,6 +196,7 @@ void CheckOne(Random* random) {
 struct BatchTensor {
   cases::Case test;
   bool feedback;
+  int kept;  // the dtype of the residual
   std::unique_ptr<Memory> gradient, before, h0, h1, o0, o1;
 };
 
@@ -219,10 +222,12 @@ void CheckBatch(Random* random) {
     one.o0 = memory(numbers * width, width);
     one.o1 = memory(numbers * width, width);
     FillNumbers(random, one.test.dtype, (*random)() % 6 == 0, one.gradient.get());
+    one.kept = (*random)() % 2 ? HVDC_DTYPE_FLOAT32 : HVDC_DTYPE_BFLOAT16;
+    const int64_t each = one.kept == HVDC_DTYPE_FLOAT32 ? 4 : 2;
     for (auto* residual : {&one.before, &one.h0, &one.h1}) {
-      *residual = memory(one.feedback ? 4 * numbers : 0, 4);
+      *residual = memory(one.feedback ? each * numbers : 0, each);
     }
-    FillNumbers(random, HVDC_DTYPE_FLOAT32, false, one.before.get());
+    FillNumbers(random, one.kept, false, one.before.get());
     const float alpha = (*random)() % 2 ? 1.0f : 0.25f, beta = (*random)() % 2 ? 1.0f : 0.5f;
     const hvdc_noise noise = {7, 1, static_cast<uint32_t>(i), 0, cases::kStep};
     end += 16 * static_cast<int64_t>((*random)() % 2);
@@ -232,21 +237,19 @@ void CheckBatch(Random* random) {
     tensor.noise = noise;
     tensor.values = one.gradient->data;
     if (one.feedback) {
-      tensor.residual = reinterpret_cast<const float*>(one.before->data);
-      tensor.next_residual = reinterpret_cast<float*>(one.h0->data);
+      tensor.residual = one.before->data;
+      tensor.next_residual = one.h0->data;
+      tensor.residual_dtype = one.kept;
     }
     tensor.alpha = alpha;
     tensor.beta = beta;
     tensor.offset = end;
     tensor.payload_bytes = hvdc_payload_bytes(&one.test.spec);
     tensor.dtype = one.test.dtype;
-    entries[i] = {one.test.spec, noise, alpha, beta, one.feedback, static_cast<int32_t>(i), 0, end};
-    arrays[i] = {one.gradient->data,
-                 static_cast<const float*>(tensor.residual),
-                 one.feedback ? reinterpret_cast<float*>(one.h1->data) : nullptr,
-                 cases::kStep,
-                 one.test.dtype,
-                 0};
+    entries[i] = {one.test.spec,           noise, alpha, beta,     one.feedback,
+                  static_cast<int32_t>(i), 0,     end,   one.kept, 0};
+    arrays[i] = {one.gradient->data, tensor.residual, one.feedback ? one.h1->data : nullptr,
+                 cases::kStep,       one.test.dtype,  0};
     end += tensor.payload_bytes;
   }
 
@@ -274,7 +277,7 @@ void CheckBatch(Random* random) {
     DEMAND(!memcmp(p0.data, p1.data + rank * end, static_cast<size_t>(end)));
   }
   for (size_t i = 0; i < count; ++i) {
-    DEMAND(SameNumbers(*all[i].h0, *all[i].h1, HVDC_DTYPE_FLOAT32));
+    DEMAND(SameNumbers(*all[i].h0, *all[i].h1, all[i].kept));
     tensors[i].values = all[i].o0->data;
     arrays[i].values = all[i].o1->data;
   }

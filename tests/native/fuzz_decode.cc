@@ -114,7 +114,7 @@ void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
   for (int i = 0; i < 2; ++i) {
     payloads[i] = Fill(data, size, bytes);
     residuals[i] = Fill(data, size, elements * 4);
-    const hvdc_feedback feedback = {0.5f, 1.0f, reinterpret_cast<float*>(residuals[i].get())};
+    const hvdc_feedback feedback = {0.5f, 1.0f, residuals[i].get(), HVDC_DTYPE_FLOAT32, 0};
     DEMAND(hvdc_encode(&test.spec, &noise, gradient.get(), test.dtype,
                        test.accumulate ? &feedback : nullptr, payloads[i].get(), bytes,
                        i ? test.threads : 1) == HVDC_OK);

@@ -16,6 +16,7 @@ inline int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const voi
   tensor.payload_bytes = payload_bytes;
   if (feedback) {
     tensor.residual = tensor.next_residual = feedback->residual;
+    tensor.residual_dtype = feedback->residual_dtype;
     tensor.alpha = feedback->alpha;
     tensor.beta = feedback->beta;
   }

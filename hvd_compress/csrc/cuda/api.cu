@@ -113,13 +113,16 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   job.payload = static_cast<uint8_t*>(payload);
   job.aligned = Aligned(gradient, 4 * ElementBytes(dtype));
   if (feedback) {
-    if (!Aligned(feedback->residual, 4)) return HVDC_CUDA_MISALIGNED;
+    if (!ValidResidualDtype(feedback->residual_dtype)) return HVDC_BAD_SPEC;
+    const int64_t bytes = ElementBytes(feedback->residual_dtype);
+    if (!Aligned(feedback->residual, bytes)) return HVDC_CUDA_MISALIGNED;
     job.mode = feedback->alpha == feedback->beta ? Mode::kShared : Mode::kGeneral;
     job.residual = feedback->residual;
     job.next_residual = feedback->residual;
     job.alpha = feedback->alpha;
     job.beta = feedback->beta;
-    job.aligned = job.aligned && Aligned(job.residual, 16);
+    job.residual_dtype = feedback->residual_dtype;
+    job.aligned = job.aligned && Aligned(job.residual, 4 * bytes);
   }
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();
@@ -186,8 +189,10 @@ extern "C" int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t co
   for (int64_t i = 0; i < count; ++i) {
     const hvdc_cuda_residual& one = residuals[i];
     if (one.count < 0 || (one.count && (!one.before || !one.after))) return HVDC_BAD_SPEC;
+    if (!ValidResidualDtype(one.dtype)) return HVDC_BAD_SPEC;
     if (one.count > INT32_MAX) return HVDC_CUDA_TOO_LARGE;
-    if (!Aligned(one.before, 4) || !Aligned(one.after, 4)) return HVDC_CUDA_MISALIGNED;
+    const int64_t bytes = ElementBytes(one.dtype);
+    if (!Aligned(one.before, bytes) || !Aligned(one.after, bytes)) return HVDC_CUDA_MISALIGNED;
   }
   const DeviceGuard guard(queue->device);
   if (guard.status() != HVDC_OK) return guard.status();

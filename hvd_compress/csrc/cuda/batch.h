@@ -65,10 +65,13 @@ struct EncodeBatch {
       job.dtype = dtype;
       job.aligned = AlignedTo(job.gradient, static_cast<uint32_t>(4 * width));
       if (job.mode != Mode::kNone) {
-        job.residual = residuals[share.array] + item.first;
-        job.next_residual = next_residuals[share.array] + item.first;
+        const int64_t bytes = ElementBytes(job.residual_dtype);
+        const uint32_t quad = static_cast<uint32_t>(4 * bytes);
+        const int64_t first = item.first * bytes;
+        job.residual = static_cast<const uint8_t*>(residuals[share.array]) + first;
+        job.next_residual = static_cast<uint8_t*>(next_residuals[share.array]) + first;
         job.aligned =
-            job.aligned && AlignedTo(job.residual, 16) && AlignedTo(job.next_residual, 16);
+            job.aligned && AlignedTo(job.residual, quad) && AlignedTo(job.next_residual, quad);
       }
       job.payload = message + item.offset;
       const uint64_t step = steps[share.array];
@@ -83,8 +86,8 @@ struct EncodeBatch {
   const Share* shares;
   uint8_t* message;
   const void* gradients[kArrays];
-  const float* residuals[kArrays];
-  float* next_residuals[kArrays];
+  const void* residuals[kArrays];
+  void* next_residuals[kArrays];
   uint64_t steps[kArrays];
   uint8_t dtypes[kArrays];
 };

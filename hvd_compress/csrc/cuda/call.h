@@ -39,6 +39,10 @@ inline bool ValidDtype(int dtype) {
   return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16;
 }
 
+inline bool ValidResidualDtype(int dtype) {
+  return dtype == HVDC_DTYPE_FLOAT32 || dtype == HVDC_DTYPE_BFLOAT16;
+}
+
 inline cudaStream_t StreamOf(const hvdc_cuda_queue& queue) {
   return static_cast<cudaStream_t>(queue.stream);
 }

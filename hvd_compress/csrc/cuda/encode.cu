@@ -28,8 +28,9 @@ __device__ inline void StoreOwnScales(const EncodeJob& job, uint32_t block, cons
 }
 
 // One pass over memory, a team of warps a group.
-template <class C, class Jobs>
+template <class C, int kResidual, class Jobs>
 __global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ Jobs jobs) {
+  using Encoder = QuadEncoder<C, kResidual>;
   Place place;
   const EncodeJob& job = jobs.Open(&place);
   const Team team(job, place);
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ J
   for (uint32_t index = team.index; index < job.blocks.count; index += team.teams) {
     const uint32_t start = index * job.blocks.size;
     const uint32_t count = ElementsOfBlock(job.blocks, index);
-    Hold(job, team, start, count);
+    Hold<kResidual>(job, team, start, count);
     team.Meet();
     const GroupScale scale = ScaleOf(job.spec, StatsOf<C>(job, team, count), count);
     coder.SetGroup(scale);
@@ -48,9 +49,9 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ J
     for (uint32_t row = team.rank * kRow; row < count; row += team.warps * kRow) {
       const uint32_t position = row + 4 * LaneOfWarp();
       if constexpr (C::kPacking == Packing::kTrits) {
-        QuadEncoder<C>::HoldDigits(job, coder, scale, block, position, team.x, &totals);
+        Encoder::HoldDigits(job, coder, scale, block, position, team.x, &totals);
       } else {
-        QuadEncoder<C>::Run(job, coder, scale, block, position, &totals);
+        Encoder::Run(job, coder, scale, block, position, &totals);
       }
     }
     if constexpr (C::kPacking == Packing::kTrits) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ J
       const uint32_t words = WordsOfBlock(job.blocks, index);
       for (uint32_t word = team.rank * kWarpSize + LaneOfWarp(); word < words;
            word += team.warps * kWarpSize) {
-        QuadEncoder<C>::PackDigits(job, block, word, words, &totals);
+        Encoder::PackDigits(job, block, word, words, &totals);
       }
     }
     team.Meet();
@@ -87,8 +88,9 @@ __device__ inline GroupScale OpenGroup(const EncodeJob& job, uint32_t group, boo
 }
 
 // A quad a thread, or a word of trits, wherever it lies.
-template <class C, class Jobs>
+template <class C, int kResidual, class Jobs>
 __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ Jobs jobs) {
+  using Encoder = QuadEncoder<C, kResidual>;
   Place place;
   const EncodeJob& job = jobs.Open(&place);
   const Blocks& blocks = job.blocks;
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
   QuadValues values;
   Totals totals;
   const auto block_at = [&](uint32_t index) {
-    return Block<FromTensor>{
+    return Block<FromTensor<kResidual>>{
         {index * blocks.size}, CodesOfBlock(blocks, index), ElementsOfBlock(blocks, index)};
   };
   if constexpr (C::kPacking == Packing::kTrits) {
@@ -110,8 +112,8 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
       const uint32_t at = first + LaneOfWarp();
       const uint32_t index = at < all ? Quotient(blocks.by_words, at) : 0;
       if (own) scale = OpenGroup(job, index, finite, &coder);
-      QuadEncoder<C>::Trits(job, coder, scale, block_at(index), at - index * blocks.words,
-                            at < all ? WordsOfBlock(blocks, index) : 0, &totals);
+      Encoder::Trits(job, coder, scale, block_at(index), at - index * blocks.words,
+                     at < all ? WordsOfBlock(blocks, index) : 0, &totals);
     }
   } else {
     for (uint32_t first = place.Warp() * kRow; first < blocks.elements;
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
         coder.upper = values.upper;
       }
       const uint32_t position = help ? element - index * blocks.size : blocks.size;
-      QuadEncoder<C>::Run(job, coder, scale, block_at(index), position, &totals);
+      Encoder::Run(job, coder, scale, block_at(index), position, &totals);
     }
   }
   AddSharedScales(job, place, finite, &totals);
@@ -138,16 +140,19 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
 template <class Jobs>
 Work<Jobs> EncodeWork(const EncodeJob& job) {
   if (job.spec.codec == HVDC_TOPK) return TopKEncodeWork<Jobs>(job);
-  return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
-    using C = typename decltype(coder)::Type;
-    if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
-      if (job.passes.held) {
-        const uint32_t groups = HeldGroups(job);
-        const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
-        return {EncodeHeld<C, Jobs>, blocks, sizeof(float) * groups * HeldFloats(job)};
+  return WithResidual(job, [&](auto residual) {
+    constexpr int kResidual = decltype(residual)::value;
+    return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
+      using C = typename decltype(coder)::Type;
+      if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
+        if (job.passes.held) {
+          const uint32_t groups = HeldGroups(job);
+          const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
+          return {EncodeHeld<C, kResidual, Jobs>, blocks, sizeof(float) * groups * HeldFloats(job)};
+        }
       }
-    }
-    return {EncodeKnown<C, Jobs>, BlocksForQuads(job.layout.count), 0};
+      return {EncodeKnown<C, kResidual, Jobs>, BlocksForQuads(job.layout.count), 0};
+    });
   });
 }
 

@@ -35,7 +35,8 @@ __device__ inline Compensated CompensateQuad(const EncodeJob& job, Mode mode, co
 }
 
 // Where the elements of a block come from: straight from gradient and residual, or from the shared
-// memory in which they are held.
+// memory in which they are held. kResidual: the dtype of residuals.
+template <int kResidual>
 struct FromTensor {
   template <bool kWhole>
   __device__ Compensated Load(const EncodeJob& job, uint32_t position, uint32_t valid) const {
@@ -48,7 +49,7 @@ struct FromTensor {
     const uint32_t at = start + position;
     // The residual first: its type is known, so that both reads are under way together.
     Quad h = {};
-    if (job.mode != Mode::kNone) h = LoadResidual<kAligned>(job.residual, at, valid);
+    if (job.mode != Mode::kNone) h = LoadQuadAs<kResidual, kAligned>(job.residual, at, valid);
     const Quad g = WithDtype(job.dtype, [&](auto dtype) {
       return LoadQuadAs<decltype(dtype)::value, kAligned>(job.gradient, at, valid);
     });
@@ -81,7 +82,8 @@ struct Block {
   uint32_t count;  // elements
 };
 
-template <class C>
+// kResidual: the dtype of residuals.
+template <class C, int kResidual>
 struct QuadEncoder {
   // Encodes and stores a quad; called by all threads of a warp, quad by quad in order.
   template <class Source>
@@ -122,8 +124,8 @@ struct QuadEncoder {
   // One word of a block's trits, which holds five quads that stand far apart; words: of the block's
   // trits. Called by all threads of a warp with neighbouring words, perhaps of several blocks.
   __device__ static void Trits(const EncodeJob& job, const C& coder, const GroupScale& scale,
-                               const Block<FromTensor>& block, uint32_t word, uint32_t words,
-                               Totals* totals) {
+                               const Block<FromTensor<kResidual>>& block, uint32_t word,
+                               uint32_t words, Totals* totals) {
     const bool here = word < words;
     const uint32_t size = 4 * words;
     // Whether half warps have tiles: a digit's elements start at one, and so does the first thread.
@@ -134,9 +136,9 @@ struct QuadEncoder {
     for (int digit = 4; digit >= 0; --digit) {
       const uint32_t position = static_cast<uint32_t>(digit) * size + 4 * word;
       const uint32_t element = block.source.start + position;
-      const Quad uniform = shared ? SharedNoise(job.noise, element) : OwnNoise(job.noise, element);
+      const QuadNoise noise = NoiseOf<C::kNoise, kResidual>(job.noise, element, shared);
       uint32_t codes[4] = {};
-      if (here) Quantize(job, coder, scale, block, position, uniform, codes, totals);
+      if (here) Quantize(job, coder, scale, block, position, noise, codes, totals);
       packed = PushTrit(packed, Bytes(codes));
     }
     if (here) StoreWord(job, block.codes + word, packed, totals);
@@ -160,30 +162,30 @@ struct QuadEncoder {
   __device__ static void QuantizeInOrder(const EncodeJob& job, const C& coder,
                                          const GroupScale& scale, const Block<Source>& block,
                                          uint32_t position, uint32_t* codes, Totals* totals) {
-    Quad uniform = {};
-    if constexpr (C::kNoise) uniform = SharedNoise(job.noise, block.source.start + position);
-    Quantize(job, coder, scale, block, position, uniform, codes, totals);
+    const uint32_t element = block.source.start + position;
+    const QuadNoise noise = NoiseOf<C::kNoise, kResidual>(job.noise, element, true);
+    Quantize(job, coder, scale, block, position, noise, codes, totals);
   }
 
   // Codes of the block's elements from position on; past its end they are 0.
   template <class Source>
   __device__ static void Quantize(const EncodeJob& job, const C& coder, const GroupScale& scale,
                                   const Block<Source>& block, uint32_t position,
-                                  const Quad& uniform, uint32_t* codes, Totals* totals) {
+                                  const QuadNoise& noise, uint32_t* codes, Totals* totals) {
     const uint32_t valid = ValidOf(position, block.count);
 #pragma unroll
     for (int k = 0; k < 4; ++k) codes[k] = 0;
     if (valid == 4) {
-      QuantizeAs<true>(job, coder, scale, block, position, valid, uniform, codes, totals);
+      QuantizeAs<true>(job, coder, scale, block, position, valid, noise, codes, totals);
     } else if (valid) {
-      QuantizeAs<false>(job, coder, scale, block, position, valid, uniform, codes, totals);
+      QuantizeAs<false>(job, coder, scale, block, position, valid, noise, codes, totals);
     }
   }
 
   template <bool kWhole, class Source>
   __device__ static void QuantizeAs(const EncodeJob& job, const C& coder, const GroupScale& scale,
                                     const Block<Source>& block, uint32_t position, uint32_t valid,
-                                    const Quad& uniform, uint32_t* codes, Totals* totals) {
+                                    const QuadNoise& noise, uint32_t* codes, Totals* totals) {
     if (kWhole) valid = 4;  // as the compiler may know
     const uint32_t element = block.source.start + position;
     if (!scale.finite) {
@@ -195,7 +197,8 @@ struct QuadEncoder {
         }
       }
       if (job.mode != Mode::kNone) {
-        StoreRest(job, element, valid, LoadResidual<false>(job.residual, element, valid));
+        const Quad same = LoadQuadAs<kResidual, false>(job.residual, element, valid);
+        StoreRest(job, element, valid, same, noise.rounding);
       }
       return;
     }
@@ -205,7 +208,7 @@ struct QuadEncoder {
 #pragma unroll
     for (uint32_t k = 0; k < 4; ++k) {
       const float x = scale.kept ? both.x.v[k] : 0.0f;
-      const auto code = coder.Code(x, uniform.v[k]);
+      const auto code = coder.Code(x, noise.uniform.v[k]);
       const float decoded = coder.Decode(code, k);
       after.v[k] = Thread::Sub(both.kept.v[k], decoded);
       if (k < valid) {
@@ -215,28 +218,28 @@ struct QuadEncoder {
     }
     if constexpr (C::kCast) {
       if (!finite) {
-        // Rare: element by element, so that those that decode to no finite number keep theirs.
+        // Rare: those that decode to no finite number keep theirs.
         totals->nonfinite = true;
         if (job.mode == Mode::kNone) return;
+        const Quad same = LoadQuadAs<kResidual, false>(job.residual, element, valid);
 #pragma unroll
         for (uint32_t k = 0; k < 4; ++k) {
           const float decoded = coder.Decode(static_cast<CodeOf>(codes[k]), k);
-          if (k >= valid) continue;
-          const float kept = IsFinite<Thread>(decoded) ? after.v[k] : job.residual[element + k];
-          job.next_residual[element + k] = kept;
+          if (!IsFinite<Thread>(decoded)) after.v[k] = same.v[k];
         }
-        return;
+        return StoreRest(job, element, valid, after, noise.rounding);
       }
     }
-    if (job.mode != Mode::kNone) StoreRest(job, element, valid, after);
+    if (job.mode != Mode::kNone) StoreRest(job, element, valid, after, noise.rounding);
   }
 
+  // A residual that stays as it is is rounded to itself.
   __device__ static void StoreRest(const EncodeJob& job, uint32_t element, uint32_t valid,
-                                   const Quad& rest) {
+                                   const Quad& rest, const uint32_t* rounding) {
     if (valid == 4 && job.aligned) {
-      StoreResidual<true>(job.next_residual, element, 4, rest);
+      StoreResidual<kResidual, true>(job.next_residual, element, 4, rest, rounding);
     } else {
-      StoreResidual<false>(job.next_residual, element, valid, rest);
+      StoreResidual<kResidual, false>(job.next_residual, element, valid, rest, rounding);
     }
   }
 

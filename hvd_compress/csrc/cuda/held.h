@@ -67,8 +67,8 @@ struct Team {
 constexpr uint32_t kRowsAhead = 4;
 
 // Whole rows of a warp's quads: several are asked for before the first of them is used. Where
-// memory is not aligned to quads, element by element.
-template <int kDtype, Mode kMode, bool kAligned>
+// memory is not aligned to quads, element by element. kResidual: the dtype of residuals.
+template <int kDtype, int kResidual, Mode kMode, bool kAligned>
 __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t start,
                                 uint32_t rows) {
   for (uint32_t row = team.rank * kRowsAhead; row < rows; row += team.warps * kRowsAhead) {
@@ -78,7 +78,7 @@ __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t
     for (uint32_t i = 0; i < kRowsAhead; ++i) {
       g[i] = LoadQuadAs<kDtype, kAligned>(job.gradient, start + base + i * kRow, 4);
       if constexpr (kMode != Mode::kNone) {
-        h[i] = LoadResidual<kAligned>(job.residual, start + base + i * kRow, 4);
+        h[i] = LoadQuadAs<kResidual, kAligned>(job.residual, start + base + i * kRow, 4);
       }
     }
 #pragma unroll
@@ -88,36 +88,37 @@ __device__ inline void HoldRows(const EncodeJob& job, const Team& team, uint32_t
   }
 }
 
-template <int kDtype, bool kAligned>
+template <int kDtype, int kResidual, bool kAligned>
 __device__ inline void HoldRowsAs(const EncodeJob& job, const Team& team, uint32_t start,
                                   uint32_t rows) {
   switch (job.mode) {
     case Mode::kNone:
-      return HoldRows<kDtype, Mode::kNone, kAligned>(job, team, start, rows);
+      return HoldRows<kDtype, kResidual, Mode::kNone, kAligned>(job, team, start, rows);
     case Mode::kShared:
-      return HoldRows<kDtype, Mode::kShared, kAligned>(job, team, start, rows);
+      return HoldRows<kDtype, kResidual, Mode::kShared, kAligned>(job, team, start, rows);
     default:
-      return HoldRows<kDtype, Mode::kGeneral, kAligned>(job, team, start, rows);
+      return HoldRows<kDtype, kResidual, Mode::kGeneral, kAligned>(job, team, start, rows);
   }
 }
 
 // The group of count elements from start on, into shared memory.
+template <int kResidual>
 __device__ inline void Hold(const EncodeJob& job, const Team& team, uint32_t start,
                             uint32_t count) {
   const uint32_t rows = count / (kRowsAhead * kRow) * kRowsAhead;
   WithDtype(job.dtype, [&](auto dtype) {
     constexpr int kDtype = decltype(dtype)::value;
-    if (job.aligned) return HoldRowsAs<kDtype, true>(job, team, start, rows);
-    return HoldRowsAs<kDtype, false>(job, team, start, rows);
+    if (job.aligned) return HoldRowsAs<kDtype, kResidual, true>(job, team, start, rows);
+    return HoldRowsAs<kDtype, kResidual, false>(job, team, start, rows);
   });
-  const FromTensor source = {start};
+  const FromTensor<kResidual> source = {start};
   const uint32_t rest = (rows + team.rank) * kRow + 4 * LaneOfWarp();
   for (uint32_t position = rest; position < count; position += team.warps * kRow) {
     const uint32_t valid = ValidOf(position, count);
-    team.Store(
-        position,
-        valid == 4 ? source.Load<true>(job, position, 4) : source.Load<false>(job, position, valid),
-        job.mode);
+    team.Store(position,
+               valid == 4 ? source.template Load<true>(job, position, 4)
+                          : source.template Load<false>(job, position, valid),
+               job.mode);
   }
 }
 

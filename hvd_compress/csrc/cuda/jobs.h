@@ -105,9 +105,10 @@ struct EncodeJob {
   DevicePointer<const void> gradient;
   int dtype;
   Mode mode;
-  bool aligned;  // gradient and residuals, to four elements
-  DevicePointer<const float> residual;
-  DevicePointer<float> next_residual;  // the same memory, or none of it
+  bool aligned;        // gradient and residuals, to four elements
+  int residual_dtype;  // float32, or bfloat16 that is rounded at random
+  DevicePointer<const void> residual;
+  DevicePointer<void> next_residual;  // the same memory, or none of it
   float alpha, beta;
   DevicePointer<uint8_t> payload;
 };

@@ -2,6 +2,8 @@
 #ifndef HVDC_CUDA_LAUNCH_H_
 #define HVDC_CUDA_LAUNCH_H_
 
+#include <type_traits>
+
 #include "codec/cast.h"
 #include "codec/ecq.h"
 #include "codec/int8.h"
@@ -69,6 +71,15 @@ inline int Run(const Statistics<Single<EncodeJob>>& work, const EncodeJob& job,
   if (status == HVDC_OK) status = Run(work.fold_chunks, job, stream);
   if (status == HVDC_OK) status = Run(work.fold_groups, job, stream);
   return status;
+}
+
+// Calls call with the dtype of a job's residuals; float32 where there are none.
+template <class Call>
+auto WithResidual(const EncodeJob& job, const Call& call) {
+  if (job.mode != Mode::kNone && job.residual_dtype == HVDC_DTYPE_BFLOAT16) {
+    return call(std::integral_constant<int, HVDC_DTYPE_BFLOAT16>());
+  }
+  return call(std::integral_constant<int, HVDC_DTYPE_FLOAT32>());
 }
 
 template <class C>

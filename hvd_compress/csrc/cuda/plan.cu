@@ -18,10 +18,10 @@ namespace hvdc {
 namespace HVDC_ARCH {
 namespace {
 
-// An array of a call, by number, and whether a residual belongs to it.
+// An array of a call, by number, and the bytes of an element of its residual; 0 without one.
 struct Use {
   int32_t array;
-  bool feedback;
+  int64_t residual;
 };
 
 // Items with the same kernel, in one launch.
@@ -97,7 +97,8 @@ int ShareBlocks(const Part<Batch>* first, const Part<Batch>* last, Group<Batch>*
     if (group->arrays.empty() || group->arrays.back().array != part->use.array) {
       group->arrays.push_back(part->use);
     }
-    group->arrays.back().feedback |= part->use.feedback;
+    int64_t& residual = group->arrays.back().residual;
+    residual = std::max(residual, part->use.residual);
     const uint32_t array = static_cast<uint32_t>(group->arrays.size() - 1);
     for (int64_t block = 0; block < blocks; ++block) {
       group->shares.push_back(
@@ -132,6 +133,8 @@ int DescribeItem(const hvdc_cuda_entry& entry, int64_t, int32_t, EncodeItem* ite
   EncodeJob& job = item->job;
   job.noise = MakeNoise(entry.noise);
   if (entry.feedback) {
+    if (!ValidResidualDtype(entry.residual_dtype)) return HVDC_BAD_SPEC;
+    job.residual_dtype = entry.residual_dtype;
     job.mode = entry.alpha == entry.beta ? Mode::kShared : Mode::kGeneral;
     job.alpha = entry.alpha;
     job.beta = entry.beta;
@@ -203,7 +206,8 @@ int MakePlan(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads, in
     item.offset = entry.offset;
     const int status = DescribeItem(entry, count, payloads, &item);
     if (status != HVDC_OK) return status;
-    AddParts(item, static_cast<uint32_t>(i), Use{entry.array, entry.feedback != 0}, &parts);
+    const int64_t residual = entry.feedback ? ElementBytes(entry.residual_dtype) : 0;
+    AddParts(item, static_cast<uint32_t>(i), Use{entry.array, residual}, &parts);
     plan->items.push_back(item);
   }
   const int status = MakeGroups(std::move(parts), plan);
@@ -243,8 +247,8 @@ int CheckArrays(const std::vector<Use>& uses, const hvdc_cuda_array* arrays, int
     const hvdc_cuda_array& array = arrays[use.array];
     if (!ValidDtype(array.dtype)) return HVDC_BAD_SPEC;
     if (!Aligned(array.values, ElementBytes(array.dtype))) return HVDC_CUDA_MISALIGNED;
-    if (!use.feedback) continue;
-    if (!Aligned(array.residual, 4) || !Aligned(array.next_residual, 4)) {
+    if (!use.residual) continue;
+    if (!Aligned(array.residual, use.residual) || !Aligned(array.next_residual, use.residual)) {
       return HVDC_CUDA_MISALIGNED;
     }
   }

@@ -77,15 +77,9 @@ __device__ inline Quad LoadQuadAs(const void* base, uint32_t at, uint32_t valid)
   return quad;
 }
 
-template <int kDtype, bool kWhole>
-__device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, const Quad& quad) {
-  using E = Elements<Thread, kDtype>;
-  using T = typename E::T;
+template <bool kWhole, class T>
+__device__ inline void StoreElements(T* to, uint32_t valid, const T* elements) {
   using Memory = typename QuadMemory<sizeof(T)>::T;
-  T* to = static_cast<T*>(base) + at;
-  T elements[4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) E::Store(elements + k, quad.v[k]);
   if constexpr (kWhole) {
     Memory memory;
     memcpy(&memory, elements, sizeof(memory));
@@ -98,15 +92,29 @@ __device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, cons
   }
 }
 
-// Of a float32 residual.
-template <bool kWhole>
-__device__ inline Quad LoadResidual(const float* base, uint32_t at, uint32_t valid) {
-  return LoadQuadAs<HVDC_DTYPE_FLOAT32, kWhole>(base, at, valid);
+template <int kDtype, bool kWhole>
+__device__ inline void StoreQuadAs(void* base, uint32_t at, uint32_t valid, const Quad& quad) {
+  using E = Elements<Thread, kDtype>;
+  typename E::T elements[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) E::Store(elements + k, quad.v[k]);
+  StoreElements<kWhole>(static_cast<typename E::T*>(base) + at, valid, elements);
 }
 
-template <bool kWhole>
-__device__ inline void StoreResidual(float* base, uint32_t at, uint32_t valid, const Quad& quad) {
-  StoreQuadAs<HVDC_DTYPE_FLOAT32, kWhole>(base, at, valid, quad);
+// rounding: a number for each residual; not used where they are float32.
+template <int kResidual, bool kWhole>
+__device__ inline void StoreResidual(void* base, uint32_t at, uint32_t valid, const Quad& quad,
+                                     const uint32_t* rounding) {
+  if constexpr (kResidual == HVDC_DTYPE_BFLOAT16) {
+    uint16_t elements[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      elements[k] = static_cast<uint16_t>(RoundAtRandom<Thread>(quad.v[k], rounding[k]));
+    }
+    StoreElements<kWhole>(static_cast<uint16_t*>(base) + at, valid, elements);
+  } else {
+    StoreQuadAs<kResidual, kWhole>(base, at, valid, quad);
+  }
 }
 
 }  // namespace HVDC_ARCH

@@ -13,13 +13,15 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What is encoded, one element.
-template <int kDtype>
+// What is encoded, one element. kResidual: the dtype of residuals.
+template <int kDtype, int kResidual>
 __device__ inline float ReadAs(const EncodeJob& job, int64_t element) {
   using E = Elements<Thread, kDtype>;
+  using R = Elements<Thread, kResidual>;
   const float g = E::Load(job.gradient.As<const typename E::T>() + element);
   if (job.mode == Mode::kNone) return g;
-  return Compensate<Thread>(g, job.residual[element], job.alpha);
+  const float h = R::Load(job.residual.As<const typename R::T>() + element);
+  return Compensate<Thread>(g, h, job.alpha);
 }
 
 __device__ inline void StoreGroup(const EncodeJob& job, int64_t group, int64_t count,
@@ -44,17 +46,18 @@ __device__ inline int64_t RowElements(const EncodeJob& job, int64_t row) {
   return rest < job.passes.length ? rest : job.passes.length;
 }
 
-template <StatsKind kKind>
+template <StatsKind kKind, int kResidual>
 __device__ inline GroupStats SumOf(const EncodeJob& job, int64_t start, uint32_t count) {
   return WithDtype(job.dtype, [&](auto dtype) {
-    return SumChunk<kKind>(
-        count, [&](uint32_t i) { return ReadAs<decltype(dtype)::value>(job, start + i); });
+    return SumChunk<kKind>(count, [&](uint32_t i) {
+      return ReadAs<decltype(dtype)::value, kResidual>(job, start + i);
+    });
   });
 }
 
 // All chunks of all rows. A row of one chunk has its scale at once; where there is one group of no
 // more chunks than can be added up in one go, the last block does that.
-template <StatsKind kKind, class Jobs>
+template <StatsKind kKind, int kResidual, class Jobs>
 __global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__ Jobs jobs) {
   Place place;
   const EncodeJob& job = jobs.Open(&place);
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__
     if (count < 0) count = 0;  // the last row's chunks may be fewer
     if (count > kChunk) count = kChunk;
     const int64_t start = row * passes.length + chunk * kChunk;
-    const GroupStats stats = SumOf<kKind>(job, start, static_cast<uint32_t>(count));
+    const GroupStats stats = SumOf<kKind, kResidual>(job, start, static_cast<uint32_t>(count));
     if (index >= all || LaneOfSum()) continue;
     if (passes.chunks == 1 && !passes.squares) {
       StoreGroup(job, row, count, stats);
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) FoldRows(const __grid_constant__ Job
 }
 
 // Column sums of kRowChunk rows, a thread a column.
-template <int kDtype>
+template <int kDtype, int kResidual>
 __device__ inline void SumColumnsAs(const EncodeJob& job, const Place& place) {
   const int64_t columns = job.spec.columns;
   bool finite = true;
@@ -129,7 +132,7 @@ __device__ inline void SumColumnsAs(const EncodeJob& job, const Place& place) {
     uint32_t above = 0;
 #pragma unroll 8
     for (int64_t row = first; row < last; ++row) {
-      const float x = ReadAs<kDtype>(job, row * columns + i % columns);
+      const float x = ReadAs<kDtype, kResidual>(job, row * columns + i % columns);
       const bool side = Thread::GreaterEqual(x, 0.0f);
       finite = finite && IsFinite<Thread>(x);
       upper = Thread::AddWhere(upper, side, x);
@@ -143,11 +146,12 @@ __device__ inline void SumColumnsAs(const EncodeJob& job, const Place& place) {
   if (!finite) atomicOr(&job.workspace.control->nonfinite, 1u);
 }
 
-template <class Jobs>
+template <int kResidual, class Jobs>
 __global__ void __launch_bounds__(kThreads) SumColumns(const __grid_constant__ Jobs jobs) {
   Place place;
   const EncodeJob& job = jobs.Open(&place);
-  WithDtype(job.dtype, [&](auto dtype) { SumColumnsAs<decltype(dtype)::value>(job, place); });
+  WithDtype(job.dtype,
+            [&](auto dtype) { SumColumnsAs<decltype(dtype)::value, kResidual>(job, place); });
 }
 
 template <class Jobs>
@@ -186,12 +190,13 @@ __global__ void AddPieces(const EncodeJob job, double* result) {
 
 namespace {
 
-template <StatsKind kKind, class Jobs>
+template <StatsKind kKind, int kResidual, class Jobs>
 Statistics<Jobs> RowStatistics(const EncodeJob& job) {
   const Passes& passes = job.passes;
   const auto blocks = [](int64_t work, int64_t each) { return (work + each - 1) / each; };
   Statistics<Jobs> all = {};
-  all.sum = {SumAllChunks<kKind, Jobs>, blocks(passes.rows * passes.chunks, 2 * kWarps), 0};
+  all.sum = {SumAllChunks<kKind, kResidual, Jobs>, blocks(passes.rows * passes.chunks, 2 * kWarps),
+             0};
   if (passes.folds) {
     all.fold_chunks = {FoldChunks<kKind, Jobs>, blocks(passes.rows * passes.folds, kWarps), 0};
   }
@@ -202,27 +207,33 @@ Statistics<Jobs> RowStatistics(const EncodeJob& job) {
   return all;
 }
 
-}  // namespace
-
-template <class Jobs>
-Statistics<Jobs> StatisticsWork(const EncodeJob& job) {
-  if (!job.passes.chunks) return {};
+template <int kResidual, class Jobs>
+Statistics<Jobs> StatisticsWorkAs(const EncodeJob& job) {
   if (job.passes.columns) {
     const int64_t columns = job.spec.columns, sums = job.passes.chunks * columns;
-    return {{SumColumns<Jobs>, (sums + kThreads - 1) / kThreads, 0},
+    return {{SumColumns<kResidual, Jobs>, (sums + kThreads - 1) / kThreads, 0},
             {},
             {FoldColumns<Jobs>, (columns + kThreads - 1) / kThreads, 0}};
   }
   switch (KindOf(job.spec)) {
     case StatsKind::kSides:
-      return RowStatistics<StatsKind::kSides, Jobs>(job);
+      return RowStatistics<StatsKind::kSides, kResidual, Jobs>(job);
     case StatsKind::kSquares:
-      return RowStatistics<StatsKind::kSquares, Jobs>(job);
+      return RowStatistics<StatsKind::kSquares, kResidual, Jobs>(job);
     case StatsKind::kMoments:
-      return RowStatistics<StatsKind::kMoments, Jobs>(job);
+      return RowStatistics<StatsKind::kMoments, kResidual, Jobs>(job);
     default:
-      return RowStatistics<StatsKind::kLargest, Jobs>(job);
+      return RowStatistics<StatsKind::kLargest, kResidual, Jobs>(job);
   }
+}
+
+}  // namespace
+
+template <class Jobs>
+Statistics<Jobs> StatisticsWork(const EncodeJob& job) {
+  if (!job.passes.chunks) return {};
+  return WithResidual(
+      job, [&](auto residual) { return StatisticsWorkAs<decltype(residual)::value, Jobs>(job); });
 }
 
 template Statistics<Single<EncodeJob>> StatisticsWork(const EncodeJob& job);

@@ -10,6 +10,7 @@
 #include "cuda/finish.h"
 #include "cuda/held.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/payload_sums.h"
 
 namespace hvdc {
@@ -71,10 +72,11 @@ __device__ inline uint32_t LargestOfBlock(uint32_t own) {
 __device__ inline float Magnitude(float x) { return BitsFloat(FloatBits(x) & 0x7FFFFFFFu); }
 
 // Elements of a tile, to shared memory, when the one before is no longer needed.
+template <int kResidual>
 __device__ HVDC_NOINLINE void HoldTile(const EncodeJob& job, float* x, uint32_t start,
                                        uint32_t size) {
   __syncthreads();
-  Hold(job, Team(x), start, size);
+  Hold<kResidual>(job, Team(x), start, size);
   __syncthreads();
 }
 
@@ -84,7 +86,8 @@ struct Cut {
   uint32_t least, equal;
 };
 
-// A chunk that is encoded.
+// A chunk that is encoded. kResidual: the dtype of residuals.
+template <int kResidual>
 class ChunkEncoder {
  public:
   __device__ ChunkEncoder(const EncodeJob& encoded, uint32_t block)
@@ -133,7 +136,7 @@ class ChunkEncoder {
   __device__ void EachTile(const Work& work) {
     for (uint32_t first = 0; first < count; first += kTileOfChunk) {
       const uint32_t size = Least(count - first, kTileOfChunk);
-      if (!held) HoldTile(job, x, start + first, size);
+      if (!held) HoldTile<kResidual>(job, x, start + first, size);
       work(first, size);
     }
     held = count <= kTileOfChunk;
@@ -333,19 +336,21 @@ class ChunkEncoder {
 
   __device__ void StoreResiduals(uint32_t first, uint32_t size, bool finite, float unit,
                                  float divisor) const {
-    const FromTensor source = {start};
-    for (uint32_t i = 4 * threadIdx.x; i < size; i += 4 * kThreads) {
-      const uint32_t valid = ValidOf(i, size);
+    const FromTensor<kResidual> source = {start};
+    for (uint32_t row = WarpOfBlock() * kRow; row < size; row += kWarps * kRow) {
+      const uint32_t i = row + 4 * LaneOfWarp(), valid = ValidOf(i, size);
+      const QuadNoise noise = NoiseOf<false, kResidual>(job.noise, start + first + i, true);
+      if (!valid) continue;
       const uint32_t sent = Rows()[i / kWarpSize] >> i % kWarpSize;
       const auto store = [&](auto whole) {
         constexpr bool kWhole = decltype(whole)::value;
         Quad rest;
         if (!finite) {
-          rest = LoadResidual<kWhole>(job.residual, start + first + i, valid);
+          rest = LoadQuadAs<kResidual, kWhole>(job.residual, start + first + i, valid);
         } else if (job.mode == Mode::kShared) {
           rest = *reinterpret_cast<const Quad*>(x + i);
         } else {
-          rest = source.Load<kWhole>(job, first + i, valid).kept;
+          rest = source.template Load<kWhole>(job, first + i, valid).kept;
         }
 #pragma unroll
         for (uint32_t k = 0; k < 4; ++k) {
@@ -353,7 +358,8 @@ class ChunkEncoder {
           const float decoded = format.Value(CodeOf(x[i + k], divisor), unit);
           rest.v[k] = Thread::Sub(rest.v[k], decoded);
         }
-        StoreResidual<kWhole>(job.next_residual, start + first + i, valid, rest);
+        StoreResidual<kResidual, kWhole>(job.next_residual, start + first + i, valid, rest,
+                                         noise.rounding);
       };
       if (valid == 4 && job.aligned) {
         store(std::true_type());
@@ -373,13 +379,13 @@ class ChunkEncoder {
   uint32_t* const list;  // in the place of the bins: places in the tile
 };
 
-template <class Jobs>
+template <int kResidual, class Jobs>
 __global__ void __launch_bounds__(kThreads) EncodeTopK(const __grid_constant__ Jobs jobs) {
   Place place;
   const EncodeJob& job = jobs.Open(&place);
   Totals totals;
   for (uint32_t block = place.block; block < job.blocks.count; block += place.blocks) {
-    ChunkEncoder(job, block).Run(&totals);
+    ChunkEncoder<kResidual>(job, block).Run(&totals);
   }
   FinishPayload(job, place, totals);
 }
@@ -556,7 +562,10 @@ template <class Jobs>
 Work<Jobs> TopKEncodeWork(const EncodeJob& job) {
   const uint32_t list = ListOf(job.spec);
   const size_t words = TileOf(job.spec) + (list < kBinWords ? kBinWords : list);
-  return {EncodeTopK<Jobs>, job.layout.blocks, words * sizeof(uint32_t)};
+  return WithResidual(job, [&](auto residual) -> Work<Jobs> {
+    return {EncodeTopK<decltype(residual)::value, Jobs>, job.layout.blocks,
+            words * sizeof(uint32_t)};
+  });
 }
 
 template <class Jobs>

@@ -79,7 +79,9 @@ typedef struct {
 // Error feedback: x = g + alpha h is encoded, h <- (beta h + g) - decoded is kept.
 typedef struct {
   float alpha, beta;
-  float* residual;  // one float32 an element, in and out
+  void* residual;          // in and out
+  int32_t residual_dtype;  // as in hvdc_tensor
+  int32_t reserved;
 } hvdc_feedback;
 
 HVDC_API uint32_t hvdc_abi_version(void);

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 6
+#define HVDC_CUDA_ABI_VERSION 7
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -75,9 +75,11 @@ HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const vo
 
 // A residual, and what a step has made of it: count numbers each.
 typedef struct {
-  const float* before;
-  float* after;
+  const void* before;
+  void* after;
   int64_t count;
+  int32_t dtype;  // float32 or bfloat16
+  int32_t reserved;
 } hvdc_cuda_residual;
 
 // Copies before to after if *when is not 0: so a step can be dropped without the host's knowing.
@@ -100,20 +102,22 @@ HVDC_API int hvdc_cuda_square_sum(const float* values, int64_t count, double* re
 // A tensor's place in a batch.
 typedef struct {
   hvdc_spec spec;
-  hvdc_noise noise;   // encoding; its step is the array's
-  float alpha, beta;  // encoding with feedback
-  int32_t feedback;   // encoding: whether there is a residual
-  int32_t array;      // the number of the array in which it stands
-  int64_t first;      // its first element there
-  int64_t offset;     // of the payload in the message: bytes, a multiple of 16
+  hvdc_noise noise;        // encoding; its step is the array's
+  float alpha, beta;       // encoding with feedback
+  int32_t feedback;        // encoding: whether there is a residual
+  int32_t array;           // the number of the array in which it stands
+  int64_t first;           // its first element there
+  int64_t offset;          // of the payload in the message: bytes, a multiple of 16
+  int32_t residual_dtype;  // as in hvdc_tensor
+  int32_t reserved;
 } hvdc_cuda_entry;
 
 // An array of a call, which holds one or several tensors one behind the other.
 typedef struct {
   void* values;  // encoding: the gradient, only read; decoding: the output
   // As in hvdc_tensor; not looked at where no tensor of the array has feedback.
-  const float* residual;
-  float* next_residual;
+  const void* residual;
+  void* next_residual;
   uint64_t step;
   int32_t dtype;  // of values: hvdc_dtype
   int32_t reserved;

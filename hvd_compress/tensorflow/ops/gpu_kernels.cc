@@ -93,7 +93,7 @@ absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
                                 int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
   hvdc_feedback in_place = {};
   if (feedback) {
-    in_place = {feedback->alpha, feedback->beta, feedback->next};
+    in_place = {feedback->alpha, feedback->beta, feedback->next, HVDC_DTYPE_FLOAT32, 0};
     const int64_t size = spec.rows * spec.columns * static_cast<int64_t>(sizeof(float));
     if (size) {
       Memory next(feedback->next, size);
@@ -136,7 +136,7 @@ absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int
   mutex_lock lock(mutex_);
   if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.
   const hvdc_cuda_queue queue = Queue();
-  const hvdc_cuda_residual one = {before, after, count};
+  const hvdc_cuda_residual one = {before, after, count, HVDC_DTYPE_FLOAT32, 0};
   return Check(library_->restore(&one, 1, flags(), &queue), "restoring a residual");
 }
 
