@@ -25,7 +25,6 @@ from hvd_compress.planner.probing import Prober
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.exchanges.registry import check_residuals
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import PlanOwner
@@ -74,7 +73,6 @@ class Auto(Compressor):
         **options: Any,
     ) -> None:
         routes = allowed(codecs, exchanges)
-        check_residuals(routes)
         # On the host: some exchanges have no kernels elsewhere.
         super().__init__(NoCompression(), device=HOST, **options)
         self._allowed = tuple(routes)

@@ -133,7 +133,8 @@ class _Kept:
             )
         left = mine.pop(0) if mine else _Left(np.zeros(0, np.float32), 0)
         if left.unsent.any():
-            slot.residual.assign(transpose(left.unsent, shared.transposed if shared else None))
+            residual = transpose(left.unsent, shared.transposed if shared else None)
+            slot.begin_with(residual, np.zeros(0, np.float32))
         slot.exchanges.assign(left.exchanges)
 
     def rest(self) -> Iterator[tuple[str, _Left]]:
@@ -164,7 +165,7 @@ def _check(compressor: Compressor) -> None:
 
 def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.ndarray:
     """The numbers a rank has yet to add to the sum of gradients, shape=(n,), float32, row-major."""
-    residual, owned = slot.residual.numpy(), slot.owned.numpy()
+    residual, owned = (kept.numpy().astype(np.float32) for kept in slot.kept)
     if slot.route.uncompressed:
         return np.zeros(0, np.float32)
     count = len(residual) if slot.shape is None else int(np.prod(slot.shape))

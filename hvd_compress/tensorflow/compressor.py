@@ -306,7 +306,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank taken together."""
-        norms = [tf.norm(kept) for slot in self.slots for kept in slot.kept]
+        norms = [tf.norm(tf.cast(one, tf.float32)) for slot in self.slots for one in slot.kept]
         return float(tf.norm(norms)) if norms else 0.0
 
     def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
@@ -393,7 +393,8 @@ class Compressor(tf.Module, HorovodCompressor):
         for slot in self.slots:
             found = self.shared(slot)
             cut = {"row": found.row, "transposed": found.transposed} if found else {}
-            orders.append({**cut, "key": slot.key, "of": slot.variable_name, "call": slot.call})
+            of = {"key": slot.key, "of": slot.variable_name, "call": slot.call}
+            orders.append({**cut, **of, "residual_dtype": slot.residual.dtype.name})
         return orders
 
     def _inherit(self, slot: Slot) -> None:
@@ -427,7 +428,7 @@ class Compressor(tf.Module, HorovodCompressor):
             slot.key = slot.index if key is None else key
             slot.variable_name = f"{source.name} again" * bool(turn) or source.name
             slot.call = self._calls + (key is not None)
-            self.owner.check_order(slot)
+            self.owner.check(slot)
             self._variables.add(source.variable, turn, slot)
             self.slots.append(slot)
             self._inherit(slot)

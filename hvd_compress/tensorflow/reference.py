@@ -12,7 +12,7 @@ import logging
 import math
 import warnings
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -95,11 +95,11 @@ def _encode_batch(tensors: Any, count: int, message: int, threads: int, bad: int
 def _encode(tensor: Tensor, payload: int) -> None:
     codec, shape = _codec_and_shape(tensor.spec)
     elements, noise = math.prod(shape), tensor.noise
-    feedback, residual = ErrorFeedback(0.0), None
+    feedback, residual, dtype = ErrorFeedback(0.0), None, _DTYPES[tensor.residual_dtype]
     if tensor.next_residual:
-        feedback = ErrorFeedback(tensor.alpha, tensor.beta)
-        residual = _array(tensor.next_residual, elements, np.float32)
-        residual[:] = _array(tensor.residual, elements, np.float32)
+        name: Literal["float32", "bfloat16"] = "float32" if dtype is np.float32 else "bfloat16"
+        feedback = ErrorFeedback(tensor.alpha, tensor.beta, name)
+        residual = _array(tensor.residual, elements, dtype).astype(np.float32)
     _KERNELS.encode(
         codec,
         shape,
@@ -109,6 +109,9 @@ def _encode(tensor: Tensor, payload: int) -> None:
         residual=residual,
         noise=NoiseKey(noise.seed, noise.rank, noise.tensor, noise.step),
     )
+    if residual is not None:
+        # Exactly: the reference has rounded them.
+        _array(tensor.next_residual, elements, dtype)[:] = residual.astype(dtype)
 
 
 def _decode_sum(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
@@ -24,10 +25,10 @@ class Slot(tf.Module):
         dtype: its dtype when first traced.
         shape: its shape when first traced; None where a dimension was unknown.
         route: the route by which it travels.
-        residual: the part that has been computed but not sent, shape=(n,), float32; empty before the first
-            step.
-        owned: the same for the average of the part that this rank owns, shape=(n_owned,), float32; empty
-            where the exchange has no owners.
+        residual: the part that has been computed but not sent, shape=(n,), in the ``residual_dtype`` of the
+            route's feedback; empty before the first step.
+        owned: the same for the average of the part that this rank owns, shape=(n_owned,); empty where the
+            exchange has no owners.
         exchanges: the number of exchanges so far, shape=(), int64.
     """
 
@@ -55,7 +56,8 @@ class Slot(tf.Module):
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
         with tf.device(device):
-            self.residual, self.owned = _numbers("residual"), _numbers("owned")
+            kept = tf.as_dtype(route.feedback.residual_dtype)
+            self.residual, self.owned = _numbers("residual", kept), _numbers("owned", kept)
         with tf.device(HOST):
             self.exchanges = ResourceVariable(
                 tf.zeros([], tf.int64), trainable=False, name="exchanges"
@@ -65,6 +67,11 @@ class Slot(tf.Module):
     def kept(self) -> list[ResourceVariable]:
         """All residuals."""
         return [self.residual, self.owned]
+
+    def begin_with(self, residual: np.ndarray, owned: np.ndarray) -> None:
+        """Sets the residuals, float32; bfloat16 ones become the nearest numbers."""
+        for kept, numbers in zip(self.kept, (residual, owned), strict=True):
+            kept.assign(tf.cast(numbers, kept.dtype))
 
     @property
     def state(self) -> list[ResourceVariable]:
@@ -87,11 +94,12 @@ class Slot(tf.Module):
             )
 
 
-def _numbers(name: str) -> ResourceVariable:
-    """A variable for float32 numbers, empty at first."""
+def _numbers(name: str, dtype: tf.DType) -> ResourceVariable:
+    """A variable for numbers, empty at first."""
     # Not tf.Variable: tf.function takes variables that are made while it traces for its own, and
     # refuses those of a second trace.
-    return ResourceVariable(tf.zeros([0]), trainable=False, shape=tf.TensorShape([None]), name=name)
+    zeros, shape = tf.zeros([0], dtype), tf.TensorShape([None])
+    return ResourceVariable(zeros, trainable=False, shape=shape, name=name)
 
 
 def _kind(dtype: tf.DType, shape: tf.TensorShape) -> str:

@@ -31,8 +31,8 @@ class StateOwner(tf.train.experimental.PythonState):
             ``owners`` ranks do, and so on.
         restored: called when the checkpoint is this rank's.
         orders: returns, for each gradient, how elements are ordered and cut, see
-            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's name as ``of``; and
-            the number of its first ``call``, see :class:`Slot`.
+            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's name as ``of``; the
+            number of its first ``call``, see :class:`Slot`; and its ``residual_dtype``.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class StateOwner(tf.train.experimental.PythonState):
         }
         self._restored = restored
         self._names: list[str] = []
+        self._dtypes: list[str] = []
 
     def serialize(self) -> str:
         """The text for a checkpoint."""
@@ -66,8 +67,8 @@ class StateOwner(tf.train.experimental.PythonState):
         """Compares a checkpoint's text with this rank and its settings.
 
         Raises:
-            ValueError: the rank, number of ranks, seed, exchange or order of variables differs; or some
-                variables cannot be told apart.
+            ValueError: the rank, number of ranks, seed, exchange, order of variables or dtype of residuals
+                differs; or some variables cannot be told apart.
         """
         got = json.loads(string_value)
         for name, want in self._expected.items():
@@ -78,13 +79,23 @@ class StateOwner(tf.train.experimental.PythonState):
                     f"exchange needs those of all: load_resized()"
                 )
         self._names = names_in_order([(of["of"], of["call"]) for of in got["orders"]], "restore")
+        self._dtypes = [of.get("residual_dtype", "float32") for of in got["orders"]]
         for index, order in enumerate(self._orders()):
-            _check_order(self._names, index, order["of"])
+            self._check(index, order["of"], order["residual_dtype"])
         self._restored()
 
-    def check_order(self, slot: Slot) -> None:
-        """Raises ``ValueError`` if a new gradient has the place of another one in the checkpoint."""
-        _check_order(self._names, slot.index, slot.variable_name)
+    def check(self, slot: Slot) -> None:
+        """Raises ``ValueError`` if a new gradient is not the one in its place in the checkpoint."""
+        self._check(slot.index, slot.variable_name, slot.residual.dtype.name)
+
+    def _check(self, index: int, name: str, dtype: str) -> None:
+        _check_order(self._names, index, name)
+        if self._dtypes[index : index + 1] not in ([], [dtype]):
+            raise ValueError(
+                f"restore: expected residuals of {name} in {dtype}, got {self._dtypes[index]}: use "
+                f"residual_dtype={self._dtypes[index]!r}, or pass the checkpoints of all ranks to "
+                f"load_resized(), which converts residuals"
+            )
 
 
 class PlanOwner(StateOwner):
@@ -137,6 +148,7 @@ class _Left:
         key: see :class:`Slot`.
         of: the variable's name.
         call: see :class:`Slot`.
+        residual_dtype: the dtype of the residuals in the checkpoint.
     """
 
     residual: np.ndarray
@@ -148,6 +160,7 @@ class _Left:
     key: int = 0
     of: str = ""
     call: int = 0
+    residual_dtype: str = "float32"
 
 
 class Heritage(Protocol):
@@ -185,8 +198,7 @@ class Inheritance:
             return
         old = self.left.pop(slot.index)
         residual, owned = _inherited(slot.key, old, self.heir, owners, shared, has_residuals)
-        slot.residual.assign(residual)
-        slot.owned.assign(owned)
+        slot.begin_with(residual, owned)
         slot.exchanges.assign(old[0].exchanges)
 
 
@@ -319,6 +331,7 @@ def _read(path: str, name: str) -> dict[str, Any]:
             reader.get_tensor(_variable(f"{at}/{what}"))
             for what in ("residual", "owned", "exchanges")
         )
+        residual, owned = (kept.astype(np.float32) for kept in (residual, owned))
         owners = state["owners"]
         if isinstance(owners, list):
             owners = owners[len(slots)]

@@ -71,12 +71,12 @@ class TensorFlowJob(Job):
     def kept(self) -> tuple[Kept, Kept]:
         slots = {self._names[slot.index]: slot for slot in self.compressor.slots}
         whole = {name: self._ordered(slot) for name, slot in slots.items()}
-        owned = {name: slot.owned.numpy() for name, slot in slots.items()}
+        owned = {name: slot.owned.numpy().astype(np.float32) for name, slot in slots.items()}
         return whole, owned
 
     def _ordered(self, slot: Slot) -> np.ndarray:
         """The residual in the order of the gradient."""
-        residual, shared = slot.residual.numpy(), self.compressor.shared(slot)
+        residual, shared = slot.residual.numpy().astype(np.float32), self.compressor.shared(slot)
         return transpose_back(residual, shared.transposed if shared and residual.size else None)
 
     @property
@@ -121,7 +121,6 @@ class HorovodTensorFlow(Frontend):
         "gradients_in_another_order_on_each_rank": "tracing puts them in order",
         "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",
         "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",
-        "residuals_in_bfloat16": "residuals are variables of float32",
         "a_change_of_codec_on_some_ranks": "a graph holds its codec: there is no set_codec",
         "a_change_of_codec_that_the_script_drops": "a graph holds its codec: there is no set_codec",
         "an_owner_step_that_the_script_drops": "an owner's work is one operation of C++, without a step",

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import ECQ, ErrorFeedback, Int8, OneBit, PowerSGD, Route
+from hvd_compress import ECQ, Int8, PowerSGD, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -234,21 +234,6 @@ def test_what_is_no_compressor() -> None:
     for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):
         with pytest.raises(TypeError, match=f"expected a compressor of Horovod's .* got {got}"):
             exchange_with(given, graph=False)(targets(hvd.rank(), 0))
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_residuals_that_are_not_float32() -> None:
-    feedback = ErrorFeedback(residual_dtype="bfloat16")
-    message = (
-        "expected residual_dtype='float32', got .*residuals in bfloat16.* the PyTorch frontends"
-    )
-    for make in (
-        lambda: hvdc.Compressor(OneBit(), feedback=feedback),
-        lambda: hvdc.Compressor(Int8(), layers={"*": Route(OneBit(), feedback)}),
-        lambda: hvdc.Auto(codecs=[Route(OneBit(), feedback)]),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
 
 
 @on_ranks(2, launcher="tensorflow")

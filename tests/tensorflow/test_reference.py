@@ -33,10 +33,15 @@ from tests.tensorflow.probes import (
 def test_the_codec_of_an_installed_package_works_by_name() -> None:
     """It gives the reference's bits in graphs and eagerly, by both exchanges of payloads."""
     with installed():
-        codec, feedback = codec_class("test", "codec", "twobit")(), ErrorFeedback(0.8, 0.9)
-        for number, (exchange, graph) in enumerate(
-            (("allgather", True), ("two_shot", True), ("allgather", False))
+        codec = codec_class("test", "codec", "twobit")()
+        for number, (exchange, graph, dtype) in enumerate(
+            (
+                ("allgather", True, "float32"),
+                ("two_shot", True, "bfloat16"),
+                ("allgather", False, "bfloat16"),
+            )
         ):
+            feedback = ErrorFeedback(0.8, 0.9, dtype)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 compressor = hvdc.Compressor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.codecs import ECQ
+from hvd_compress.codecs import ECQ, ErrorFeedback, OneBit
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
@@ -82,6 +83,48 @@ def test_a_checkpoint_of_another_rank_is_refused_and_changes_nothing() -> None:
     with pytest.raises(tf.errors.OpError, match=r"exchange 2 on rank 0, .*exchange 1 on rank 1"):
         exchange(targets(hvd.rank(), 2))
     assert np.isfinite(again[0]).all()
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_of_the_other_dtype() -> None:
+    """A checkpoint is refused, before or after the first step; load_resized() converts the residuals."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0)
+    dtypes = ("float32", "bfloat16")
+
+    def make(dtype: Any) -> hvdc.Compressor:
+        feedback = ErrorFeedback(residual_dtype=dtype)
+        return hvdc.Compressor(OneBit(), feedback=feedback, threshold=THRESHOLD)
+
+    paths = {
+        dtype: [os.path.join(folder, f"{dtype}-{rank}") for rank in (0, 1)] for dtype in dtypes
+    }
+    for dtype in dtypes:
+        old = make(dtype)
+        exchange_with(old, graph=True)(targets(hvd.rank(), 0))
+        assert all(kept.dtype == tf.as_dtype(dtype).as_numpy_dtype for kept in _residuals(old))
+        tf.train.Checkpoint(compressor=old).write(paths[dtype][hvd.rank()])
+    hvd.allreduce(tf.zeros(1), name="all have written")
+    for dtype, other in (dtypes, dtypes[::-1]):
+        path, message = paths[other][hvd.rank()], f"in {dtype}, got {other}: .*load_resized"
+        used, new = make(dtype), make(dtype)
+        exchange = exchange_with(used, graph=True)
+        exchange(targets(hvd.rank(), 0))
+        before = _residuals(used)
+        with pytest.raises(ValueError, match=message):
+            tf.train.Checkpoint(compressor=used).read(path)
+        assert_same(_residuals(used), before)
+        tf.train.Checkpoint(compressor=new).read(path)
+        with pytest.raises(Exception, match=message):  # AutoGraph raises one of its own.
+            exchange_with(new, graph=True)(targets(hvd.rank(), 1))
+        used.load_resized(paths[other])
+        reader = tf.train.load_checkpoint(path)
+        for slot in used.slots:
+            at = f"compressor/slots/{slot.index}/residual/.ATTRIBUTES/VARIABLE_VALUE"
+            saved = tf.cast(reader.get_tensor(at), tf.as_dtype(dtype)).numpy()
+            assert np.array_equal(slot.residual.numpy(), saved)
+        norm = np.linalg.norm(np.concatenate([one.astype(np.float64) for one in _residuals(used)]))
+        assert used.residual_norm() == pytest.approx(norm, rel=1e-5)
+        assert all(np.isfinite(one).all() for one in exchange(targets(hvd.rank(), 1)))
 
 
 @on_ranks(2, launcher="tensorflow")

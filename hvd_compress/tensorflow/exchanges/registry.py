@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.registry import expect_payloads
-from hvd_compress.exchanges.routing import Route, Router
+from hvd_compress.exchanges.routing import Router
 from hvd_compress.kernels.native import spec_of
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -47,7 +47,6 @@ def check(router: Router, exchange: str, ranks: int) -> None:
                 f"a graph's messages their lengths, so that entropy-coded payloads would be padded to the "
                 f"length of plain ones; entropy coding is for the PyTorch frontends"
             )
-    check_residuals(router.encoding)
     others = {route.among(ranks).exchange for route in router.encoding} - {exchange}
     if others:
         raise ValueError(
@@ -55,13 +54,3 @@ def check(router: Router, exchange: str, ranks: int) -> None:
             f"{', '.join(map(repr, sorted(others)))}, too: in TensorFlow, all layers of a compressor take "
             f"the same; make a compressor and a tape for each"
         )
-
-
-def check_residuals(routes: Iterable[Route]) -> None:
-    """Raises ``ValueError`` unless the residuals of all routes are float32."""
-    for route in routes:
-        if route.feedback.residual_dtype != "float32":
-            raise ValueError(
-                f"hvd_compress.tensorflow: expected residual_dtype='float32', got {route}: residuals are "
-                f"float32 variables; the PyTorch frontends keep residuals in bfloat16"
-            )

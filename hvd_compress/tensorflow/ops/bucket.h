@@ -21,8 +21,8 @@ namespace hvd_compress {
 struct Member {
   std::shared_ptr<const Coder> coder;
   tensorflow::Tensor gradient;
-  // float32 variables, empty until the first step: of this rank's gradient, and of the average of
-  // the piece that it owns; and an int64 variable that counts exchanges.
+  // float32 or bfloat16 variables, empty until the first step: of this rank's gradient, and of the
+  // average of the piece that it owns; and an int64 variable that counts exchanges.
   tensorflow::core::RefCountPtr<tensorflow::Var> residual, owned, exchanges;
   std::vector<Piece> pieces, inner;  // inner: the same within a host, by its own codec
   int64_t step = 0;                  // the position in the noise, stamped on payloads

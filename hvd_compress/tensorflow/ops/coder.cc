@@ -115,16 +115,17 @@ absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, con
   Tensor next;
   if (feedback()) {
     TF_RETURN_IF_ERROR(Current(context, kernels, numbers.NumElements(), residual, before));
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, before->shape(), &next));
+    TF_RETURN_IF_ERROR(context->allocate_temp(before->dtype(), before->shape(), &next));
   }
   for (size_t i = 0; i < count; ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
     const hvdc_noise noise = NoiseOf(streams[i], step);
-    Feedback feedback = {alpha_, beta_, nullptr, nullptr};
+    Feedback feedback = {alpha_, beta_, nullptr, nullptr, DtypeOf(next.dtype())};
     if (this->feedback()) {
-      feedback.residual = before->flat<float>().data() + piece.begin;
-      feedback.next = next.flat<float>().data() + piece.begin;
+      const int64_t first = piece.begin * DataTypeSize(next.dtype());
+      feedback.residual = static_cast<const char*>(before->data()) + first;
+      feedback.next = static_cast<char*>(next.data()) + first;
     }
     const absl::Status status =
         kernels->Encode(piece.spec, noise, from + piece.begin * DataTypeSize(numbers.dtype()),
@@ -150,19 +151,9 @@ absl::Status Coder::Current(OpKernelContext* context, Kernels* kernels, int64_t 
                                    " elements as in the steps before, got ", count,
                                    ": make a compressor for each model");
   }
-  TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), now));
-  return kernels->Zero(now->data(), count * static_cast<int64_t>(sizeof(float)));
-}
-
-int DtypeOf(DataType type) {
-  switch (type) {
-    case DT_HALF:
-      return HVDC_DTYPE_FLOAT16;
-    case DT_BFLOAT16:
-      return HVDC_DTYPE_BFLOAT16;
-    default:
-      return HVDC_DTYPE_FLOAT32;
-  }
+  const DataType dtype = now->dtype();
+  TF_RETURN_IF_ERROR(context->allocate_temp(dtype, TensorShape({count}), now));
+  return kernels->Zero(now->data(), count * DataTypeSize(dtype));
 }
 
 }  // namespace hvd_compress

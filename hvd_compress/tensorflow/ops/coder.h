@@ -49,7 +49,7 @@ class Coder {
   int64_t first_rank() const { return own_stream_ - own_; }
 
   // Encodes the pieces of a gradient into `message`, and moves the residual on, a variable of one
-  // float32 an element that is empty at first; `before` is what it was.
+  // float32 or bfloat16 an element that is empty at first; `before` is what it was.
   absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
                       const std::vector<Piece>& pieces, int64_t step,
                       const tensorflow::Tensor& gradient, tensorflow::Tensor* message,
@@ -99,7 +99,7 @@ class Coder {
   hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t step) const;
   absl::Status CheckLevels(int status, const char* what) const;
 
-  // The residual as it is, one float32 an element, zeros at first. The caller holds the variable's
+  // The residual as it is, one number an element, zeros at first. The caller holds the variable's
   // lock, and this coder has feedback.
   absl::Status Current(tensorflow::OpKernelContext* context, Kernels* kernels, int64_t count,
                        tensorflow::Var* residual, tensorflow::Tensor* now) const;
@@ -112,9 +112,6 @@ class Coder {
   float alpha_, beta_;
   std::vector<int64_t> begins_, lengths_, streams_;
 };
-
-// The C interface's name of a gradient's type.
-int DtypeOf(tensorflow::DataType type);
 
 }  // namespace hvd_compress
 

@@ -52,6 +52,7 @@ absl::Status CpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
   if (feedback) {
     tensor.residual = feedback->residual;
     tensor.next_residual = feedback->next;
+    tensor.residual_dtype = feedback->residual_dtype;
     tensor.alpha = feedback->alpha;
     tensor.beta = feedback->beta;
   }

@@ -93,11 +93,12 @@ absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, 
                                 int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
   hvdc_feedback in_place = {};
   if (feedback) {
-    in_place = {feedback->alpha, feedback->beta, feedback->next, HVDC_DTYPE_FLOAT32, 0};
-    const int64_t size = spec.rows * spec.columns * static_cast<int64_t>(sizeof(float));
+    in_place = {feedback->alpha, feedback->beta, feedback->next, feedback->residual_dtype, 0};
+    const int64_t width = feedback->residual_dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
+    const int64_t size = spec.rows * spec.columns * width;
     if (size) {
       Memory next(feedback->next, size);
-      const Memory before(const_cast<float*>(feedback->residual), size);
+      const Memory before(const_cast<void*>(feedback->residual), size);
       TF_RETURN_IF_ERROR(stream_->Memcpy(&next, before, size));
     }
   }
@@ -132,11 +133,12 @@ absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*)
              same.data(), HVDC_DTYPE_FLOAT16, true);
 }
 
-absl::Status GpuKernels::RestoreIfFlagged(const float* before, float* after, int64_t count) {
+absl::Status GpuKernels::RestoreIfFlagged(const void* before, void* after, int dtype,
+                                          int64_t count) {
   mutex_lock lock(mutex_);
   if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.
   const hvdc_cuda_queue queue = Queue();
-  const hvdc_cuda_residual one = {before, after, count, HVDC_DTYPE_FLOAT32, 0};
+  const hvdc_cuda_residual one = {before, after, count, dtype, 0};
   return Check(library_->restore(&one, 1, flags(), &queue), "restoring a residual");
 }
 

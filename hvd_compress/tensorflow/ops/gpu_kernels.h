@@ -42,7 +42,7 @@ class GpuKernels : public Kernels {
   absl::Status DecodeSum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                          int dtype, bool* nonfinite) override;
   absl::Status FlagNonfinite(const void* halves, int64_t count, bool* nonfinite) override;
-  absl::Status RestoreIfFlagged(const float* before, float* after, int64_t count) override;
+  absl::Status RestoreIfFlagged(const void* before, void* after, int dtype, int64_t count) override;
   absl::Status Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                      int to) override;
 

@@ -7,6 +7,17 @@ namespace hvd_compress {
 using tensorflow::errors::DataLoss;
 using tensorflow::errors::Internal;
 
+int DtypeOf(tensorflow::DataType type) {
+  switch (type) {
+    case tensorflow::DT_HALF:
+      return HVDC_DTYPE_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return HVDC_DTYPE_BFLOAT16;
+    default:
+      return HVDC_DTYPE_FLOAT32;
+  }
+}
+
 absl::Status BadPayload(const Senders& senders, int status, int copy) {
   const std::string whose = absl::StrCat("rank ", copy * senders.pieces + senders.piece,
                                          senders.owners ? "'s average" : "'s payload");

@@ -7,8 +7,12 @@
 
 #include "absl/status/status.h"
 #include "hvdc.h"
+#include "tensorflow/core/framework/types.pb.h"
 
 namespace hvd_compress {
+
+// The C interface's name of a type.
+int DtypeOf(tensorflow::DataType type);
 
 // Payloads of one tensor.
 struct Payloads {
@@ -37,8 +41,9 @@ absl::Status BadPayload(const Senders& senders, int status, int copy);
 // As hvdc_feedback, with the next residual in memory of its own.
 struct Feedback {
   float alpha, beta;
-  const float* residual;
-  float* next;
+  const void* residual;
+  void* next;
+  int residual_dtype;
 };
 
 // Pointers are to memory of the device; dtype is an hvdc_dtype. Where the device works behind the
@@ -64,7 +69,7 @@ class Kernels {
 
   // Where the host does not know flags: copies before to after, count numbers, if a payload of this
   // step is flagged.
-  virtual absl::Status RestoreIfFlagged(const float* /*before*/, float* /*after*/,
+  virtual absl::Status RestoreIfFlagged(const void* /*before*/, void* /*after*/, int /*dtype*/,
                                         int64_t /*count*/) {
     return absl::OkStatus();
   }

@@ -58,7 +58,8 @@ absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var*
   if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, &now));
-    tensor.residual = tensor.next_residual = now.flat<float>().data();  // Only read.
+    tensor.residual = tensor.next_residual = now.data();  // Only read.
+    tensor.residual_dtype = DtypeOf(now.dtype());
   }
   return CheckLevels(hvdc_level_norms_batch(&tensor, 1, norms, threads_, nullptr),
                      "computing norms");
@@ -74,9 +75,10 @@ absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const T
   if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, before));
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, before->shape(), &next));
-    tensor.residual = before->flat<float>().data();
-    tensor.next_residual = next.flat<float>().data();
+    TF_RETURN_IF_ERROR(context->allocate_temp(before->dtype(), before->shape(), &next));
+    tensor.residual = before->data();
+    tensor.next_residual = next.data();
+    tensor.residual_dtype = DtypeOf(next.dtype());
   }
   TF_RETURN_IF_ERROR(CheckLevels(
       hvdc_level_encode_batch(&tensor, 1, norms, words, threads_, nullptr), "encoding levels"));

@@ -28,7 +28,7 @@ struct Move {
     if (!kernels) return absl::OkStatus();
     tensorflow::mutex_lock lock(*residual->mu());
     tensorflow::Tensor* const after = residual->tensor();
-    return kernels->RestoreIfFlagged(before.flat<float>().data(), after->flat<float>().data(),
+    return kernels->RestoreIfFlagged(before.data(), after->data(), DtypeOf(before.dtype()),
                                      before.NumElements());
   }
 };
