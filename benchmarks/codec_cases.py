@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,8 @@ from hvd_compress.codecs import (
     payload_length,
 )
 from hvd_compress.kernels.interface import Kernels
+
+ResidualDtype = Literal["float32", "bfloat16"]
 
 CODECS: dict[str, Codec] = {
     "none": NoCompression(),
@@ -70,7 +72,7 @@ class Buffers:
     """
 
     x: np.ndarray
-    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    residual_dtype: ResidualDtype = "float32"
     residual: Any = field(init=False)
     scratch: np.ndarray = field(init=False)
     out: np.ndarray = field(init=False)
@@ -95,9 +97,7 @@ class CodecCase:
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
         # A second payload, so that the one to be decoded stays that of the gradient alone.
         self._fed = np.zeros_like(self._payload[0])
-        self._coefficients = replace(
-            stable_feedback(codec, buffers.x.size), residual_dtype=buffers.residual_dtype
-        )
+        self._coefficients = stable_feedback(codec, buffers.x.size, buffers.residual_dtype)
         buffers.residual[:] = 0
 
     @property
@@ -144,15 +144,18 @@ class CodecCase:
         )
 
 
-def stable_feedback(codec: Codec, count: int) -> ErrorFeedback:
+def stable_feedback(
+    codec: Codec, count: int, residual_dtype: ResidualDtype = "float32"
+) -> ErrorFeedback:
     """The strongest error feedback with which a codec's residual stays bounded.
 
     Its coefficient is half the bound of ECQ-SGD's lemma 2 for unbiased codecs, and 1 for the others.
     Training refuses feedback around a fixed range, but the kernel's cost is measured there, too.
     """
     if codec.error == "contractive":
-        return ErrorFeedback(1.0, 1.0)
-    return ErrorFeedback(min(1.0, 1 / (codec.variance_factor(count) + 1)), 1.0)
+        return ErrorFeedback(1.0, 1.0, residual_dtype)
+    alpha = min(1.0, 1 / (codec.variance_factor(count) + 1))
+    return ErrorFeedback(alpha, 1.0, residual_dtype)
 
 
 def matrix(count: int) -> tuple[int, int]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import importlib.util
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.codec_cases import CODECS, matrix, stable_feedback
+from benchmarks.codec_cases import CODECS, ResidualDtype, matrix, stable_feedback
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.kernels.cuda import CudaKernels
@@ -45,11 +44,12 @@ Work = Callable[[], object]
 class Buffers:
     """Device memory that all cases share: gradients, a residual and an output, shape=(n,)."""
 
-    def __init__(self, elements: int, residual_dtype: str) -> None:
+    def __init__(self, elements: int, residual_dtype: ResidualDtype) -> None:
         generator = torch.Generator(device=DEVICE).manual_seed(0)
         longer = torch.randn(elements + 4, device=DEVICE, generator=generator)
         self.x, self.x_at_8_bytes = longer[:elements], longer[2 : elements + 2]
         self.x_bf16 = self.x.bfloat16()
+        self.residual_dtype = residual_dtype
         self.residual = torch.zeros_like(self.x, dtype=getattr(torch, residual_dtype))
         self.out = torch.zeros_like(self.x)
 
@@ -63,8 +63,7 @@ class CodecCase:
         shape = matrix(elements)
         size = codec.payload_bytes(shape)
         payloads = torch.zeros(64, size + -size % 16, dtype=torch.uint8, device=DEVICE)[:, :size]
-        name = str(buffers.residual.dtype).removeprefix("torch.")
-        feedback = replace(stable_feedback(codec, elements), residual_dtype=name)
+        feedback = stable_feedback(codec, elements, buffers.residual_dtype)
         self.passes = _passes(codec)
 
         off = ErrorFeedback(alpha=0.0)
@@ -182,7 +181,7 @@ def run(
     elements: int,
     repeats: int,
     others: bool,
-    residual_dtype: str = "float32",
+    residual_dtype: ResidualDtype = "float32",
 ) -> dict[str, Any]:
     """Measures the named codecs, and other projects' if asked; a failure is recorded in its row."""
     buffers = Buffers(elements, residual_dtype)
