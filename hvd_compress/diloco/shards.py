@@ -91,7 +91,7 @@ class Shards:
         """Begins to combine averages, after the ranks of each shard have met.
 
         Args:
-            progress: what has to be the same on all ranks of the worker by now.
+            progress: a value that has to be the same on all ranks of the worker by now.
 
         Raises:
             ExchangeError: it differs, or one of the ranks has told of an error.

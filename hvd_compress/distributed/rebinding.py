@@ -121,7 +121,7 @@ class RebindingCompressor(ProcessGroupCompressor):
 
         Args:
             process_group, lost: see :meth:`rebind`.
-            value: what the object tells the other ranks, JSON-serializable.
+            value: the object's value for the other ranks, JSON-serializable.
             problem: the error that prevents the object's part on this rank, or None.
             met: called with the ranks' values before anything changes; raises if these do not fit together,
                 or settles what residuals depend on.

@@ -39,7 +39,7 @@ def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Grou
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives."""
+    """The result on every rank."""
     kept = ranks.residuals
     sent = [ranks.send(name, x, kept[rank][name], rank) for rank, x in enumerate(gradients)]
     return ranks.total(sent) * np.float32(scale)

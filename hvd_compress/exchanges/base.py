@@ -52,7 +52,7 @@ class Exchange:
         stages: the scopes of the collectives, in order.
         steps: a function that returns the computation and messages of a rank for one gradient, with one
             message for each stage.
-        reference: the definition of what every rank receives, in NumPy. Its arguments are the
+        reference: the definition of the result on every rank, in NumPy. Its arguments are the
             :class:`~hvd_compress.exchanges.reference.Simulation`, which holds the residuals; a tensor's
             name; the ranks' gradients of the tensor, shape=(n,), float32 each, transposed if ranks divide
             columns; and the factor of the ranks' sum. It returns the result, in the same order.

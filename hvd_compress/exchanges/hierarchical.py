@@ -97,7 +97,7 @@ def owners(group: Group) -> Owners:
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives."""
+    """The result on every rank."""
     result, hosts, inner = np.empty_like(gradients[0]), ranks.hosts, ranks.inner
     matrix = ranks.shared(name).transposed
     kept = [transpose(residuals[name], matrix) for residuals in ranks.residuals if inner]

@@ -93,7 +93,7 @@ def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Grou
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives."""
+    """The result on every rank."""
     codec, kept = ranks.codec, [residuals[name] for residuals in ranks.residuals]
     assert isinstance(codec, LevelCodec)
     inputs = [ranks.compensate(g, h) for g, h in zip(gradients, kept, strict=True)]

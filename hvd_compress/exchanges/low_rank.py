@@ -106,7 +106,7 @@ def orthonormal(x: np.ndarray) -> np.ndarray:
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives; ranks may multiply and add in another order."""
+    """The result on every rank; frameworks may multiply and add in another order."""
     assert isinstance(ranks.codec, PowerSGD)
     shape, kept = ranks.shapes[name], [residuals[name] for residuals in ranks.residuals]
     start = first(shape, ranks.codec.rank, ranks.seed, list(ranks.shapes).index(name))

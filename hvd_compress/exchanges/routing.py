@@ -103,7 +103,7 @@ class Route:
 
     @cached_property
     def kind(self) -> str:
-        """What the gradients of a bucket have in common: the exchange, and whether ``inner`` is set."""
+        """The key of a bucket, whose gradients share it: the exchange, and whether ``inner`` is set."""
         return f"{self.exchange}{' by two codecs' if self.inner else ''}"
 
     def check(self, name: str, shape: Shape, element_bytes: int, group: Group) -> None:

@@ -77,7 +77,7 @@ def owners(group: Group) -> Owners:
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives."""
+    """The result on every rank."""
     result, size = np.empty_like(gradients[0]), len(gradients)
     matrix = ranks.shared(name).transposed
     kept = [transpose(residuals[name], matrix) for residuals in ranks.residuals]

@@ -23,7 +23,7 @@ def steps(gradient: Gradient) -> Steps:
 
 
 def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
-    """What every rank receives; frameworks may add in another order."""
+    """The result on every rank; frameworks may add in another order."""
     return ranks.total(gradients) * np.float32(scale)
 
 

@@ -246,7 +246,7 @@ def expect_encodable(modules: Sequence[Shared], content: str, setting: str) -> N
 
     Args:
         modules: the modules.
-        content: what the tensors are.
+        content: a word for the tensors, for the message.
         setting: the setting of ``MixedPrecisionPolicy`` that changes the dtype.
     """
     for one in modules:

@@ -146,7 +146,7 @@ class CudaBatch(Batch):
         ``rows`` must be aligned to 16 bytes, and the stride of its rows a multiple of 16.
 
         Returns:
-            False: what the payloads' flags say goes to ``word``.
+            False: the payloads' flags go to ``word``.
 
         Raises:
             PayloadError: rows are too short; for altered payloads, ``CudaKernels.check`` raises what

@@ -80,10 +80,10 @@ class CompressGradients(lightning.Callback):
             self._loaded = {}
 
     def drop_step(self) -> None:
-        """As the compressor's: takes the last exchange back, where its gradients are not used.
+        """Takes the last exchange back, where its gradients are not used, as the compressor's method does.
 
-        On every rank, in the module's ``on_before_optimizer_step`` for example. On one device, which sends
-        nothing, nothing is done.
+        Call it on every rank, for example in the module's ``on_before_optimizer_step``. It does nothing on
+        one device, which sends nothing.
         """
         if self.compressor is not None:
             self.compressor.drop_step()

@@ -1,4 +1,4 @@
-"""What ``Auto`` does among the ranks of a process group."""
+"""The part of ``Auto`` that is the same among the ranks of any process group."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ from hvd_compress.ranks.errors import ExchangeError
 
 
 class _Former(NamedTuple):
-    """How a rank without the latest change sends a parameter's gradients.
+    """A parameter's route on a rank without the latest change.
 
     Attributes:
-        route: their route.
-        exchanges: that rank's number of exchanges, less this rank's.
+        route: the route of the parameter's gradients.
+        exchanges: the rank's number of exchanges, less this rank's.
         loaded: whether this rank has loaded a state since the ranks agreed last.
     """
 

@@ -93,7 +93,7 @@ class EncodedCollectives:
         """Waits for the other ranks; raises the error of this rank, or one that another rank reports.
 
         Args:
-            what: what the ranks have come to; an error if other ranks are elsewhere.
+            what: the ranks' place in the program; an error if other ranks are elsewhere.
             problem: the error of this rank, if any.
             device: a device for which the process group has a backend.
         """

@@ -46,7 +46,7 @@ class Ticket:
         self._line._start(self._number, begin, over)
 
     def end(self, error: Exception | None) -> None:
-        """Lets the later tickets go on if this one was not used.
+        """Gives the ticket back if it was not used, so that later ones go on.
 
         Args:
             error: None if no rank starts this collective. Otherwise, other ranks may have started it and
@@ -197,14 +197,14 @@ class Launcher:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Lets earlier exchanges that lag go one stage further, after those submitted in the block."""
+        """Moves earlier exchanges that lag one stage further, after those submitted in the block."""
         earlier = len(self._lagging)
         yield
         for _ in range(earlier):
             self._lagging.popleft()()
 
     def catch_up(self) -> None:
-        """Lets all exchanges that lag go on to their ends."""
+        """Completes all exchanges that lag."""
         while self._lagging:
             self._lagging.popleft()()
 

@@ -32,7 +32,7 @@ class Use(ABC):
         """Whether training continued without the compressor; read when the process ends."""
 
     def suspect(self) -> None:
-        """Lets the end of the process check whether training continued without the compressor."""
+        """Checks, when the process ends, whether training continued without the compressor."""
         _suspects.append(self)
 
     def dismiss(self) -> None:

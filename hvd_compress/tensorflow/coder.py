@@ -26,7 +26,7 @@ class Cut:
         shared: the division of the gradient among ranks; None if there is none.
         streams: the rank in the noise key of each payload.
         parts: the range [begin, end) of elements of each owner, which is encoded as a tensor of its own;
-            nothing for the whole gradient. Of elements of the transposed matrix, where ``shared`` says so.
+            empty for the whole gradient. Elements have the order of :meth:`ordered`.
         own: the number of the part that this rank owns.
         own_stream: the rank in the noise key of the average of this rank's part.
         bits: the bits of a lane in an integer sum, enough for the sum of the ranks' levels.

@@ -57,7 +57,7 @@ class Collectives:
         Args:
             settings: the settings that have to be the same on every rank.
             name: the name of the collective.
-            what: what all ranks do when they call this, for the message.
+            what: the action of all ranks when they call this, for the message.
 
         Raises:
             ExchangeError: settings differ; or a rank has not called this within :data:`TIMEOUT` seconds.
@@ -73,7 +73,7 @@ class Collectives:
             except Exception as error:
                 gathered.append(error)
 
-        # Not of a pool: the process must be able to end while it waits.
+        # A thread of a pool would keep the process from ending while it waits.
         threads.start(gather, stop=hvd.shutdown, name=f"hvd_compress {name}").join(TIMEOUT)
         if not gathered:
             raise ExchangeError(

@@ -32,7 +32,7 @@ class TensorFlowCommits(Commits):
         self._kept = _Kept({})
 
     def continue_with(self, compressor: Compressor) -> None:
-        """Lets a new compressor continue from the last commit; called by all ranks.
+        """Gives a new compressor the state of the last commit; called by all ranks.
 
         Args:
             compressor: this rank's compressor.

@@ -326,7 +326,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self.inherit(inheritance(checkpoints, name, self.owner))
 
     def inherit(self, heritage: Heritage) -> None:
-        """Lets gradients, including those traced from now on, continue from earlier state.
+        """Restores earlier state for all gradients, including those traced from now on.
 
         Args:
             heritage: the state for each gradient.

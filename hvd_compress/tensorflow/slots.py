@@ -27,8 +27,8 @@ class Slot(tf.Module):
         route: the route by which it travels.
         residual: the part that has been computed but not sent, shape=(n,), in the ``residual_dtype`` of the
             route's feedback; empty before the first step.
-        owned: the same for the average of the part that this rank owns, shape=(n_owned,); empty where the
-            exchange has no owners.
+        owned: the residual of the average of the part that this rank owns, shape=(n_owned,), of the same
+            dtype; empty where the exchange has no owners.
         exchanges: the number of exchanges so far, shape=(), int64.
     """
 

@@ -38,7 +38,7 @@ class Handle:
         name: the name of the collective, for messages.
         rows: the number of rows of the result; None leaves the result in Horovod's shape.
         length: bytes or elements of a row.
-        own: where a sum replaces an all_gather, this rank's message, shape=(n,), int32.
+        own: this rank's message where a sum replaces an all_gather, shape=(n,), int32.
         rank: this rank, of two, in such a sum.
     """
 

@@ -23,7 +23,7 @@ class TorchCommits(Commits):
         compressor: this rank's compressor, among all ranks of the job.
 
     Attributes:
-        compressor: that compressor.
+        compressor: this rank's compressor.
 
     Raises:
         ValueError: the compressor has a process set, or an owner step.

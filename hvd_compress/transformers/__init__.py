@@ -86,9 +86,9 @@ class CompressGradients(TrainerCallback):
             torch.save({"gathered": gathered, "parameters": self._parameter_sum()}, path)
 
     def drop_step(self) -> None:
-        """As the compressor's: takes the last exchange back, where its gradients are not used.
+        """Takes the last exchange back, where its gradients are not used, as the compressor's method does.
 
-        On every rank, in ``on_pre_optimizer_step`` of another callback for example.
+        Call it on every rank, for example in another callback's ``on_pre_optimizer_step``.
         """
         if self.compressor is not None:
             self.compressor.drop_step()
