@@ -108,7 +108,7 @@ def _drops(text: str) -> tuple[float, ...]:
 
 
 def _check(parser: Parser, chosen: argparse.Namespace) -> None:
-    """Whether the framework can do it; otherwise ends, with one line that lists what it can."""
+    """Ends with one line that lists the framework's abilities, unless it has those that are asked for."""
     framework, able = chosen.framework, ABILITIES[chosen.framework]
     allowed: dict[str, tuple[str, ...]] = {
         "compression": (*codec_names(), *able.compressions),

@@ -15,10 +15,10 @@ from benchmarks.results import Epoch, Point, Run, Seconds
 from benchmarks.settings import BORDERS, Settings
 
 _UNTIMED_STEPS = 3
-"""Steps at the start whose time is not counted: names are negotiated, memory is allocated."""
+"""The number of first steps whose time is not counted: names are negotiated, memory is allocated."""
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""What :class:`benchmarks.data.samples.Samples` loads, and its labels."""
+"""The samples that :class:`benchmarks.data.samples.Samples` loads, and their labels."""
 
 
 TOP = 5
@@ -40,7 +40,7 @@ class Score(NamedTuple):
 
 
 class Counters(Protocol):
-    """What a compressor counts, since it was made."""
+    """The counts of a compressor since it was made."""
 
     uncompressed_bytes: int
     message_bytes: int
@@ -54,7 +54,7 @@ class Session(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """What the compressor has counted so far."""
+        """The compressor's counts so far."""
         ...
 
     def train(
@@ -63,14 +63,14 @@ class Session(Protocol):
         """Trains on an epoch's batches, one after the other.
 
         Args:
-            batches: what to train on; may be read ahead, from another thread.
+            batches: the batches to train on; may be read ahead, from another thread.
             rates: the learning rate of each batch.
-            ended: to be called after each batch, in this thread, with its loss.
+            ended: a function to call after each batch, in this thread, with its loss.
         """
         ...
 
     def finish(self) -> None:
-        """Called once, after the last step: exchanges what ranks have kept to themselves until then."""
+        """Called once, after the last step: exchanges what ranks have not sent until then."""
         ...
 
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
@@ -119,15 +119,15 @@ def run(
     Args:
         trainer: the framework.
         session: a fresh model, which the trainer has started with the same settings.
-        data: what to train on.
+        data: the data to train on.
         settings: the recipe.
-        compression: what the exchange sends.
-        seed: of everything random.
-        on_step: called after every step.
-        test_every_epoch: otherwise the model is tested after the last step only.
+        compression: the compression of the exchange.
+        seed: the seed of all random numbers.
+        on_step: a function that is called after every step.
+        test_every_epoch: whether to test the model after every epoch; otherwise after the last step only.
 
     Returns:
-        What came out, the same on every rank but for the step times.
+        The results, the same on every rank but for the step times.
     """
     total = settings.total_steps(steps_per_epoch(data, settings, trainer.size))
     steps = _Steps(on_step, lambda: session.counters.wire_bytes)
@@ -187,14 +187,14 @@ def run(
 
 
 def steps_per_epoch(data: Data, settings: Settings, ranks: int) -> int:
-    """How many steps it takes to see every sample once."""
+    """The number of steps in which every sample is seen once."""
     return len(
         batches.epoch(len(data.train.labels), settings.batch_size, seed=0, epoch=0, size=ranks)
     )
 
 
 class _Steps:
-    """The losses of the steps, how long each took with its batch, and the bytes sent until then."""
+    """The losses of the steps, their seconds with their batches, and the bytes sent until then."""
 
     def __init__(self, on_step: Callable[[], None], wire_bytes: Callable[[], float]) -> None:
         self.losses: list[float] = []
@@ -206,11 +206,11 @@ class _Steps:
         self._started = 0.0
 
     def start(self) -> None:
-        """The clock runs from here."""
+        """Starts the clock."""
         self._started = time.perf_counter()
 
     def ended(self, loss: float) -> None:
-        """A step is over, and the next one begins."""
+        """Ends a step, and begins the next one."""
         self.seconds.append(time.perf_counter() - self._started)
         self.losses.append(loss)
         self.wire_bytes.append(self._wire_bytes())
@@ -218,7 +218,7 @@ class _Steps:
         self.start()
 
     def finish(self, work: Callable[[], None]) -> None:
-        """What ranks do after the last step; its time and bytes count."""
+        """Does the ranks' work after the last step; its time and bytes count."""
         self.start()
         work()
         self.finish_seconds = time.perf_counter() - self._started
@@ -255,7 +255,7 @@ def _epoch(
 
 
 def _size(settings: Settings) -> tuple[int, ...]:
-    """Height and width of what the model takes, if it takes images."""
+    """The height and width of the model's input, if it takes images."""
     return MODELS[settings.model].input[:2]
 
 

@@ -17,15 +17,15 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained, and what is compared afterwards.
+    """A training, and the measure by which trainings are compared.
 
     Attributes:
-        batch: samples a step, of all ranks together.
-        options: of ``benchmarks.train``.
+        batch: the number of samples per step, of all ranks together.
+        options: the options of ``benchmarks.train``.
         measure: the attribute of :class:`benchmarks.results.Run` that is compared.
-        unit: of the differences.
-        scale: from the attribute to the unit.
-        digits: behind the point, in tables.
+        unit: the unit of the differences.
+        scale: the factor from the attribute to the unit.
+        digits: the number of digits behind the point in tables.
     """
 
     batch: int
@@ -41,7 +41,7 @@ class Recipe:
         """The command line of ``benchmarks.train``; more ranks share the same samples of a step.
 
         Raises:
-            ValueError: as many ranks cannot.
+            ValueError: the batch cannot be divided among the ranks.
         """
         if self.batch % ranks:
             raise ValueError(

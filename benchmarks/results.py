@@ -18,10 +18,11 @@ class Point:
     """The mean loss over the steps up to ``step``, and over all ranks.
 
     Attributes:
-        step: the last one.
-        loss: the mean since the point before.
-        seconds: since the start of the training, without tests, mean over the ranks; None in older files.
-        wire_bytes: what a rank has sent until then, mean over the ranks; None in older files.
+        step: the last step.
+        loss: the mean loss since the point before.
+        seconds: the time since the start of the training, without tests, mean over the ranks; None in older
+            files.
+        wire_bytes: the bytes that a rank has sent until then, mean over the ranks; None in older files.
     """
 
     step: int
@@ -32,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Epoch:
-    """How an epoch went; ``test_accuracy`` is None where it was not measured."""
+    """The results of an epoch; ``test_accuracy`` is None where it was not measured."""
 
     epoch: int
     loss: float
@@ -41,7 +42,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long a step took, on rank 0."""
+    """The duration of a step, on rank 0."""
 
     median: float
     p10: float
@@ -57,19 +58,19 @@ class Run:
 
     Attributes:
         compression: the specification, a name with its settings.
-        seed: of the initial parameters, the order of the samples and the codec's noise.
-        steps: how many steps were made.
+        seed: the seed of the initial parameters, the order of the samples and the codec's noise.
+        steps: the number of steps.
         curve: the loss over the steps.
-        epochs: one entry an epoch.
-        test_accuracy: after the last step, between 0 and 1; None without test samples.
-        uncompressed_bytes_per_step: what the gradients occupy.
-        message_bytes_per_step: what a rank hands to Horovod.
-        wire_bytes_per_step: what a rank sends, with ring algorithms.
-        compression_ratio: uncompressed bytes by message bytes.
-        step_seconds: batch, forward, backward, exchange and update.
+        epochs: one entry for each epoch.
+        test_accuracy: the accuracy after the last step, between 0 and 1; None without test samples.
+        uncompressed_bytes_per_step: the bytes of the gradients.
+        message_bytes_per_step: the bytes that a rank hands to Horovod.
+        wire_bytes_per_step: the bytes that a rank sends, with ring algorithms.
+        compression_ratio: the uncompressed bytes, divided by the message bytes.
+        step_seconds: the time of batch, forward pass, backward pass, exchange and update.
         encode_seconds_per_step: time spent in encoding.
         decode_seconds_per_step: time spent in decoding.
-        residual_norm: l2 norm of a rank's residuals after the last step, mean over the ranks.
+        residual_norm: the l2 norm of a rank's residuals after the last step, mean over the ranks.
         parameters_identical: whether all ranks ended with the same bits; None where each trained alone.
         test_bits: mean cross-entropy of a test label after the last step, in bits: bits a byte of text;
             None without test samples, or where it was not measured.
@@ -110,10 +111,10 @@ class Results:
 
     Attributes:
         configuration: the recipe and the data.
-        ranks: how many there are.
-        versions: of Python and packages.
+        ranks: the number of ranks.
+        versions: the versions of Python and packages.
         machine: the processor and the system.
-        runs: what came out.
+        runs: the results of the trainings.
         network: the lab's hosts and links (:func:`benchmarks.machine.network`); empty in older files.
     """
 
@@ -138,7 +139,7 @@ def read(path: Path) -> Results:
     """The inverse of :meth:`Results.write`.
 
     Raises:
-        ValueError: not such a file.
+        ValueError: the file is not one.
     """
     return json_files.read(
         path, SCHEMA, lambda raw: Results(**{**raw, "runs": [_run(run) for run in raw["runs"]]})

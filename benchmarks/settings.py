@@ -1,4 +1,4 @@
-"""What is the same for every run of a training benchmark: the recipe."""
+"""The recipe, which is the same for every run of a training benchmark."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ class Settings:
 
     Attributes:
         model: the model's name.
-        norm: what normalizes its convolutions, as :meth:`benchmarks.models.chains.Chain.variant` takes it.
+        norm: the normalization, as in :meth:`benchmarks.models.chains.Chain.variant`.
         dropout: the share of numbers that it drops; None is the model's own, as is None of ``norm``.
-        epochs: how often every sample is seen, where ``steps`` is None.
-        steps: how many steps are made, whatever that is in epochs.
-        batch_size: samples a rank and step: images, or windows of text.
+        epochs: the number of epochs, where ``steps`` is None.
+        steps: the number of steps, whatever that is in epochs.
+        batch_size: the samples of a rank in a step: images, or windows of text.
         optimizer: one of :data:`OPTIMIZERS`.
         lr: the learning rate at the start.
         schedule: one of :data:`SCHEDULES`; the first two let it fall to zero.
-        power: of the polynomial decay, ``(1 - step / steps)^power`` (TernGrad's experiments: 0.5).
-        drops: where the staircase's learning rate falls: steps, or shares of the training below 1.
-        drop_factor: what it is multiplied by there.
-        lr_warmup: steps in which the learning rate rises from zero.
+        power: the exponent of the polynomial decay, ``(1 - step / steps)^power`` (TernGrad's experiments:
+            0.5).
+        drops: the steps in which the staircase's learning rate falls, or shares of the training below 1.
+        drop_factor: the factor by which it falls there.
+        lr_warmup: the number of steps in which the learning rate rises from zero.
         margin: images are read with so many more pixels on both axes than the model takes, and cut: at
             random in training, in the middle in tests. So are those of data sets that have larger ones.
-        shift: training images are moved by up to so many pixels at random.
-        border: what comes in there, one of :data:`BORDERS`; zero is the mean of the data set.
+        shift: the most pixels by which training images are moved at random.
+        border: the padding, one of :data:`BORDERS`; zero is the mean of the data set.
         mirror: the share of training images that are mirrored.
-        momentum: of SGD.
-        weight_decay: of the optimizer: of AdamW, 1-bit Adam and Muon decoupled from the gradient; otherwise
-            added to it, after the exchange.
-        averaging: decay of the moving average of the weights that is tested, in PyTorch (TernGrad's
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay, decoupled from the gradient in AdamW, 1-bit Adam and Muon, and
+            otherwise added to it after the exchange.
+        averaging: the decay of the moving average of the weights that is tested, in PyTorch (TernGrad's
             experiments: 0.9999); 0 tests the weights themselves.
-        threads: threads a rank computes with.
-        device: what it computes on, ``"cpu"`` or ``"cuda"``.
+        threads: the number of threads of a rank.
+        device: the device, ``"cpu"`` or ``"cuda"``.
         autocast: the type that PyTorch's autocast computes in, ``"bf16"``; None is the parameters'.
-        shards: ranks that share a model's parameters out (FSDP); all ranks are replicas times shards.
-        curve_points: into how many points the loss curve is averaged.
+        shards: the number of ranks that share a model's parameters out (FSDP).
+        curve_points: the number of points of the loss curve, each an average.
     """
 
     model: str
@@ -77,7 +78,7 @@ class Settings:
     curve_points: int = 50
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """How many steps a run makes."""
+        """The number of steps of a run."""
         return self.epochs * steps_per_epoch if self.steps is None else self.steps
 
     def learning_rate(self, step: int, total: int) -> float:

@@ -1,4 +1,4 @@
-"""What models train on: data that comes with a package, synthetic data, and data sets on disk."""
+"""The data that models train on: from packages, synthetic, or data sets on disk."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def load(model: ModelSpec, choice: str | Path | None = None, margin: int = 0) ->
     """A model's data.
 
     Args:
-        model: what is trained.
-        choice: as for :func:`read`; of text, a file or folder; None is the model's default.
-        margin: as for that.
+        model: the model to train.
+        choice: the same as in :func:`read`; for text, a file or folder; None is the model's default.
+        margin: the same as in :func:`read`.
 
     Returns:
         Samples of the model's shape, or larger images.
 
     Raises:
-        ValueError: the folder holds nothing that is known, or samples of another shape.
+        ValueError: the folder holds no known data set, or samples of another shape.
     """
     if len(model.input) != 3 and margin:
         raise ValueError(f"expected images around which to leave a margin, got {model.input}")
@@ -49,10 +49,10 @@ def read(choice: str | Path, image: tuple[int, ...], margin: int = 0) -> Data:
     Args:
         choice: ``"digits"``, ``"mnist5k"``, or a folder, whose format is told by its files.
         image: height, width and channels.
-        margin: by how many pixels height and width are to be larger than that.
+        margin: the number of pixels by which height and width are to be larger.
 
     Raises:
-        ValueError: the folder holds nothing that is known.
+        ValueError: the folder holds no known data set.
     """
     larger = _enlarged(image, margin)
     if str(choice) in _IN_PACKAGES:

@@ -11,11 +11,11 @@ def crop(
     """Puts a border around each image, and cuts a part out of it at random.
 
     Args:
-        images: shape=(n, height, width, channels); of what needs no cutting, any.
-        size: height and width of the parts.
-        pixels: of the border, on each side. With images of that size, it is the longest way that they move.
-        border: ``"edge"`` repeats what is next to it, ``"constant"`` are zeros.
-        key: seeds the random numbers.
+        images: shape=(n, height, width, channels); any shape if nothing is to be cut.
+        size: the height and width of the parts.
+        pixels: the width of the border on each side. Images of that size move by this much at most.
+        border: ``"edge"`` repeats the outermost pixels, ``"constant"`` is zeros.
+        key: the seed of the random numbers.
 
     Returns:
         Shape=(n, *size, channels).
@@ -37,7 +37,7 @@ def crop(
 
 
 def middle(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """The middle of each image, shape=(n, *size, channels); what has that size already stays."""
+    """The middle of each image, shape=(n, *size, channels); images of that size stay."""
     if images.shape[1:3] == size:
         return images
     top, left = ((side - part) // 2 for side, part in zip(images.shape[1:3], size, strict=True))
@@ -45,7 +45,7 @@ def middle(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def mirror(images: np.ndarray, share: float, key: list[int]) -> np.ndarray:
-    """Images of which this share, chosen at random, is mirrored left to right.
+    """Mirrors a share of the images, chosen at random, left to right.
 
     Raises:
         ValueError: something other than images is to be mirrored.

@@ -1,7 +1,7 @@
-"""Who trains on which image, and when.
+"""The order of images, and their division among ranks.
 
 The order depends on the seed and the epoch alone: every codec sees the same images in the same
-order (paired seeds), whatever it draws itself.
+order (paired seeds), whatever random numbers it draws itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def epoch(
 ) -> list[np.ndarray]:
     """One rank's batches of one epoch, as indices.
 
-    All ranks shuffle alike, then each takes its shard. All get equally many full batches; what is
-    left over comes up in another epoch.
+    All ranks shuffle alike, then each takes its shard. All get equally many full batches; the rest
+    comes up in another epoch.
 
     Raises:
         ValueError: a rank's shard has less than one batch.

@@ -18,7 +18,7 @@ _UNREADABLE = (
     *(pickle.UnpicklingError, OSError, EOFError),
     *(AttributeError, IndexError, KeyError, TypeError, ValueError),
 )
-"""What a missing file, or bytes that are no such pickle, raise."""
+"""The errors that a missing file, or bytes that are no such pickle, raise."""
 _ARRAYS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -34,7 +34,7 @@ def found(path: Path) -> bool:
 
 
 def load(path: Path, image: tuple[int, ...], margin: int = 0) -> Data:
-    """CIFAR-10, 32x32x3, whatever is asked for."""
+    """Loads CIFAR-10, 32x32x3, whatever shape is asked for."""
     train = _part(sorted(path.glob("data_batch_*")))
     return Data("cifar10", 10, train, _part([path / "test_batch"]))
 
@@ -60,7 +60,7 @@ def _part(files: list[Path]) -> ArrayImages:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows arrays and nothing else: a pickle from elsewhere must not name what it likes."""
+    """An unpickler for arrays alone, because a pickle from elsewhere could name any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAYS:

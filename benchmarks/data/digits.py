@@ -13,7 +13,7 @@ def load(image: tuple[int, ...] = (28, 28, 1)) -> Data:
     """The digits, enlarged from 8x8, in a split that never changes.
 
     Args:
-        image: height, width, which is the same, and channels, which are all alike.
+        image: the height, the width, which is the same, and the channels, which are all alike.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

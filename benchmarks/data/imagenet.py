@@ -13,11 +13,11 @@ _ENDINGS = {".jpg", ".jpeg", ".png"}
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 _CROP = 0.875
-"""Side of what a model takes by the shorter side of the image: 224 / 256."""
+"""The side of a model's input, divided by the shorter side of the image: 224 / 256."""
 
 
 def found(path: Path) -> bool:
-    """Whether a folder is arranged so."""
+    """Whether a folder has this arrangement."""
     return (path / "train").is_dir()
 
 
@@ -41,7 +41,7 @@ class FolderImages:
         """Lists the files.
 
         Raises:
-            ValueError: there is not a single image.
+            ValueError: there is no image.
         """
         self._files: list[Path] = []
         labels: list[int] = []

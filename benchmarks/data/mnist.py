@@ -22,13 +22,13 @@ def found(path: Path) -> bool:
 
 
 def load(path: Path, image: tuple[int, ...], margin: int = 0) -> Data:
-    """MNIST.
+    """Loads MNIST.
 
     Args:
         path: the folder.
-        image: height, width and channels that a model wants. Around larger ones there is a black border,
-            and all channels are alike; images are never made smaller.
-        margin: what of it is a margin, which does not matter here.
+        image: the height, width and channels of a model's input. A larger one gets a black border; all
+            channels are alike; images are never made smaller.
+        margin: ignored: the border is part of ``image``.
     """
     return Data("mnist", 10, _part(path, "train", image), _part(path, "t10k", image))
 

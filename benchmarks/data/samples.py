@@ -1,4 +1,4 @@
-"""What every data set looks like to a trainer."""
+"""The interface of a data set to trainers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Samples(Protocol):
     """Labelled images, or text whose labels are the next tokens, that can be read in any order."""
 
     labels: np.ndarray
-    """Of images, shape=(n,); of text, shape=(n, tokens); dtype int64 or uint8."""
+    """The labels: of images, shape=(n,); of text, shape=(n, tokens); dtype int64 or uint8."""
 
     def load(self, indices: np.ndarray) -> np.ndarray:
-        """What a model takes.
+        """The samples with the given indices, as a model takes them.
 
         Images, standardised: shape=(len(indices), height, width, channels), dtype float32. Text:
         tokens, shape=(len(indices), tokens), dtype int64.
@@ -29,10 +29,10 @@ class Data:
     """A data set.
 
     Attributes:
-        name: what tables and JSON call it.
-        classes: number of classes, or of different tokens.
-        train: samples to train on.
-        test: samples to test on; None where an accuracy would mean nothing.
+        name: the name in tables and JSON.
+        classes: the number of classes, or of different tokens.
+        train: the samples to train on.
+        test: the samples to test on; None where an accuracy would mean nothing.
     """
 
     name: str

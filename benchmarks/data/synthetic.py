@@ -1,4 +1,4 @@
-"""Images that cost nothing to get, of whatever shape: for step times, not for accuracies."""
+"""Images of any shape without a download, for step times and not for accuracies."""
 
 from __future__ import annotations
 

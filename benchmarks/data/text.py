@@ -14,9 +14,10 @@ CLASSES = 256
 EXPECTED = "a text file, or a folder of *.txt, *.md or *.py"
 _SUFFIXES = {".txt", ".md", ".py"}
 _TEST_EVERY = 20
-"""Every twentieth window of so many is for testing."""
+"""One block of windows in this many is for testing."""
 _BLOCK = 64
-"""Windows that lie side by side and go the same way, so that training text is not next to all test text."""
+"""The number of neighbouring windows in a block, all for training or all for testing, so that little
+training text is next to test text."""
 
 
 def load(context: int, path: Path | None = None) -> Data:
@@ -25,7 +26,7 @@ def load(context: int, path: Path | None = None) -> Data:
     One block of windows in twenty is for testing, the same ones always.
 
     Args:
-        context: bytes of a window.
+        context: the bytes of a window.
         path: a text file, or a folder of them; None is Python's standard library, without its
             packages and tests.
 
@@ -53,8 +54,8 @@ class TextWindows:
 
     Args:
         text: shape=(bytes,), dtype uint8.
-        context: bytes of a window.
-        windows: which windows there are, shape=(n,), int64.
+        context: the bytes of a window.
+        windows: the numbers of the windows, shape=(n,), int64.
     """
 
     def __init__(self, text: np.ndarray, context: int, windows: np.ndarray) -> None:

@@ -134,7 +134,7 @@ class _Supervisor:
         self._selector.register(ended, selectors.EVENT_READ, lambda: self._ended(rank, host, ended))
 
     def depend_on(self, relay: subprocess.Popen[str]) -> None:
-        """Lets the job fail when the relay ends, because no packet arrives without it."""
+        """Makes the job fail when the relay ends, because no packet arrives without it."""
 
         def ended() -> None:
             self._selector.unregister(pidfd)

@@ -1,4 +1,4 @@
-"""What the benchmarks train: the parts of a model that no framework has a say in."""
+"""The models that benchmarks train: their properties that do not depend on a framework."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from benchmarks.models.chains import CHAINS, Chain
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's outside.
+    """A model's input, output and size.
 
     Attributes:
-        input: height, width and channels of an image, the tokens of a text, or the length of a vector.
-        classes: number of classes, or of different tokens.
-        parameters: trainable numbers, as everybody counts them.
-        last_layer: name pattern of the classifier, which TernGrad leaves uncompressed; empty if the
+        input: the height, width and channels of an image, the tokens of a text, or the length of a vector.
+        classes: the number of classes, or of different tokens.
+        parameters: the number of trainable numbers.
+        last_layer: the name pattern of the classifier, which TernGrad leaves uncompressed; empty if the
             classifier has no parameters of its own.
-        data: what it trains on where no path is given.
+        data: the data to train on where no path is given.
     """
 
     input: tuple[int, ...]
@@ -57,9 +57,9 @@ def chain_of(name: str, norm: str | None = None, dropout: float | None = None) -
     """A model's layers, if they follow one another.
 
     Args:
-        name: the model's.
-        norm: as for :meth:`benchmarks.models.chains.Chain.variant`.
-        dropout: as for that.
+        name: the name of the model.
+        norm: the same as in :meth:`benchmarks.models.chains.Chain.variant`.
+        dropout: the same as there.
 
     Raises:
         ValueError: the model has no such variant.

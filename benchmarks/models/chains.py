@@ -108,11 +108,11 @@ class Chain:
     """A network.
 
     Attributes:
-        layers: all but the last.
+        layers: the layers, except the last one.
         activation: ``"relu"`` or ``"sigmoid"``.
         xavier: whether first weights are those of Caffe's filler of that name; otherwise they are torch's
             default, or with sigmoids such that activations neither saturate nor vanish.
-        norm: one of :data:`NORMS`, which the network has by itself.
+        norm: the network's own normalization, one of :data:`NORMS`.
     """
 
     layers: tuple[Layer, ...]

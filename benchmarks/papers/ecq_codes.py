@@ -1,4 +1,4 @@
-"""ECQ-SGD (Wu et al., 2018), section 6.2: how far ResNet-20's gradients can be compressed."""
+"""ECQ-SGD (Wu et al., 2018), section 6.2: the bits of ResNet-20's gradients."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Settings:
     """One training without compression, whose gradients all methods encode beside each other.
 
     Attributes:
-        seed: as a recipe's.
-        steps: how many.
-        batch: images a step, of one worker.
-        data: as a recipe's.
+        seed: the recipe's seed.
+        steps: the number of steps.
+        batch: the number of images per step, of one worker.
+        data: the recipe's data.
     """
 
     seed: int
@@ -69,7 +69,7 @@ def cases(full: bool) -> list[Settings]:
 
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
-    """Of each method: entropy and size of the codes of all gradients, error feedback included."""
+    """The entropy and the size of each method's codes of all gradients, error feedback included."""
     s = settings
     recipe = Recipe("resnet20", NONE, s.seed, s.steps, 1, s.batch, lr=0.1, decay=0.5, data=s.data)
     training = Run(recipe)
@@ -127,7 +127,7 @@ def _simulation(text: str, shapes: dict[str, tuple[int, ...]], histogram: Histog
 
 
 def table(rows: list[Row]) -> Table:
-    """Bits of an element, and by how many times that is less than 32."""
+    """Bits per element, and the ratio of 32 bits to them."""
     header = (
         "method",
         "settings",

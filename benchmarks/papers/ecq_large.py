@@ -1,4 +1,4 @@
-"""ECQ-SGD (Wu et al., 2018), figure 3: linear regression on Syn-20k, what is sent and what is learned."""
+"""ECQ-SGD (Wu et al., 2018), figure 3: bits and losses of linear regression on Syn-20k."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from hvd_compress.codecs import ECQ, ErrorFeedback, stability
 
 FULL = "32bit-fp"
 FEEDBACK = {"0.2": ErrorFeedback(0.2, 0.9), "0.05": ErrorFeedback(0.05, 0.9)}
-"""Of the smaller data sets (section 6.1), and one below the bound of Syn-20k. The paper has none for it."""
+"""The coefficients of the smaller data sets (section 6.1), and others below the bound of Syn-20k, for which
+the paper has none."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Settings:
 
     Attributes:
         method: ``"32bit-fp"``, ``"qsgd-LEVELS"`` or ``"ecq-sgd-LEVELS-ALPHA"``.
-        seed: of the data, the order of the samples, and the codec's noise.
-        dimension: of the model.
-        samples: training samples.
+        seed: the seed of the data, the order of the samples, and the codec's noise.
+        dimension: the dimension of the model.
+        samples: the number of training samples.
         iterations: the paper's 1,000.
-        workers: how many; the paper does not say.
-        batch: samples a worker and iteration; the paper does not say.
+        workers: the number of workers; the paper does not say.
+        batch: the number of samples per worker and iteration; the paper does not say.
         rate: the learning rate; the paper does not say.
-        noise: standard deviation of the labels' noise.
+        noise: the standard deviation of the labels' noise.
     """
 
     method: str
@@ -58,7 +59,7 @@ class Settings:
 
     @property
     def way(self) -> Method:
-        """What the gradients are sent with."""
+        """The codec and the error feedback of the gradients."""
         name, _, rest = self.method.partition("sgd-")
         if self.method == FULL:
             return Method(None)

@@ -43,16 +43,16 @@ class Settings:
     distributions, the number of workers, the mini-batch or the number of iterations.
 
     Attributes:
-        dimension: of the features, which are standard normal, and of the model, which is, too.
+        dimension: the dimension of the features and of the model, all standard normal.
         method: the name in METHODS.
-        seed: of the data, the order of the samples, and the codec's noise.
-        samples: training samples.
-        noise: standard deviation of the labels' noise.
+        seed: the seed of the data, the order of the samples, and the codec's noise.
+        samples: the number of training samples.
+        noise: the standard deviation of the labels' noise.
         rate: the learning rate.
-        workers: how many.
-        batch: samples a worker and iteration.
-        iterations: how many.
-        points: of the curves.
+        workers: the number of workers.
+        batch: the number of samples per worker and iteration.
+        iterations: the number of iterations.
+        points: the number of points of the curves.
     """
 
     dimension: int
@@ -93,7 +93,7 @@ class Regression:
         return cls(features, labels, optimum)
 
     def gradient(self, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Of half the mean squared error of some samples."""
+        """The gradient of half the mean squared error of some samples."""
         x = self.features[rows]
         return x.T @ (x @ w - self.labels[rows]) / np.float32(rows.size)
 

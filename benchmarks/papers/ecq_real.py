@@ -70,10 +70,10 @@ class Settings:
     Attributes:
         data: the data set.
         method: the name in METHODS.
-        seed: of the split, the order of the samples, and the codec's noise.
+        seed: the seed of the split, the order of the samples, and the codec's noise.
         iterations: the paper's 1,000.
-        workers: how many; the paper does not say.
-        batch: samples a worker and iteration; the paper does not say.
+        workers: the number of workers; the paper does not say.
+        batch: the number of samples per worker and iteration; the paper does not say.
     """
 
     data: str

@@ -1,4 +1,4 @@
-"""ECQ-SGD (Wu et al., 2018), table 2: which alpha and beta train best, in kind."""
+"""ECQ-SGD (Wu et al., 2018), table 2: the best alpha and beta, in kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How short an entropy coder could make the codes."""
+"""The entropy of codes, a lower bound of their size."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from hvd_compress.codecs.payload import open_payload
 
 
 class Histogram:
-    """How often each code was sent, over any number of tensors and steps.
+    """The counts of each code, over any number of tensors and steps.
 
-    A code is counted as what it decodes to with scales of 1: a level, a magnitude, or the side of zero.
+    A code is counted by the number that it decodes to with scales of 1: a level, a magnitude, or the side
+    of zero.
 
     Attributes:
-        counts: by code.
-        elements: that were sent.
-        scales: float32 numbers that were sent beside the codes.
-        packed_bytes: of the payloads, as this package sends them.
+        counts: the counts by code.
+        elements: the number of elements that were sent.
+        scales: the number of float32 numbers that were sent beside the codes.
+        packed_bytes: the bytes of this package's payloads.
     """
 
     def __init__(self) -> None:

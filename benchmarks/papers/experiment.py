@@ -1,4 +1,4 @@
-"""What every experiment consists of."""
+"""The parts of every experiment."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from benchmarks.tables import Table
 from benchmarks.verdicts import Finding
 
 Row = dict[str, Any]
-"""One case: its settings, by name, and what came out; all of it JSON."""
+"""One case: its settings by name, and its result; all of it JSON."""
 
 Advance = Callable[[], None]
-"""Called after each tick of a case."""
+"""A function that is called after each tick of a case."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, and what was found here.
+    """A statement of a paper, and the finding here.
 
     Attributes:
-        text: the statement, and where it stands.
+        text: the statement, and its place in the paper.
         published: the paper's numbers.
-        measured: ours.
-        finding: whether ours bear it out.
+        measured: our numbers.
+        finding: whether our numbers support it.
     """
 
     text: str
@@ -42,15 +42,15 @@ class Experiment:
     """One table or figure of a paper.
 
     Attributes:
-        name: what the command line calls it.
-        paper: who wrote it, the year, and the table or figure.
+        name: the name on the command line.
+        paper: the authors, the year, and the table or figure.
         cases: all settings, a frozen dataclass each; of the paper's size where its argument is true,
             and otherwise of a size that takes minutes.
-        ticks: how many ticks a case has, for the progress bar.
-        run: makes one case; the result is JSON.
-        table: the results for reading.
-        claims: the paper's statements beside the results.
-        draw: writes a picture of the results; None where there is none.
+        ticks: a function that returns a case's number of ticks, for the progress bar.
+        run: a function that makes one case, and returns its result as JSON types.
+        table: a function that returns the results as a table.
+        claims: a function that returns the paper's statements beside the results.
+        draw: a function that draws the results; None where there is no picture.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Experiment:
 
 
 def row(settings: Any, result: dict[str, Any]) -> Row:
-    """What is written of a case."""
+    """A case as the record has it."""
     return {**dataclasses.asdict(settings), "result": result}
 
 
@@ -74,7 +74,7 @@ def choose(rows: list[Row], **wanted: Any) -> list[Row]:
 
 
 def values(rows: list[Row], *path: str | int) -> np.ndarray:
-    """What each row's result has at a path, as float64; None is NaN."""
+    """The value of each row's result at a path, as float64; None is NaN."""
     found = []
     for one in rows:
         value: Any = one["result"]

@@ -57,9 +57,9 @@ class Settings:
     """One distribution.
 
     Attributes:
-        distribution: as the paper writes it.
-        count: how many numbers are drawn.
-        seed: of the numbers.
+        distribution: the distribution in the paper's notation.
+        count: the number of numbers.
+        seed: the seed of the numbers.
     """
 
     distribution: str
@@ -110,14 +110,13 @@ def one_sided(x: np.ndarray, kind: Kind, scale: float, parity: int) -> np.ndarra
     """Rounds to the nearest magnitude, but down between some of them.
 
     Args:
-        x: shape=(n,), float64.
+        x: the numbers, shape=(n,), float64.
         kind: the type.
-        scale: what its largest magnitude stands for.
-        parity: of the place in the sorted table of the lower neighbour, from where upwards numbers are
-            always rounded down.
+        scale: the value of its largest magnitude.
+        parity: the parity of the place in the sorted table above which numbers are always rounded down.
 
     Returns:
-        shape=(n,), float64.
+        The rounded numbers, shape=(n,), float64.
     """
     table = np.arange(128) / 127 if kind == "linear" else np.unique(magnitudes(kind))
     table = table.astype(np.float64)

@@ -25,9 +25,10 @@ PUBLISHED = {
 }
 """Mean relative errors in per cent of three layers, by type in the order of KINDS."""
 SMALLEST = 1e-6
-"""The types without normalisation reach down to here: ``10**-7`` times the offset of 10 (section 3.4)."""
+"""The smallest magnitude of the types without normalisation: ``10**-7`` times the offset of 10 (section
+3.4)."""
 _EVERY = 10
-"""Steps between those that are looked at."""
+"""The number of steps from one measurement to the next."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Settings:
     """One training: the paper's network, dropout, RMSProp and learning rate (section 3.4).
 
     Attributes:
-        seed: of the weights, the order of the images and the dropout.
-        steps: how many.
-        batch: images a step; the paper does not say.
-        data: as a recipe's.
+        seed: the seed of the weights, the order of the images and the dropout.
+        steps: the number of steps.
+        batch: the number of images per step; the paper does not say.
+        data: the recipe's data.
     """
 
     seed: int
@@ -53,7 +54,7 @@ def cases(full: bool) -> list[Settings]:
 
 
 def run(settings: Settings, advance: Advance) -> dict[str, Any]:
-    """Relative errors in per cent, by what is sent, type and layer, means over the steps."""
+    """Relative errors in per cent, by kind of tensor, type and layer, means over the steps."""
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     data = training.images(models.DROPOUT, settings.data)

@@ -32,9 +32,9 @@ from benchmarks.verdicts import judge, mostly
 PUBLISHED_F = {PURE: "F(4, 4) = 0.54, p = 0.71", DATA: "F(4, 4) = 0.71, p = 0.59"}
 """The analysis of variance of section 3.4."""
 _POINT = 1.0
-"""Per cent: errors that differ by less count as the same, here as on the whole page."""
+"""The difference in per cent below which errors count as the same, as on the whole page."""
 _DIVERGED = 50.0
-"""Per cent: a test error from here on is that of a network that has not learnt."""
+"""The test error in per cent from which a network has not learnt."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Settings:
     """All trainings of a number of ranks and a seed.
 
     Attributes:
-        ranks: how many.
-        seed: of the weights, the order of the images and the dropout.
-        steps: of each training.
-        batch: images a step, of all ranks together; the paper does not say.
-        width: units of each hidden layer, but for the convolutional network.
-        data: as a recipe's.
-        modes: kinds of parallelism.
+        ranks: the number of ranks.
+        seed: the seed of the weights, the order of the images and the dropout.
+        steps: the number of steps of each training.
+        batch: the number of images per step, of all ranks together; the paper does not say.
+        width: the number of units of each hidden layer, except in the convolutional network.
+        data: the recipe's data.
+        modes: the kinds of parallelism.
         kinds: 32 bits, and the 8-bit types.
     """
 

@@ -1,4 +1,4 @@
-"""Linear models trained by simulated workers, and the entropy of what they send."""
+"""Linear models trained by simulated workers, and the entropy of their codes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from hvd_compress.exchanges.reference import Simulation
 _NAME = "w"
 
 Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Of a worker's loss: of the model, shape=(d,), and the rows of the mini-batch."""
+"""A function that returns the gradient of a worker's loss, from the model, shape=(d,), and the rows of the
+mini-batch."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What the gradients are sent with; None is not compressed."""
+    """The codec and the error feedback of gradients; without a codec, they are not compressed."""
 
     codec: Codec | None
     feedback: ErrorFeedback = OFF
@@ -37,17 +38,17 @@ def train(
     each: Callable[[int, np.ndarray], Any],
     seed: int = 0,
 ) -> Histogram | None:
-    """Stochastic gradient descent from zero, equation 4.
+    """Trains by stochastic gradient descent from zero, equation 4.
 
     Args:
-        method: of all workers.
-        gradient: of one worker.
+        method: the method of all workers.
+        gradient: the gradient of one worker.
         batches: for each iteration, the rows of each worker's mini-batch.
-        dimension: of the model.
+        dimension: the dimension of the model.
         rate: the learning rate.
-        each: called before each iteration, and at the end, with the number of iterations so far and the
-            model; a model that is not finite ends the training.
-        seed: of the codec's noise.
+        each: a function that is called before each iteration, and at the end, with the number of iterations
+            so far and the model; a model that is not finite ends the training.
+        seed: the seed of the codec's noise.
 
     Returns:
         The codes that the first worker sent; None where nothing is compressed.

@@ -18,7 +18,7 @@ RESNETS = tuple(f"resnet{depth}" for depth in CIFAR_DEPTHS)
 
 
 def dropout(hidden: int = 2, width: int = 1024) -> Chain:
-    """The 8-bit paper's for MNIST, 784x1024x1024x10 with dropout of 0.2, 0.3 and 0.3 (section 3.4)."""
+    """The 8-bit paper's network for MNIST, 784x1024x1024x10; dropout of 0.2, 0.3 and 0.3 (section 3.4)."""
     return Chain((Dropout(0.2), *(Dense(width), Dropout(0.3)) * hidden))
 
 
@@ -29,9 +29,9 @@ def build(name: str, image: tuple[int, ...], classes: int = 10) -> nn.Module:
     """A freshly initialised model; of :data:`benchmarks.models.MODELS`, or one of those here.
 
     Args:
-        name: the model's.
-        image: height, width and channels of an input image; it comes channels-first.
-        classes: how many.
+        name: the name of the model.
+        image: the height, width and channels of an input image, which is channels-first.
+        classes: the number of classes.
     """
     own = _OWN.get(name) or CHAINS.get(name)
     return chain.build(own, classes, image) if own else build_common(name, classes)
@@ -41,8 +41,8 @@ def data(name: str, choice: str) -> Data:
     """Returns the data that a model trains on: LeNet and fully connected networks take images of any size.
 
     Args:
-        name: the model's.
-        choice: as for :func:`benchmarks.data.read`; ``"text"`` is the default text.
+        name: the name of the model.
+        choice: the same as in :func:`benchmarks.data.read`; ``"text"`` is the default text.
 
     Raises:
         ValueError: there is no such data, or none to test on.
@@ -65,7 +65,7 @@ class WorkerGradients:
     """Gradients of the mean cross entropy, one for each worker.
 
     Args:
-        model: whose; its parameters may change between calls.
+        model: the model, whose parameters may change between calls.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -13,20 +13,21 @@ from hvd_compress.exchanges.reference import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
 
 Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
-"""Gets the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,), uint8."""
+"""A function of the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,),
+uint8."""
 
 _OFF = ErrorFeedback(alpha=0.0)
 _LANE = 16
-"""Bits of a lane that holds one rank's level."""
+"""The bits of a lane that holds one rank's level."""
 
 
 class Native(Arithmetic):
-    """What a real exchange runs: payloads are written, checked and read.
+    """The arithmetic of a real exchange: payloads are written, checked and read.
 
     Error feedback is left to :class:`hvd_compress.exchanges.reference.Simulation`, which calls this.
 
     Args:
-        watch: called with every payload that is written, or None.
+        watch: a function that is called with every payload, or None.
     """
 
     def __init__(self, watch: Watch | None = None) -> None:

@@ -42,9 +42,9 @@ _QUANTIZED = "onebit:group=column,exchange=two_shot"
 _MOMENTUM = 0.9
 OVER_TIME, RECENT = "over time", "recent samples"
 _RULES = {OVER_TIME: (1.0, 0.002), RECENT: (0.95, 0.0002)}
-"""Of each rule, what its sum keeps in a step, and the learning rate. A sum over time grows, so that its
-steps get shorter; a mean over recent samples does not, and has about the step of the other in the middle of
-the 200: the root of 100 is 10."""
+"""The fraction that each rule's sum keeps in a step, and the learning rate. A sum over time grows, so that
+its steps get shorter; a mean over recent samples does not, and has about the step of the other in the
+middle of the 200: the root of 100 is 10."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Settings:
     """One training.
 
     Attributes:
-        place: where AdaGrad stands.
-        rule: the standard deviation of what it divides by.
-        seed: as a recipe's.
-        steps: how many.
+        place: the place of AdaGrad.
+        rule: the rule by which its divisor sums squares.
+        seed: the recipe's seed.
+        steps: the number of steps.
         rate: the learning rate of AdaGrad's steps, which momentum makes ten times as long.
-        data: as a recipe's.
+        data: the recipe's data.
     """
 
     place: str

@@ -37,7 +37,7 @@ SIZES = (32, 64, 128, 256, 512)
 SELECTED = "selected"
 _RATE, _MOMENTUM = 0.05, 0.9
 _PERIODS = 6
-"""How many selections a training has, one at the beginning of each period."""
+"""The number of periods of a training, each of which begins with a selection."""
 
 _TRIAL_EPOCHS = 1
 _HELD_OUT = 0.2
@@ -48,10 +48,10 @@ class Settings:
     """One training.
 
     Attributes:
-        size: of minibatches; a number, or :data:`SELECTED`.
-        seed: of the first weights and the order of the images.
-        epochs: how often every image is seen, trials left out that were not chosen.
-        data: as a recipe's.
+        size: the size of minibatches; a number, or :data:`SELECTED`.
+        seed: the seed of the first weights and the order of the images.
+        epochs: the number of epochs, without trials that were not chosen.
+        data: the recipe's data.
     """
 
     size: int | str
@@ -72,8 +72,8 @@ class Training:
     """Plain training of one worker, by samples and not by steps.
 
     Args:
-        settings: how.
-        profile: of the learning rate.
+        settings: the settings.
+        profile: the profile of the learning rate.
     """
 
     def __init__(self, settings: Settings, profile: LearningRateProfile) -> None:
@@ -113,7 +113,7 @@ class Training:
 
     @torch.no_grad()
     def held_out(self) -> float:
-        """Accuracy on images that it does not train with."""
+        """The accuracy on images that it does not train with."""
         x, y = tensors(self.data, "train", self._held_out)
         return float((self.model(x).argmax(1) == y).float().mean())
 
@@ -187,7 +187,7 @@ def _searched(settings: Settings) -> list[tuple[int, float]]:
 
 
 def profile_points(profile: LearningRateProfile) -> list[tuple[float, float]]:
-    """As JSON has them, to four digits."""
+    """The points of a profile as JSON types, rounded to four digits."""
     return [(samples, float(f"{factor:.4g}")) for samples, factor in profile.points]
 
 

@@ -1,4 +1,4 @@
-"""What each rank of :mod:`benchmarks.papers.int8_parallel` trains."""
+"""The training on each rank of :mod:`benchmarks.papers.int8_parallel`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ does not; with more layers. Data parallelism; convolutions data-parallel and den
 
 EXACT = "32 bits"
 RATE = 0.003
-"""Of RMSProp (section 3.4)."""
+"""The learning rate of RMSProp (section 3.4)."""
 
 _LAST = 10
-"""Steps at the end whose loss is recorded."""
+"""The number of last steps whose loss is recorded."""
 _ACTIVATIONS, _ERRORS = 2, 1
 """Exponent offsets of the types that are not normalised. Section 3.1 wants 2 to 4 for model parallelism;
 error signals are as small as gradients, for which section 3.4 has 1."""
@@ -48,8 +48,8 @@ def train_all(settings: Any, advance: Advance) -> dict[str, dict[str, Any]]:
     """Every kind of parallelism with every type; a tick for each training.
 
     Args:
-        settings: of :class:`benchmarks.papers.int8_parallel.Settings`.
-        advance: called after each training.
+        settings: the :class:`benchmarks.papers.int8_parallel.Settings`.
+        advance: a function that is called after each training.
     """
     images = training.images("lenet", settings.data)
     found: dict[str, dict[str, Any]] = {}
@@ -140,7 +140,7 @@ class _Dense:
         return self._last(x)
 
     def average_gradients(self) -> None:
-        """Every parameter is on one rank."""
+        """Does nothing: every parameter is on one rank."""
 
     def whole(self) -> nn.Module:
         return _put_back(self._whole, self._layers)
@@ -201,7 +201,7 @@ class _Convolutional:
         return last(second(first(self._convolutions(x)).relu()).relu())
 
     def average_gradients(self) -> None:
-        """DDP does."""
+        """Does nothing: DDP averages them."""
 
     def whole(self) -> nn.Module:
         return _put_back(self._whole, self._layers)
@@ -217,7 +217,7 @@ def _linears(module: nn.Module) -> list[nn.Linear]:
 def _put_back(
     whole: nn.Module, layers: Sequence[ColumnParallelLinear | RowParallelLinear]
 ) -> nn.Module:
-    """The unsharded network with what the layers have learnt."""
+    """The unsharded network with the layers' parameters."""
     for linear, layer in zip(_linears(whole), layers, strict=True):
         linear.load_state_dict(layer.to_linear().state_dict())
     return whole

@@ -17,25 +17,25 @@ from torch.multiprocessing.spawn import start_processes
 from benchmarks.papers.experiment import Advance
 
 Body = Callable[[Any, Advance], Any]
-"""Runs on every rank, with the settings; returns what the first rank's is taken of."""
+"""A function that runs on every rank with the settings; the first rank's result is returned."""
 
 _TICK = "tick"
 _METHOD = "forkserver"
 _IMPORTED_LATE = ("sklearn.datasets", "sklearn.model_selection", "torch._dynamo")
-"""By functions that ranks call."""
+"""The modules that functions of ranks import."""
 
 
 def run(count: int, body: Body, settings: Any, advance: Advance) -> Any:
     """Runs a function on ranks of this machine that are joined by Gloo, with a thread each.
 
     Args:
-        count: how many ranks.
-        body: a function of a module, which the ranks import.
+        count: the number of ranks.
+        body: a function of a module that the ranks import.
         settings: its argument, the same on all ranks.
-        advance: called for each tick of the first rank.
+        advance: a function that is called for each tick of the first rank.
 
     Returns:
-        What the first rank returned.
+        The result of the first rank.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a rank failed.

@@ -1,4 +1,4 @@
-"""The JSON of an experiment, and going on where it stopped."""
+"""The JSON record of an experiment, which can be resumed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Record:
     """All cases of an experiment that were made so far.
 
     Attributes:
-        experiment: its name.
+        experiment: the experiment's name.
         full: whether it has the paper's size.
-        versions: of Python and the packages.
-        machine: what it ran on.
-        rows: one a case.
+        versions: the versions of Python and the packages.
+        machine: a description of the machine.
+        rows: one row for each case.
         claims: the paper's statements beside the results, once all cases were made.
     """
 
@@ -52,13 +52,13 @@ def read(path: Path) -> Record:
     """The inverse of :meth:`Record.write`.
 
     Raises:
-        ValueError: not such a file.
+        ValueError: the file is not one.
     """
     return json_files.read(path, SCHEMA, lambda raw: Record(**raw))
 
 
 def resumed(path: Path, fresh: Record) -> Record:
-    """What the file holds, where it belongs to the same experiment; ``fresh`` where there is none.
+    """The record in the file, or ``fresh`` where there is no file.
 
     Raises:
         ValueError: the file has another experiment, size or version.
@@ -76,7 +76,7 @@ def resumed(path: Path, fresh: Record) -> Record:
 
 
 def claims(found: list[Claim]) -> list[dict[str, Any]]:
-    """As they come back from JSON."""
+    """The statements as they come back from JSON."""
     made: list[dict[str, Any]] = as_json([dataclasses.asdict(claim) for claim in found])
     return made
 

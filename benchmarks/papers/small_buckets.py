@@ -28,7 +28,7 @@ class Reference(Arithmetic):
     """The arithmetic of the references, which writes payloads and shows them.
 
     Args:
-        watch: as for :class:`benchmarks.papers.native.Native`.
+        watch: the same as in :class:`benchmarks.papers.native.Native`.
     """
 
     def __init__(self, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""TernGrad (Wen et al., 2017), section 3.3 and figure 4: what clipping changes; zeros."""
+"""TernGrad (Wen et al., 2017), section 3.3 and figure 4: the effect of clipping, and zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_compress.codecs import NoiseKey, Ternary
 
 CLIP = 2.5
 _EVERY = 10
-"""Steps between the gradients that are looked at."""
+"""The number of steps from one measured gradient to the next."""
 
 
 def cases(full: bool) -> list[Recipe]:
@@ -29,7 +29,7 @@ def cases(full: bool) -> list[Recipe]:
 
 
 def change(x: np.ndarray, sent: np.ndarray) -> tuple[float, float]:
-    """By how many per cent ``sent`` is shorter than ``x``, and the angle between them in degrees."""
+    """The per cent by which ``sent`` is shorter than ``x``, and the angle between them in degrees."""
     wide, cut = x.astype(np.float64), sent.astype(np.float64)
     lengths = np.linalg.norm(wide), np.linalg.norm(cut)
     cosine = min(1.0, float(wide @ cut / (lengths[0] * lengths[1])))

@@ -48,11 +48,11 @@ class Settings:
     Attributes:
         variant: the name in COMPRESSIONS; ``"none"`` is not compressed, and measures all variants'
             errors on the same gradients.
-        workers: how many share the mini-batch.
-        seed: as a recipe's.
-        steps: how many.
-        batch: images a step.
-        data: as a recipe's.
+        workers: the number of workers that share the mini-batch.
+        seed: the recipe's seed.
+        steps: the number of steps.
+        batch: the number of images per step.
+        data: the recipe's data.
     """
 
     variant: str
@@ -120,10 +120,10 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
 
 
 class Errors:
-    """How far the average that a variant delivers is from the mean gradient.
+    """The distance of a variant's average from the mean gradient.
 
     Args:
-        recipe: of the training whose gradients are sent.
+        recipe: the recipe of the training whose gradients are sent.
         variant: the name in COMPRESSIONS.
     """
 

@@ -34,7 +34,7 @@ _IMAGES = 16
 
 
 def cases(full: bool) -> list[Recipe]:
-    """As many epochs for all, a mini-batch that grows with the workers, and table 2's learning rates."""
+    """Trainings of equally many epochs, mini-batches that grow with the workers, and table 2's rates."""
     images, seeds = (100_000, 10) if full else (12_000, 8)
     made = []
     for seed in range(seeds):

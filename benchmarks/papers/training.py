@@ -25,7 +25,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.reference import OwnerStep, Simulation
 
 Gradients = dict[str, torch.Tensor]
-"""By parameter, shape=(workers, ...)."""
+"""The workers' gradients by parameter, shape=(workers, ...)."""
 
 NONE = "none"
 DATA = mnist5k.NAME
@@ -34,25 +34,26 @@ DATA = mnist5k.NAME
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained.
+    """A training of a network.
 
     Attributes:
         model: a name that :func:`benchmarks.papers.models.build` knows.
         compression: ``NAME`` or ``NAME:key=value,...``: a scheme, the codec's settings, ``alpha``,
             ``beta`` and ``exchange``.
-        seed: of the first weights, the order of the images and the codec's noise.
-        steps: how many.
-        workers: how many share the mini-batch.
-        batch: images, or windows of text, a step, of all workers together.
+        seed: the seed of the first weights, the order of the samples and the codec's noise.
+        steps: the number of steps.
+        workers: the number of workers that share the mini-batch.
+        batch: the number of images, or of windows of text, per step, of all workers together.
         optimizer: ``"sgd"``, ``"momentum"`` (0.9), ``"adam"``, ``"adamw"`` or ``"muon"``.
         lr: the learning rate at the start.
-        warmup: steps in which the learning rate rises from zero.
+        warmup: the number of first steps, in which the learning rate rises from zero.
         decay: the power of a polynomial decay of the learning rate to zero; 0 keeps it.
-        weight_decay: of the optimizer.
-        averaging: decay of the exponential moving average of the weights that is tested as well; 0 is none.
-        cold_start: steps at the beginning that are not compressed.
-        threshold: tensors with fewer elements are not compressed.
-        data: as for :func:`benchmarks.data.read`.
+        weight_decay: the optimizer's weight decay.
+        averaging: the decay of the exponential moving average of the weights, which is tested, too; 0 is
+            none.
+        cold_start: the number of first steps that are not compressed.
+        threshold: the number of elements from which tensors are compressed.
+        data: the data, as for :func:`benchmarks.data.read`.
     """
 
     model: str
@@ -79,7 +80,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Compression:
-    """What a specification says; without a codec nothing is compressed."""
+    """The compression of a specification; without a codec nothing is compressed."""
 
     codec: Codec | None
     feedback: ErrorFeedback
@@ -103,22 +104,22 @@ class Compression:
 
 
 _TOGETHER = 1000
-"""Images, or windows of text, that are scored at once."""
+"""The number of images, or of windows of text, that are scored at once."""
 
 Prepare = Callable[[Gradients, int], Gradients]
-"""Changes the workers' gradients before they are encoded, given the step."""
+"""A function that changes the workers' gradients before they are encoded; it also gets the step."""
 
 
 class Run:
     """One training.
 
     Args:
-        recipe: how.
-        prepare: changes gradients before they are encoded; None leaves them.
-        owner_step: of the two shots.
-        feedback: in place of the recipe's.
-        receive: changes what was received before the optimizer uses it; None leaves it.
-        watch: as for :class:`benchmarks.papers.native.Native`.
+        recipe: the recipe.
+        prepare: a function that changes gradients before they are encoded, or None.
+        owner_step: the owner step of the two shots.
+        feedback: the error feedback in place of the recipe's.
+        receive: a function that changes averages before the optimizer uses them, or None.
+        watch: the same as in :class:`benchmarks.papers.native.Native`.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class Run:
         """Makes all steps, or stops where the loss is not finite.
 
         Args:
-            each: called in each step, before the update, with its number, the loss and the workers'
-                gradients.
+            each: a function that is called in each step before the update, with the number of the step, the
+                loss and the workers' gradients.
         """
         for step, (x, y) in enumerate(self.batches()):
             self.model.train()
@@ -257,7 +258,7 @@ class Run:
 
 
 def outcome(recipe: Recipe, advance: Advance, points: int = 40, **options: Any) -> dict[str, Any]:
-    """Trains, and says how it went.
+    """Trains, and returns the results.
 
     Returns:
         :meth:`Run.scores`, ``averaged_accuracy`` (None without an average), ``curve`` (mean losses of

@@ -1,4 +1,4 @@
-"""One trainer a framework; each imports its framework and no other."""
+"""One trainer for each framework; each imports its framework and no other."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OPTIMIZERS = (SGD, ADAM, ADAMW, RMSPROP)
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a trainer knows of what the command line offers.
+    """A trainer's part of the choices that the command line offers.
 
     Attributes:
-        compressions: beside the codecs.
-        optimizers: of :data:`benchmarks.settings.OPTIMIZERS`.
+        compressions: the compressions besides the codecs.
+        optimizers: the optimizers, among :data:`benchmarks.settings.OPTIMIZERS`.
         is_torch: whether it is written in PyTorch, whose autocast and devices it then has.
     """
 

@@ -1,4 +1,4 @@
-"""What trainers on torch.distributed have in common; Horovod starts the ranks and gathers the results."""
+"""The base of trainers on torch.distributed; Horovod starts the ranks and gathers the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DistributedSession(TorchSession):
     """Implements :class:`benchmarks.loop.Session`; subclasses say how ranks average."""
 
     _stock: tuple[int, int] | None = None
-    """Ranks and bytes of what the framework allreduces by itself in a step."""
+    """The ranks and bytes of the framework's own allreduce in a step."""
 
     def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
         self._wrap(settings, compression, options_of(compression, seed))
@@ -31,7 +31,7 @@ class DistributedSession(TorchSession):
         """Makes the model that is trained, and its compressor, if it has one."""
 
     def _count_stock(self, ranks: int) -> None:
-        """Has every step count an allreduce of this rank's gradients among so many."""
+        """Makes every step count an allreduce of this rank's gradients among the given number of ranks."""
         trained = [p for p in self._model.parameters() if p.requires_grad]
         own = [p.to_local() if isinstance(p, DTensor) else p for p in trained]
         self._stock = ranks, sum(p.numel() * p.element_size() for p in own)

@@ -27,8 +27,8 @@ from hvd_compress.ranks.counters import Counters
 class FSDPSession(distributed.DistributedSession):
     """Implements :class:`benchmarks.loop.Session`.
 
-    The settings ``reduce_scatter=int8`` and ``all_gather=int8`` encode what the ranks of a replica send
-    each other, too; bytes and times are those of these exchanges then.
+    The settings ``reduce_scatter=int8`` and ``all_gather=int8`` encode the messages within a
+    replica, too; bytes and times are then those of these exchanges.
     """
 
     _within: Sequence[hvdc.CompressedReduceScatter | hvdc.CompressedAllGather] = ()

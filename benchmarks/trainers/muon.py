@@ -1,4 +1,4 @@
-"""Muon for the matrices of hidden layers, AdamW for everything else, behind one face."""
+"""Muon for the matrices of hidden layers and AdamW for everything else, as one optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MuonAndAdamW:
     learning rate and one weight decay serve both.
 
     Args:
-        model: whose parameters they share.
+        model: the model whose parameters they update.
         settings: the recipe.
     """
 
@@ -48,15 +48,15 @@ class MuonAndAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of both."""
+        """The parameter groups of both optimizers."""
         return [group for one in self._both for group in one.param_groups]
 
     def zero_grad(self) -> None:
-        """As of an optimizer."""
+        """Clears the gradients of both optimizers."""
         for one in self._both:
             one.zero_grad()
 
     def step(self) -> None:
-        """As of an optimizer."""
+        """Makes a step of both optimizers."""
         for one in self._both:
             one.step()

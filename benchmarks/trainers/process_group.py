@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def join() -> None:
-    """Makes the default process group, once, of all ranks that Horovod has; Horovod is initialized."""
+    """Makes the default process group of all of Horovod's ranks, once; Horovod is initialized."""
     if dist.is_initialized():
         return
     # What Horovod's own connections use; by itself, Gloo would look up the host's name.
@@ -26,7 +26,7 @@ def join() -> None:
 
 
 def _address() -> str:
-    """This host's, on its way to the launcher."""
+    """The address of this host on its way to the launcher."""
     launcher = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launcher, 1))  # Sends nothing.

@@ -61,7 +61,7 @@ class TensorFlowSession:
             ended(float(self._step(tf.constant(inputs), tf.constant(labels))))
 
     def finish(self) -> None:
-        """Nothing is left: ranks exchange in every step."""
+        """Does nothing: ranks exchange in every step."""
 
     def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Score:
         logits = self._model(tf.constant(inputs), training=False)
@@ -100,7 +100,7 @@ class TensorFlowSession:
         return tf.reduce_mean(each)
 
     def _gradients_of(self, patterns: Iterable[str]) -> list[str]:
-        """What the compressor calls the gradients of the parameters with such names."""
+        """The compressor's names for the gradients of parameters whose names match."""
         return [
             self._label(position, variable)
             for position, variable in enumerate(self._model.trainable_variables)

@@ -33,12 +33,13 @@ class TorchSession:
     """Implements :class:`benchmarks.loop.Session`.
 
     Attributes:
-        compressor: what the optimizer was given; None where nothing is exchanged.
+        compressor: the optimizer's compressor; None where nothing is exchanged.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, compression: Compression, seed: int):
-        self._plain = model  # What is tested: outside of any wrapper, and the same on every rank.
-        self._model = model  # What is trained.
+        # The model that is tested: outside of any wrapper, and the same on every rank.
+        self._plain = model
+        self._model = model  # The model that is trained.
         self._device = settings.device
         self._autocast = settings.autocast is not None
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -50,7 +51,7 @@ class TorchSession:
         self._connect(settings, compression, seed)
 
     def _connect(self, settings: Settings, compression: Compression, seed: int) -> None:
-        """Makes the optimizer, and what averages gradients for it."""
+        """Makes the optimizer, and the compressor that averages gradients for it."""
         if settings.optimizer == ONEBIT_ADAM:
             self.compressor = _adams_compressor(compression, seed)
             self._optimizer = OneBitAdam(
@@ -85,7 +86,7 @@ class TorchSession:
         """Brings the model that is tested up to date, where it is another one; on every rank."""
 
     def finish(self) -> None:
-        """Nothing is left: ranks exchange in every step."""
+        """Does nothing: ranks exchange in every step."""
 
     def _step(self, inputs: np.ndarray, labels: np.ndarray, lr: float) -> float:
         for group in self._optimizer.param_groups:
@@ -134,10 +135,10 @@ class TorchSession:
 
 
 def options_of(compression: Compression, seed: int) -> dict[str, Any]:
-    """A compressor's; ``owner_step=adagrad`` is AdaGrad between the shots.
+    """A compressor's options; ``owner_step=adagrad`` is AdaGrad between the shots.
 
     Raises:
-        ValueError: another owner step.
+        ValueError: there is no such owner step.
     """
     options = {"seed": seed, **compression.options}
     step = options.get("owner_step")
@@ -164,7 +165,7 @@ def optimizer(model: nn.Module, settings: Settings) -> Any:
 
 
 def _adams_compressor(compression: Compression, seed: int) -> distributed.Compressor:
-    """1-bit Adam's, which averages by torch.distributed.
+    """1-bit Adam's compressor, which averages by torch.distributed.
 
     Uncompressed, it never leaves its warm-up, and is AdamW.
 
@@ -188,7 +189,7 @@ class TorchTrainer:
     """Implements :class:`benchmarks.loop.Trainer`.
 
     Args:
-        session: makes a session, whose class says how ranks average.
+        session: the class of a session, which decides how ranks average.
     """
 
     def __init__(self, session: Start = TorchSession) -> None:
@@ -214,10 +215,10 @@ class TorchTrainer:
 
 
 class PacedTrainer(TorchTrainer):
-    """Waits where others compute (:mod:`benchmarks.models.torch.paced`).
+    """A trainer that waits where others compute (:mod:`benchmarks.models.torch.paced`).
 
     Args:
-        seconds: that forward and backward pass take.
+        seconds: the duration of the forward and the backward pass.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -39,5 +39,5 @@ def build(
 
 
 def parameter_name(variable: keras.Variable) -> str:
-    """Such as ``fc3.kernel``, which the name patterns of :data:`benchmarks.models.MODELS` know."""
+    """A parameter's name, such as ``fc3.kernel``, as in :data:`benchmarks.models.MODELS`."""
     return str(variable.path).replace("/", ".")

@@ -13,7 +13,7 @@ from benchmarks.models.tensorflow.layers import batch_norm, linear, uniform
 
 
 def build(chain: Chain, classes: int, sample: tuple[int, ...], name: str) -> keras.Model:
-    """From images, shape=(n, height, width, channels), or vectors, to logits, shape=(n, classes).
+    """Builds a network from images, shape=(n, height, width, channels), or vectors to logits, (n, classes).
 
     Layers have the names that they have in torch.
     """
@@ -34,7 +34,7 @@ class _Builder:
         self._numbers: dict[str, int] = {}
 
     def name(self, kind: str) -> str:
-        """Such as ``conv2``."""
+        """The name of the next layer of a kind, such as ``conv2``."""
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return f"{kind}{self._numbers[kind]}"
 
@@ -57,7 +57,7 @@ class _Builder:
         return layers.Activation(self._chain.activation)(dense(x))
 
     def flat(self, x: Any) -> Any:
-        """Vectors."""
+        """Flattens the outputs to vectors."""
         return x if len(x.shape) == 2 else layers.Flatten()(x)
 
     def _convolution(self, layer: Conv, x: Any, name: str) -> Any:

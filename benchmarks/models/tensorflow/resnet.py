@@ -22,8 +22,8 @@ def of_cifar(depth: int, classes: int) -> keras.Model:
 def resnet50(classes: int) -> keras.Model:
     """Table 1, as ``keras.applications`` has it, for 224x224 images.
 
-    Two things are not as in torch's: its convolutions have biases, 26,560 more numbers than others count,
-    and where a stage begins the stride is the first 1x1 convolution's, as in the paper.
+    Two things differ from torch's ResNet-50: the convolutions have biases, 26,560 more numbers than others
+    count, and where a stage begins the stride is the first 1x1 convolution's, as in the paper.
     """
     base = keras.applications.ResNet50(
         include_top=False, weights=None, input_shape=(224, 224, 3), pooling="avg"

@@ -19,7 +19,8 @@ _EMBEDDING = initializers.RandomNormal(stddev=0.02)
 def gpt(vocabulary: int) -> keras.Model:
     """The model of :func:`benchmarks.models.torch.transformer.gpt`.
 
-    From tokens, shape=(n, places), to logits of the next tokens, shape=(n, places, vocabulary).
+    Its input is tokens, shape=(n, places); its output, logits of the next tokens, shape=(n, places,
+    vocabulary).
     """
     (context,) = MODELS["gpt"].input
     tokens = keras.Input((context,), dtype="int64")

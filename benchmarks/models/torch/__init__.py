@@ -25,10 +25,10 @@ def build(
     """A freshly initialised model.
 
     Args:
-        name: the model's.
-        classes: how many; None is as many as its paper's.
-        norm: as for :meth:`benchmarks.models.chains.Chain.variant`.
-        dropout: as for that.
+        name: the name of the model.
+        classes: the number of classes; None is the paper's number.
+        norm: the same as in :meth:`benchmarks.models.chains.Chain.variant`.
+        dropout: the same as there.
 
     Raises:
         ValueError: the model has no such variant.

@@ -16,8 +16,8 @@ class WeightAverage:
     the paper's ten thousand steps of 0.9999.
 
     Args:
-        model: whose weights are averaged.
-        decay: from 0 to 1.
+        model: the model to average.
+        decay: the decay of the average, from 0 to 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -25,7 +25,7 @@ class WeightAverage:
         self._average = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def update(self) -> None:
-        """Takes up the model's weights."""
+        """Adds the model's weights to the average."""
         kept = min(self._decay, (1 + self._updates) / (10 + self._updates))
         self._updates += 1
         for name, parameter in self._model.named_parameters():

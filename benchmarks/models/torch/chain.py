@@ -13,14 +13,14 @@ _ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 
 
 def build(chain: Chain, classes: int, sample: tuple[int, ...]) -> nn.Sequential:
-    """From images, shape=(n, channels, height, width), or vectors, to logits, shape=(n, classes).
+    """Builds a network from images, shape=(n, channels, height, width), or vectors to logits, (n, classes).
 
     Parameters are called ``conv1.weight``, ``fc1.bias`` and the like, each kind numbered by itself.
 
     Args:
         chain: the network.
-        classes: how many.
-        sample: height, width and channels of an image, or the length of a vector.
+        classes: the number of classes.
+        sample: the height, width and channels of an image, or the length of a vector.
     """
     return _Builder(chain, sample).build(classes)
 

@@ -1,7 +1,7 @@
 """A model's parameters and gradients, with waiting in the place of computing.
 
 The hosts of a lab share one machine's processors, which no real hosts do, and steps take as long as its
-scheduler likes. Here a step's computation takes its time, as on an accelerator, but no processor: those are
+scheduler decides. Here a step's computation takes time, as on an accelerator, but no processor: those are
 left to what is to be measured.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 _FORWARD = 1 / 3
-"""A forward pass's part in a step: a backward pass computes twice as much."""
+"""The forward pass's share of a step: a backward pass computes twice as much."""
 
 
 class Paced(nn.Module):
@@ -24,9 +24,9 @@ class Paced(nn.Module):
     each layer.
 
     Args:
-        model: whose parameters, names and shapes; it is taken apart.
-        classes: of the samples that are not looked at.
-        seconds: that forward and backward pass take.
+        model: the model whose parameters have the names and shapes; it is taken apart.
+        classes: the number of classes of the samples, which are not used.
+        seconds: the duration of the forward and the backward pass.
     """
 
     def __init__(self, model: nn.Module, classes: int, seconds: float) -> None:

@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
         self.padding = channels_out - channels_in
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape=(n, channels_out, height / stride, width / stride)."""
+        """The output, shape=(n, channels_out, height / stride, width / stride)."""
         shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.padding))
         return F.relu(self.second(F.relu(self.first(x))) + shortcut)
 
@@ -50,7 +50,7 @@ class Bottleneck(nn.Module):
             self.shortcut = _conv_bn(channels_in, channels_out, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape=(n, 4 width, height / stride, width / stride)."""
+        """The output, shape=(n, 4 width, height / stride, width / stride)."""
         y = F.relu(self.spatial(F.relu(self.reduce(x))))
         return F.relu(self.expand(y) + self.shortcut(x))
 

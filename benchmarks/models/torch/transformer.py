@@ -13,11 +13,11 @@ class Transformer(nn.Module):
     """Predicts the next token at each place, with layers as in GPT-2.
 
     Args:
-        vocabulary: how many tokens there are.
-        context: places of a sequence, at most.
-        width: of a token's vector.
-        layers: how many blocks.
-        heads: of each attention.
+        vocabulary: the number of different tokens.
+        context: the largest number of places in a sequence.
+        width: the length of a token's vector.
+        layers: the number of blocks.
+        heads: the number of heads of each attention.
         tied: whether the last layer is the embedding, or a layer of its own, ``head``.
     """
 
@@ -50,7 +50,7 @@ class Transformer(nn.Module):
 
 
 def gpt(vocabulary: int) -> Transformer:
-    """The training benchmark's: two blocks of width 128, with a last layer of its own."""
+    """The model of the training benchmark: two blocks of width 128, with a last layer of its own."""
     (context,) = MODELS["gpt"].input
     return Transformer(vocabulary, context, width=128, layers=2, heads=4, tied=False)
 
