@@ -1,4 +1,4 @@
-"""How many bits an element of a whole model takes, headers and scales included."""
+"""The bits per element of a whole model, headers and scales included."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class Row:
     """A configuration under test.
 
     Attributes:
-        name: of the tests and of the golden file.
+        name: the name of the tests and of the golden file.
         codec: the configuration.
-        config_hash: what must never change: it is stamped on payloads.
+        config_hash: the hash that payloads contain, which must never change.
         feedback: coefficients within the codec's stability bound for buckets of any size up to 4,096.
         whole: whether one non-finite number makes the whole tensor non-finite, not only its group.
         floor: the largest error of a codec that cannot send zero; 0 for the others.

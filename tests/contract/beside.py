@@ -18,14 +18,14 @@ class Beside:
     Args:
         frontend: the row.
         exchange: the job's.
-        row: the codec and its feedback; None is what is usual.
-        shapes: of its parameters.
-        ranks: that take part; None is all.
-        dtype: of its parameters.
-        seed: of the noise.
+        row: the codec and its feedback; None is the usual codec.
+        shapes: the shapes of its parameters.
+        ranks: the ranks that take part; None is all.
+        dtype: the dtype of its parameters.
+        seed: the seed of the noise.
         simulated: options of the reference alone.
         asked: the exchange that the frontend is asked for; None is ``exchange``.
-        options: of :meth:`Frontend.make`.
+        options: the options of :meth:`Frontend.make`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Beside:
         """Makes a step, whose results have to be the reference's; see :meth:`assert_same`.
 
         Args:
-            step: which gradients.
+            step: the number of the gradients.
             used: see :meth:`Job.step`.
             factor: on the average.
             change: alters all ranks' gradients, in place.

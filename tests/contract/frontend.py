@@ -32,7 +32,7 @@ class Form:
     """A way to use a frontend that must not change a bit.
 
     Attributes:
-        options: of :meth:`Frontend.make`.
+        options: the options of :meth:`Frontend.make`.
         sums: whether gradients are added up, and not averaged.
     """
 
@@ -48,7 +48,7 @@ class Job(ABC):
         """One step.
 
         Args:
-            gradients: of this rank, float32; they are rounded to the model's dtype.
+            gradients: this rank's gradients, float32; they are rounded to the model's dtype.
             used: the parameters that have a gradient, in the order of the forward pass; None is all.
 
         Returns:
@@ -85,15 +85,15 @@ class Frontend(ABC):
     """A row of the contract.
 
     Attributes:
-        name: of its package.
-        launcher: of ranks on one host, see :mod:`tests.jobs`.
-        launcher_of_hosts: of ranks on two hosts.
-        environment: of ranks, by their number and whether they are on two hosts.
-        cannot: why it does not have a property, by the property's name.
+        name: the name of its package.
+        launcher: the launcher of ranks on one host, see :mod:`tests.jobs`.
+        launcher_of_hosts: the launcher of ranks on two hosts.
+        environment: the ranks' environment, by their number and whether they are on two hosts.
+        cannot: the reasons why it lacks properties, by the properties' names.
         lacks: the exchanges that it does not have.
         alone: names of properties after which the ranks are of no more use.
-        errors: what every rank raises where the ranks disagree.
-        refusal: what it raises where an exchange cannot carry a gradient.
+        errors: the errors that every rank raises where the ranks disagree.
+        refusal: the error that it raises where an exchange cannot carry a gradient.
         leavers: ranks that join early, one after the other in the same job.
         single: whether a single rank exchanges with itself.
         meets: whether ranks wait for each other where they make a hierarchical job.
@@ -105,13 +105,13 @@ class Frontend(ABC):
         views: options of :meth:`make` under which gradients lie elsewhere in memory.
         exact: whether residuals are the same bits after a dropped step, and not only the same up to
             rounding.
-        flag_bytes: what a message has for each gradient, before it is padded to 16 bytes in all.
-        token_bytes: what Horovod adds up for each encoded gradient.
+        flag_bytes: the bytes of a message for each gradient, before it is padded to 16 bytes in all.
+        token_bytes: the bytes that Horovod adds up for each encoded gradient.
         alike: whether owners' messages are as long as the longest one.
         varies: whether payloads may be shorter than their places.
         late: whether ranks learn in the next step what another rank has sent in place of payloads; until
             then, their gradients are NaN.
-        shapes: of the tensors that faults are tried with.
+        shapes: the shapes of the tensors that faults are tried with.
         defaults: settings of the framework that must not change a bit.
     """
 

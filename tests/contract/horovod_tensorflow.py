@@ -45,10 +45,10 @@ class TensorFlowJob(Job):
     """A step of known gradients.
 
     Args:
-        names: of the gradients.
-        dtype: theirs.
-        compressor: that the step goes through.
-        run: from gradients to what they become.
+        names: the names of the gradients.
+        dtype: the gradients' dtype.
+        compressor: the compressor of the step.
+        run: a function from gradients to results.
     """
 
     def __init__(

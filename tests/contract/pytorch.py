@@ -24,7 +24,7 @@ class TorchJob(Job):
     Args:
         model: with a compressor.
         compressor: its compressor.
-        dtype: of its parameters.
+        dtype: the dtype of its parameters.
     """
 
     def __init__(self, model: Probe, compressor: CompressorBase, dtype: torch.dtype) -> None:

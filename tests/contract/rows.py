@@ -26,10 +26,10 @@ class Property:
     """A property, and the exchanges and ranks for which it is tried.
 
     Attributes:
-        body: of the test; called with the frontend and the exchange's name.
-        exchanges: that it is tried with.
-        flat: on what ranks.
-        hierarchical: on what ranks, where the exchange is the hierarchical one.
+        body: the test's body; called with the frontend and the exchange's name.
+        exchanges: the exchanges that it is tried with.
+        flat: the ranks.
+        hierarchical: the ranks for the hierarchical exchange.
         single: whether a single rank has it, too. That is tried on a device, where NCCL connects a rank
             with itself, but not two ranks that share a GPU.
     """

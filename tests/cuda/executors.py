@@ -55,7 +55,7 @@ class Checked(CudaKernels):
     """Raises at once what the executor would raise at the next synchronization.
 
     Attributes:
-        device: where tensors have to be.
+        device: the device that tensors have to be on.
     """
 
     device: str
@@ -94,7 +94,7 @@ def another_stream(kernels: Checked) -> AbstractContextManager[object]:
 
 
 def configure(processors: int, order: int) -> None:
-    """How many blocks the emulated device takes, and in which order they and their threads take turns.
+    """Sets the emulated device's processors, and the order in which blocks and threads take turns.
 
     Args:
         processors: 16 blocks each.

@@ -1,4 +1,4 @@
-"""How often the host waits for a GPU in a step, by PyTorch's own debug mode, on a rank by NCCL."""
+"""The number of the host's waits for a GPU in a step, by PyTorch's own debug mode, on a rank by NCCL."""
 
 from __future__ import annotations
 

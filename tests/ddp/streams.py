@@ -39,7 +39,7 @@ class Race(AssertionError):
 
 
 class _Memory:
-    """Who has used a storage since it was made."""
+    """The streams that have used a storage since it was made."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -62,8 +62,8 @@ class Streams(TorchDispatchMode):
         kernels: the emulated ones, whose calls are noted, too.
 
     Attributes:
-        looks: how often the host has looked at numbers on the device, which it would have to wait for.
-        crossed: how many times operations in different streams have used the same memory.
+        looks: the number of times that the host has looked at numbers on the device, and so has to wait.
+        crossed: the number of times that operations in different streams have used the same memory.
     """
 
     def __init__(self, kernels: Checked) -> None:

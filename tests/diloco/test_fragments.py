@@ -1,4 +1,4 @@
-"""How a model is split into fragments."""
+"""The split of a model into fragments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares a host, who has the same place on another, and jobs that are laid out otherwise."""
+"""The ranks of a host, those with the same place on others, and jobs that are laid out otherwise."""
 
 from __future__ import annotations
 

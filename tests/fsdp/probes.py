@@ -117,11 +117,11 @@ class Beside:
     """The reference of this rank's shards.
 
     Args:
-        mesh: of the model.
-        exchange: as the compressor's, and so are ``codec``, ``feedback`` and ``seed``.
-        shapes: of the whole parameters.
-        dtype: that gradients are reduced in.
-        dimension: that parameters are cut along.
+        mesh: the mesh of the model.
+        exchange: the compressor's exchange; ``codec``, ``feedback`` and ``seed`` are the compressor's, too.
+        shapes: the shapes of the whole parameters.
+        dtype: the dtype in which gradients are reduced.
+        dimension: the dimension along which parameters are cut.
         simulated: options of the reference alone.
     """
 
@@ -155,7 +155,7 @@ class Beside:
         """Returns the averages that this rank's shards of the gradients of ``targets`` must become.
 
         Args:
-            step: which gradients.
+            step: the number of the gradients.
             change: alters a rank's gradients in place.
         """
         everybodys = [targets(self._shapes, rank, step) for rank in range(dist.get_world_size())]

@@ -20,11 +20,11 @@ class ShardGroup:
     Args:
         ranks: their numbers in the job.
         own: the place.
-        codec: of gradients.
-        shapes: of the whole parameters, of modules ``first`` and ``second``.
-        seed: of the noise.
-        dtype: that gradients are reduced in.
-        factor: on the sum; None averages.
+        codec: the codec of gradients.
+        shapes: the shapes of the whole parameters, of modules ``first`` and ``second``.
+        seed: the seed of the noise.
+        dtype: the dtype in which gradients are reduced.
+        factor: the factor on the sum; None averages.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class BesideBoth(Beside):
     """The reference of replicas whose own ranks exchange encoded gradients, too.
 
     Args:
-        mesh: of the model.
-        shard_codec: within replicas.
+        mesh: the mesh of the model.
+        shard_codec: the codec within replicas.
         others: as for :class:`Beside`.
     """
 

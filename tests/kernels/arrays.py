@@ -83,9 +83,9 @@ class Guarded:
     """A tensor between two guards, with its first element a given number of bytes off 64.
 
     Args:
-        tensor: what to copy in.
+        tensor: the content.
         offset: bytes past a multiple of 64 at which the copy starts.
-        device: where it is made.
+        device: the device of the copy.
     """
 
     def __init__(self, tensor: torch.Tensor, offset: int = 0, device: str = "cpu") -> None:

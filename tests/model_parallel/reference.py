@@ -42,9 +42,9 @@ class Network:
     """Ranks of the same settings.
 
     Attributes:
-        size: how many ranks.
-        codec: of activations.
-        error_codec: of error signals.
+        size: the number of ranks.
+        codec: the codec of activations.
+        error_codec: the codec of error signals.
         exact_own: whether a rank takes its own tensors unencoded.
     """
 

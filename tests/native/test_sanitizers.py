@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 10
-"""How long each program looks for something to report."""
+"""The seconds for which each program looks for errors."""
 
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=1",

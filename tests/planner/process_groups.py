@@ -28,7 +28,7 @@ class Job(ABC):
     """A model with an ``Auto`` on this rank, whose gradients are known.
 
     Attributes:
-        shapes: of the gradients; the last one is too small for a codec.
+        shapes: the shapes of the gradients; the last one is too small for a codec.
         compressor: the ``Auto``.
     """
 

@@ -240,7 +240,7 @@ CHOICES = {
 
 
 def _winners(predicted, true, noise, overhead):
-    """How often each plan wins in 200 jobs; one step in thirty takes twice as long, a change 20% more."""
+    """The wins of each plan in 200 jobs; one step in thirty takes twice as long, a change 20% more."""
     names = {(route,): name for name, route in CHOICES.items()}
     won = dict.fromkeys(CHOICES, 0)
     for seed in range(200):

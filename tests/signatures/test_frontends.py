@@ -1,4 +1,4 @@
-"""How the frontends' compressors are called, each in its framework; no ranks are needed."""
+"""The calls of the frontends' compressors, each in its framework; no ranks are needed."""
 
 from __future__ import annotations
 

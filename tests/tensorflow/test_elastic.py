@@ -21,8 +21,8 @@ class _Training:
     """A compressor's gradients, and an elastic state.
 
     Args:
-        state: of the training.
-        options: of the compressor.
+        state: the state of the training.
+        options: the options of the compressor.
     """
 
     def __init__(self, state: TensorFlowState, **options: Any) -> None:

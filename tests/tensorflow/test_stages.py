@@ -115,8 +115,8 @@ def _goes_on(compressor: hvdc.Compressor, length: int, message: str) -> None:
 
     Args:
         compressor: encodes everything.
-        length: of this rank's gradient in the step that fails; 3000 is right.
-        message: this rank's.
+        length: the length of this rank's gradient in the step that fails; 3000 is right.
+        message: this rank's message.
     """
 
     variable = tf.Variable(tf.ones([3000]), shape=[None])

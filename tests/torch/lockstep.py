@@ -28,18 +28,18 @@ class Lockstep:
     It fails where real ranks would wait for ever, or start collectives that do not fit together.
 
     Args:
-        exchange: its name.
-        codec: of all gradients.
-        feedback: of all gradients.
-        shapes: of the gradients.
-        size: ranks.
-        local: of a host.
-        owner_step: as the compressors'.
+        exchange: the exchange's name.
+        codec: the codec of all gradients.
+        feedback: the error feedback of all gradients.
+        shapes: the shapes of the gradients.
+        size: the number of ranks.
+        local: the number of ranks on a host.
+        owner_step: the same as the compressors'.
 
     Attributes:
         started: the labels and lengths of what each rank has started in the last step.
-        errors: of the last step's ranks.
-        counters: of each rank.
+        errors: the errors of the last step's ranks.
+        counters: the counters of each rank.
     """
 
     def __init__(

@@ -31,9 +31,10 @@ class _Training:
     """A model, its compressor and its elastic state.
 
     Args:
-        called: what its collectives are called by.
-        share: of the state.
-        codec: of the compressor, and so are ``options``.
+        called: the prefix of its collectives' names.
+        share: whether commits share residuals.
+        codec: the compressor's codec.
+        options: the compressor's options.
     """
 
     def __init__(

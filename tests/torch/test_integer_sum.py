@@ -63,12 +63,12 @@ def test_a_change_to_a_codec_that_cannot_be_added() -> None:
 
 
 class _Flip:
-    """Alters a bit of what one collective brings.
+    """Alters a bit of a collective's result.
 
     Args:
-        op: the collective's.
-        place: of the number.
-        bit: of it.
+        op: the collective's operation.
+        place: the position of the number.
+        bit: the position of the bit in the number.
         everywhere: whether every rank gets it altered, or only one.
     """
 
