@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.codecs.checks import check_threads
-from hvd_compress.codecs.registry import codec_of
+from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.exchanges.routing import Route, check_feedback
-from hvd_compress.fsdp.sharding import Shared, expect_encodable, settings_of, shared
+from hvd_compress.fsdp.collective import CompressedCollective
+from hvd_compress.fsdp.sharding import Shared
 from hvd_compress.process_group.encoded import EncodedCollectives
-from hvd_compress.process_group.transport import ProcessGroupTransport
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -28,7 +25,7 @@ _LARGE = 0.5
 """A change by this share of a shard's norm is no optimizer's step, and a codec would round it coarsely."""
 
 
-class CompressedAllGather:
+class CompressedAllGather(CompressedCollective):
     """Makes FSDP2 gather parameters as encoded differences from the last gathered ones.
 
     All ranks of a shard group keep the same copy of the unsharded parameters. When FSDP2 gathers a module,
@@ -62,6 +59,10 @@ class CompressedAllGather:
         NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
 
+    _replaced = "all_gather"
+    _tensors = "parameters", "param_dtype"
+    _collectives: _Collectives
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -70,28 +71,11 @@ class CompressedAllGather:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        owner = type(self).__name__
-        modules = shared(model, owner, "all_gather")
-        problem = None
-        try:
-            codec = codec_of(owner, "codec", codec)
-            _check(owner, codec, seed, threads, modules)
-        except (TypeError, ValueError) as error:
-            problem, threads = error, None
-        self._collectives = _Collectives(
-            ProcessGroupTransport(modules[0].process_group),
-            exact_own=False,
-            seed=seed,
-            threads=threads,
-        )
-        self._collectives.raise_everywhere(f"arguments of {owner}", problem, modules[0].device)
-        assert isinstance(codec, Codec)
-        self._collectives.agree(settings_of(codec, seed, modules), modules[0].device)
-        for number, one in enumerate(modules):
+        super().__init__(model, codec, seed, threads, _Collectives)
+        for number, one in enumerate(self._modules):
             copy = _Copy(number, one)
             self._collectives.copies.append(copy)
-            gather = functools.partial(self._gather, copy, codec)
-            one.module.set_custom_all_gather(_AllGather(gather))
+            self._replace(one, functools.partial(self._gather, copy))
 
     @property
     def counters(self) -> Counters:
@@ -102,20 +86,27 @@ class CompressedAllGather:
         """Starts all counts at zero again."""
         self._collectives.counters = Counters()
 
+    def _check(self, codec: Codec) -> None:
+        super()._check(codec)
+        ranks = dist.get_world_size(self._modules[0].process_group)
+        for one in self._modules:
+            name, shape = one.name or "the model", (-(-one.elements // ranks),)
+            check_feedback(f"{type(self).__name__}: {name}", shape, Route(codec, ErrorFeedback()))
+
     def _gather(
         self,
         copy: _Copy,
-        codec: Codec,
         output: torch.Tensor,
         own: torch.Tensor,
         group: dist.ProcessGroup,
+        _: Any,
     ) -> None:
         """Gathers the ranks' ``own``, shape=(n,), into ``output``, shape=(ranks * n,)."""
         if group is not copy.module.process_group:
             # With reshard_after_forward=<number>, what was gathered in the forward pass is gathered again.
             dist.all_gather_into_tensor(output, own, group=group)
             return
-        output.copy_(self._collectives.update(copy, own, codec).view(-1))
+        output.copy_(self._collectives.update(copy, own, self._codec).view(-1))
 
 
 @dataclass(eq=False)
@@ -289,50 +280,3 @@ class _Collectives(EncodedCollectives):
         collective.count(self.counters)
         with phase("send"):
             return self._transport.run(collective, "parameters")
-
-
-class _AllGather:
-    """The object that FSDP2 calls for a module, an implementation of its non-public ``AllGather``.
-
-    Args:
-        gather: called with the output, the input and the process group.
-    """
-
-    def __init__(
-        self, gather: Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
-    ) -> None:
-        self._gather = gather
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Allocates memory for the result, a part of which is this rank's message."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> None:
-        """Returns when the gather is over, on a device in the current stream; so there is no ``Work``."""
-        self._gather(output_tensor, input_tensor, group)
-
-
-def _check(
-    owner: str, codec: Codec, seed: int, threads: int | None, modules: Sequence[Shared]
-) -> None:
-    """Raises if this rank's arguments are wrong, or parameters cannot be encoded."""
-    if codec.varies:
-        raise ValueError(
-            f"{owner}.codec: expected payloads of a fixed length, got {codec}: write coding='plain'"
-        )
-    NoiseKey(seed)
-    if threads is not None:
-        check_threads(owner, threads)
-    expect_encodable(modules, "parameters", "param_dtype")
-    ranks = dist.get_world_size(modules[0].process_group)
-    for one in modules:
-        shape = (-(-one.elements // ranks),)
-        check_feedback(f"{owner}: {one.name or 'the model'}", shape, Route(codec, ErrorFeedback()))

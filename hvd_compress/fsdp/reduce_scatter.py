@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,16 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec, NoiseKey, PayloadError
-from hvd_compress.codecs.checks import check_threads
-from hvd_compress.codecs.registry import codec_of
+from hvd_compress.codecs import Codec, PayloadError
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.use import TorchUse
+from hvd_compress.fsdp.collective import CompressedCollective
 from hvd_compress.fsdp.passes import BackwardPass
-from hvd_compress.fsdp.sharding import Shared, expect_encodable, settings_of, shared
 from hvd_compress.process_group.encoded import EncodedCollectives
 from hvd_compress.process_group.environment import ranks_of_job
-from hvd_compress.process_group.transport import ProcessGroupTransport
 from hvd_compress.ranks.counters import Counters
 
 _VERSION = 1
@@ -31,7 +28,7 @@ REMEDY = (
 )
 
 
-class CompressedReduceScatter:
+class CompressedReduceScatter(CompressedCollective):
     """Makes FSDP2 sum gradients among the ranks of a shard group in encoded form.
 
     FSDP2 calls the reduce-scatter of a module when the module's gradients are computed. Each rank then
@@ -63,6 +60,10 @@ class CompressedReduceScatter:
         NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
 
+    _replaced = "reduce_scatter"
+    _tensors = "gradients", "reduce_dtype"
+    _collectives: _Collectives
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -71,37 +72,15 @@ class CompressedReduceScatter:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        modules = shared(model, "CompressedReduceScatter", "reduce_scatter")
-        problem = None
-        try:
-            codec = codec_of("CompressedReduceScatter", "codec", codec)
-            _check(codec, seed, threads, modules)
-        except (TypeError, ValueError) as error:
-            problem, threads = error, None
+        super().__init__(model, codec, seed, threads, _Collectives)
         self._seed = seed
-        self._collectives = _Collectives(
-            ProcessGroupTransport(modules[0].process_group),
-            exact_own=False,
-            seed=seed,
-            threads=threads,
-            noise_rank=dist.get_rank(),  # Replicas of a shard group draw other noise.
-        )
-        name = f"{type(self).__name__} {codec}"
+        name = f"{type(self).__name__} {self._codec}"
         self._use = TorchUse(name, REMEDY, model.parameters(), ranks_of_job)
         self._passes = 0
         self._pass = BackwardPass(self._end)
-        self._device = modules[0].device
-        self._collectives.raise_everywhere(
-            "arguments of CompressedReduceScatter", problem, self._device
-        )
-        assert isinstance(codec, Codec)
-        self._codec = codec
-        self._collectives.agree(settings_of(codec, seed, modules), self._device)
-        for one in modules:
+        for one in self._modules:
             content = f"gradients of {one.name or 'the model'}"
-            one.module.set_custom_reduce_scatter(
-                _ReduceScatter(functools.partial(self._reduce, content))
-            )
+            self._replace(one, functools.partial(self._reduce, content))
 
     @property
     def counters(self) -> Counters:
@@ -132,7 +111,17 @@ class CompressedReduceScatter:
                 )
         self._collectives.exchanges = state["exchanges"]
 
-    def _reduce(self, content: str, whole: torch.Tensor, own: torch.Tensor, op: Any) -> None:
+    def _check(self, codec: Codec) -> None:
+        if codec.feedback.alpha == 1:
+            raise ValueError(
+                f"{type(self).__name__}.codec: expected a codec that trains without error feedback, such "
+                f"as Int8(), got {codec}"
+            )
+        super()._check(codec)
+
+    def _reduce(
+        self, content: str, own: torch.Tensor, whole: torch.Tensor, _: dist.ProcessGroup, op: Any
+    ) -> None:
         """Reduces ``whole``, shape=(ranks * n,), of a module into ``own``, shape=(n,)."""
         if not self._use.exchanged:
             self._use.begin()
@@ -153,34 +142,6 @@ class CompressedReduceScatter:
         self._collectives.raise_everywhere("end of a backward pass", failure, self._device)
 
 
-class _ReduceScatter:
-    """The object that FSDP2 calls for a module, an implementation of its non-public ``ReduceScatter``.
-
-    Args:
-        reduce: called with the input, the output and the operation.
-    """
-
-    def __init__(self, reduce: Callable[[torch.Tensor, torch.Tensor, Any], None]) -> None:
-        self._reduce = reduce
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Allocates memory for the message, and for the result."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        """Returns when the exchange is over, on a device in the current stream; so there is no ``Work``."""
-        self._reduce(input_tensor, output_tensor, op)
-
-
 class _Collectives(EncodedCollectives):
     """Stores errors within an exchange: other ranks may not reach the next one before this rank does.
 
@@ -189,6 +150,10 @@ class _Collectives(EncodedCollectives):
     """
 
     failure: Exception | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        # Replicas of a shard group draw other noise.
+        super().__init__(*arguments, noise_rank=dist.get_rank(), **options)
 
     def _receiving(self, device: torch.device) -> AbstractContextManager[None]:
         return self.keeping()
@@ -206,24 +171,6 @@ class _Collectives(EncodedCollectives):
             yield
         except Exception as error:
             self.failure = self.failure or error
-
-
-def _check(codec: Codec, seed: int, threads: int | None, modules: Sequence[Shared]) -> None:
-    """Raises if this rank's arguments are wrong, or gradients cannot be encoded."""
-    if codec.feedback.alpha == 1:
-        raise ValueError(
-            f"CompressedReduceScatter.codec: expected a codec that trains without error feedback, such as "
-            f"Int8(), got {codec}"
-        )
-    if codec.varies:
-        raise ValueError(
-            f"CompressedReduceScatter.codec: expected payloads of a fixed length, got {codec}: write "
-            f"coding='plain'"
-        )
-    NoiseKey(seed)
-    if threads is not None:
-        check_threads("CompressedReduceScatter", threads)
-    expect_encodable(modules, "gradients", "reduce_dtype")
 
 
 def _factor(op: Any, ranks: int) -> float:
