@@ -10,7 +10,7 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What one word of a payload of fewer than 2**31 words adds.
+// The summand of one word of a payload of fewer than 2**31 words.
 HVDC_HD uint64_t WeightedWord(uint32_t word, uint32_t index) {
   return static_cast<uint64_t>(word) * (2 * index + 1);
 }

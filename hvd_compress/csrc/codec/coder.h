@@ -1,15 +1,15 @@
-// What a coder is: the mathematics of one codec for a group of elements.
+// The interface of a coder: the mathematics of one codec for a group of elements.
 //
 // A coder has
 //   SetGroup(scale)          the group that follows;
 //   Code(x, uniform)         the lanes' codes; uniform is set where kNoise;
 //   Codes<count>(x, codes)   where kTogether: the codes of count vectors, without noise;
 //   Decode(code, element)    their float32 values; element: the first lane's position in the block;
-//   BlankCode()              bytes only: what every element of a group that is not finite gets;
+//   BlankCode()              bytes only: the code of every element of a group that is not finite;
 //   LoadCodes(bytes)         bytes only: sixteen codes from memory.
 // and where the codes stand for whole multiples of a unit,
 //   Level(code)              the multiples, as signed integers;
-//   Value(level)             what they, or sums of them, decode to;
+//   Value(level)             the float32 values of multiples, or of sums of them;
 //   ZeroCode()               the code of level 0.
 // Nothing in it depends on the number of lanes.
 #ifndef HVDC_CODEC_CODER_H_
@@ -21,10 +21,10 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-enum class CodeType { kBit, kByte, kHalf, kWord };  // what a code is before it is packed
-enum class Packing { kDirect, kPlanes, kTrits };    // how it goes into the payload
+enum class CodeType { kBit, kByte, kHalf, kWord };  // the form of a code before packing
+enum class Packing { kDirect, kPlanes, kTrits };    // its form in the payload
 
-// What a coder may look at when it is made.
+// The data from which a coder is made.
 struct CoderSetup {
   const hvdc_spec* spec;
   const Int8Tables* tables;

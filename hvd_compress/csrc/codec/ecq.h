@@ -22,7 +22,7 @@ HVDC_HD float EcqNorm(const hvdc_spec& spec, uint32_t largest, double square) {
   return BitsFloat(largest);
 }
 
-// Of the bucket's own norm, or of the largest among ranks.
+// The scale for the bucket's own norm, or for the largest among ranks.
 HVDC_HD GroupScale EcqScale(const hvdc_spec& spec, float norm) {
   GroupScale scale = {};
   scale.finite = FloatBits(norm) < kInfinityBits;

@@ -45,12 +45,12 @@ HVDC_HD float HalfToFloat(uint32_t half) {
   return BitsFloat(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-// What the exponent of an 8-bit float with so many bits of mantissa is less than the exponent of
-// the float32, where the largest number is 1.75.
+// The difference of a float32's exponent and that of the 8-bit float with so many bits of mantissa,
+// where the largest number is 1.75.
 HVDC_HD constexpr uint32_t FloatBias(uint32_t mantissa) { return mantissa == 3 ? 112 : 97; }
 
-// What code 1 decodes to, where code top has to decode to full: their quotient, or the float below
-// it where rounding has made it so large that code top would overflow.
+// The value of code 1, where code top has to decode to full: their quotient, or the float below it
+// where rounding has made it so large that code top would overflow.
 HVDC_HD float UnitOf(float full, float top) {
   const float unit = full / top;
   return FloatBits(unit * top) < 0x7F800000u ? unit : BitsFloat(FloatBits(unit) - 1);

@@ -169,7 +169,7 @@ struct TableCoder : Coder<CodeType::kByte, Packing::kDirect, false> {
     Codes<1>(&x, &code);
     return code;
   }
-  // Of several vectors.
+  // The codes of several vectors.
   template <int count>
   HVDC_HD void Codes(const F* x, I* codes) const {
     I bits[count], magnitude[count];

@@ -20,7 +20,7 @@ HVDC_HD int64_t LaneWords(int64_t count, int bits) {
   return (count + lanes - 1) / lanes;
 }
 
-// What makes every lane of a sum positive, so that none borrows from the next one.
+// A summand that makes every lane of a sum positive, so that none borrows from the next one.
 HVDC_HD uint32_t LaneBias(int bits) {
   uint32_t bias = 0;
   for (int k = 0; k < LanesOf(bits); ++k) bias |= 1u << (bits * k + bits - 1);

@@ -14,8 +14,8 @@ constexpr uint32_t kFlagNonfinite = 1;
 constexpr uint32_t kFlagCoded = 2;  // and from bit kLengthShift on, the length in kLengthUnit bytes
 constexpr int kLengthShift = 4;
 constexpr int64_t kLengthUnit = 16;
-constexpr int64_t kChunkElements = 65536;        // of a chunk of entropy-coded codes, at the most
-constexpr int kTopKFloatBits = 32;               // of values that are sent as they are
+constexpr int64_t kChunkElements = 65536;        // the most in an entropy-coded chunk
+constexpr int kTopKFloatBits = 32;               // the bits of unrounded values
 constexpr int64_t kMaxCount = int64_t{1} << 44;  // so that no size overflows
 
 // The first 32 bytes of a payload.
@@ -75,7 +75,7 @@ HVDC_HD bool IsRotated(const hvdc_spec& spec) {
 // Whether payloads may be shorter than what the layout says.
 HVDC_HD bool IsEntropyCoded(const hvdc_spec& spec) { return spec.coding == HVDC_ENTROPY; }
 
-// How many codes there are, of a codec that has levels.
+// The number of codes of a codec that has levels.
 HVDC_HD int Alphabet(const hvdc_spec& spec) {
   return spec.codec == HVDC_TERNARY ? 3 : static_cast<int>(2 * spec.levels + 1);
 }
@@ -144,7 +144,7 @@ HVDC_HD bool ValidSpec(const hvdc_spec& spec) {
   }
 }
 
-// Of a valid spec.
+// The layout for a valid spec.
 HVDC_HD Layout MakeLayout(const hvdc_spec& spec) {
   Layout layout;
   const int64_t count = spec.rows * spec.columns;
@@ -181,14 +181,14 @@ HVDC_HD int64_t Chunks(const Layout& layout) {
   return (layout.blocks + layout.chunk - 1) / layout.chunk;
 }
 
-// Of blocks [first, last).
+// The elements of blocks [first, last).
 HVDC_HD int64_t RangeElements(const Layout& layout, int64_t first, int64_t last) {
   const int64_t rest = layout.count - first * layout.block;
   const int64_t full = (last - first) * layout.block;
   return rest < full ? rest : full;
 }
 
-// Where the codes of the blocks before this one end; the last block's take the padding in.
+// The end of the codes of the blocks before this one; the last block's take the padding in.
 HVDC_HD int64_t RegionEnd(const Layout& layout, int64_t block) {
   return block == layout.blocks ? layout.payload_bytes : BlockOffset(layout, block);
 }

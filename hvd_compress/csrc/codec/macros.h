@@ -1,4 +1,4 @@
-// What every header of the codecs' mathematics begins with.
+// The first lines of every header of the codecs' mathematics.
 //
 // HVDC_HD marks functions that the host and a device may both call. HVDC_ARCH is a namespace of the
 // including translation unit's own: each is compiled for another instruction set, and an inline

@@ -17,19 +17,19 @@ constexpr uint32_t kRansLower = 1u << kRansWord;
 constexpr int64_t kElementsPerState = 1024;
 constexpr int kMaxAlphabet = 256;
 
-// What encoding needs to know of each code: arrays, so that vectors can be looked up in them.
+// The data of each code for encoding: arrays, so that vectors can be looked up in them.
 struct RansEncodeTable {
   // The bits of a float32: half a state times it, rounded down, is the state divided by the code's
   // frequency, or one less.
   uint32_t inverse[kMaxAlphabet];
-  // The number of slots of all other codes; from bit kRansPrecision on, where the code's own begin.
+  // The number of slots of all other codes; from bit kRansPrecision on, the code's own first slot.
   uint32_t slots[kMaxAlphabet];
 };
 
-// What decoding needs to know of the codes that are there.
+// The data of the codes that occur, for decoding.
 struct RansDecodeTable {
-  int present;                       // how many
-  uint32_t symbol[kMaxAlphabet];     // of the codes that are there, in order
+  int present;                       // their number
+  uint32_t symbol[kMaxAlphabet];     // the codes that occur, in order
   uint32_t frequency[kMaxAlphabet];  // by place in that order
   uint32_t start[kMaxAlphabet];
   // The place by slot; filled where there are more codes than a vector has lanes.
@@ -46,7 +46,7 @@ struct RansStream {
 
 namespace HVDC_ARCH {
 
-// How many states a chunk of that many elements has.
+// The number of states of a chunk of that many elements.
 HVDC_HD int RansLanes(int64_t count) {
   int lanes = 1;
   while (lanes < kLanes && count >= 2 * lanes * kElementsPerState) lanes *= 2;
@@ -60,16 +60,16 @@ HVDC_HD int64_t RansHeadBytes(const hvdc_spec& spec, const Layout& layout) {
   return RansTableBytes(spec) + 4 * (Chunks(layout) - 1);
 }
 
-// What a payload of a valid size occupies by its header's flags; -1 where it is not possible.
+// The length of a payload of a valid size by its header's flags; -1 where it is not possible.
 HVDC_HD int64_t PayloadLength(const hvdc_spec& spec, const Layout& layout, uint32_t flags) {
   if (!IsEntropyCoded(spec) || !(flags & kFlagCoded)) return layout.payload_bytes;
   const int64_t length = static_cast<int64_t>(flags >> kLengthShift) * kLengthUnit;
   return length < kHeaderBytes || length > layout.payload_bytes || !layout.count ? -1 : length;
 }
 
-// How long a payload is whose last chunk ends there, in bytes; 0 where it stays a plain one.
+// The bytes of a payload whose last chunk ends there; 0 where it stays a plain one.
 HVDC_HD int64_t RansLength(const Layout& layout, int64_t end) {
-  constexpr int64_t kLimit = int64_t{1} << 32;  // that the flags hold
+  constexpr int64_t kLimit = int64_t{1} << 32;  // the flags' limit
   const int64_t length = RoundUp(end, kLengthUnit);
   return length < layout.payload_bytes && length < kLimit ? length : 0;
 }
@@ -80,8 +80,8 @@ HVDC_HD int64_t ChunkElements(const Layout& layout, int64_t chunk) {
   return RangeElements(layout, first, next < layout.blocks ? next : layout.blocks);
 }
 
-// Where a chunk of an entropy-coded payload of that length begins and ends, in bytes; begin is -1
-// where it does not fit.
+// The begin and the end of a chunk of an entropy-coded payload of that length, in bytes; begin is
+// -1 where it does not fit.
 struct ChunkPlace {
   int64_t begin, end;
 };
@@ -122,8 +122,9 @@ inline bool CodesFit(const hvdc_spec& spec, const Layout& layout, const uint8_t*
   return true;
 }
 
-// Of a code that is there count times among total: its share of kRansTotal, before what rounding
-// leaves goes to the first of those that are there most often. present: how many codes are there.
+// The share of kRansTotal of a code that occurs count times among total, before the remainder of
+// the roundings goes to the first of the most frequent codes. present: the number of codes that
+// occur.
 HVDC_HD uint32_t RansShare(uint64_t count, uint64_t total, uint32_t present) {
   return count ? 1 + static_cast<uint32_t>(count * (kRansTotal - present) / total) : 0;
 }
@@ -169,7 +170,7 @@ inline void MakeRansEncodeTable(const uint16_t* frequencies, int alphabet, RansE
   }
 }
 
-// Of a payload's table, whose frequencies have the right sum.
+// Makes the table from a payload's frequencies, which have the right sum.
 inline void MakeRansDecodeTable(const uint8_t* stored, int alphabet, RansDecodeTable* table) {
   int present = 0;
   uint32_t start = 0;
@@ -210,14 +211,14 @@ inline void CountCodes(const uint8_t* codes, int64_t count, int alphabet, uint32
   for (; i < count; ++i) ++counts[codes[i]];
 }
 
-// What happens to states, one a lane.
+// The steps of states, one state in each lane.
 template <class V>
 struct RansStep {
   using F = typename V::F;
   using I = typename V::I;
   using M = typename V::M;
 
-  // How many slots all other codes have.
+  // The number of slots of all other codes.
   HVDC_HD static I Others(I slots) { return V::And(slots, V::SetI(kRansTotal - 1)); }
   // Encoding: whether a state has to give away a word before it takes a code in.
   HVDC_HD static M Full(I x, I slots) {
@@ -239,7 +240,7 @@ struct RansStep {
     const I y = V::MulLow(frequency, V::template ShiftRight<kRansPrecision>(x));
     return V::AddI(y, V::SubI(slot, start));
   }
-  // Whether it takes a word in then.
+  // Decoding: whether a state then takes a word in.
   HVDC_HD static M Low(I x) { return V::LessI(V::template ShiftRight<kRansWord>(x), V::SetI(1)); }
   HVDC_HD static I TakeWord(I x, I word) {
     return V::Or(V::template ShiftLeft<kRansWord>(x), word);
@@ -276,7 +277,7 @@ class RansEncoder {
     }
   }
 
-  // Where the words of a chunk begin.
+  // The first word of a chunk.
   const uint16_t* words(int chunk) const { return words_[chunk]; }
 
   // Writes sixteen, of which the first ones count.

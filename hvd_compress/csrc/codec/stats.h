@@ -1,4 +1,4 @@
-// What a group's scale is made from, added up lane by lane.
+// The sums from which a group's scale is made, added up lane by lane.
 #ifndef HVDC_CODEC_STATS_H_
 #define HVDC_CODEC_STATS_H_
 

@@ -8,7 +8,7 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// As _magnitude() in hvd_compress/codecs/int8.py: quotients of integers, rounded once.
+// The same as _magnitude() in hvd_compress/codecs/int8.py: quotients of integers, rounded once.
 HVDC_HD double Int8Magnitude(uint32_t variant, uint32_t code) {
   if (variant >= HVDC_E4M3) {
     const uint32_t mantissa = variant == HVDC_E4M3 ? 3 : 2;

@@ -29,7 +29,7 @@ HVDC_HD float TernaryNorm(const hvdc_spec& spec, uint32_t largest, double sum, d
   return top;
 }
 
-// Of the bucket's own norm, or of the largest among ranks.
+// The scale for the bucket's own norm, or for the largest among ranks.
 HVDC_HD GroupScale TernaryScale(float norm) {
   GroupScale scale = {};
   scale.finite = FloatBits(norm) < kInfinityBits;

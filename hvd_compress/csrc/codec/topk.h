@@ -8,16 +8,16 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// How well some multiples fit magnitudes.
+// The fit of some multiples to magnitudes.
 struct TopKFit {
   double products;  // the sum of magnitudes times multiples
   int64_t squares;  // the sum of the multiples' squares
 
-  // What the fit takes from the sum of the magnitudes' squares.
+  // The decrease of the sum of the magnitudes' squares by the fit.
   HVDC_HD double gain() const { return products * products / static_cast<double>(squares); }
 };
 
-// What the bits of an entry mean.
+// The meaning of an entry's bits.
 struct TopKFormat {
   HVDC_HD explicit TopKFormat(const hvdc_spec& spec)
       : index_bits(TopKIndexBits(spec)),
@@ -38,7 +38,7 @@ struct TopKFormat {
     return code & half ? -magnitude : magnitude;
   }
 
-  // What the mean magnitude is divided by for the second try.
+  // The divisor of the mean magnitude for the second try.
   HVDC_HD double middle() const { return top > 2 ? static_cast<double>(top) / 2 : 1.0; }
 
   // The unit that fits multiples best.

@@ -14,11 +14,10 @@ HVDC_HD T PushTrit(T value, T digit) {
   return static_cast<T>(3 * value + digit);
 }
 
-// What is left of a byte without its first digit: 171 / 512 is a third, closely enough for all
-// bytes.
+// A byte without its first digit: 171 / 512 is a third, closely enough for all bytes.
 HVDC_HD uint16_t PopTrit(uint16_t value) { return static_cast<uint16_t>(value * 171) >> 9; }
 
-// Which of its byte's digits a block's element is; size: bytes of the block.
+// The number of an element's digit in its byte; size: the bytes of the block.
 HVDC_HD uint32_t DigitOf(uint32_t position, uint32_t size) {
   uint32_t digit = 0;
   for (uint32_t i = 1; i < 5; ++i) digit += position >= i * size;

@@ -22,42 +22,42 @@ constexpr uint32_t kNanBits = 0x7FC00000u;
 constexpr float kLargestRotated = 0x1p119f;
 constexpr float kTiny = 0x1p-120f;  // groups with a smaller scale are sent as zeros
 
-// Where the parts of a payload stand, in bytes from its start.
+// The positions of a payload's parts, in bytes from its start.
 struct Layout {
   int64_t count;        // elements
   int64_t scales;       // float32 values behind the header
   int64_t block;        // elements that are packed together
   int64_t blocks;       // the last one may be short
   int64_t chunk;        // blocks that are entropy coded together; 1 of plain codes
-  int64_t block_bytes;  // of a full block's codes
-  int64_t last_bytes;   // of the last block's codes
+  int64_t block_bytes;  // the size of a full block's codes
+  int64_t last_bytes;   // the size of the last block's codes
   int64_t codes_offset;
   int64_t payload_bytes;
 };
 
-// What is added up over a group, or over a chunk of one.
+// The sums over a group, or over a chunk of one.
 struct GroupStats {
-  double sum, square;  // of the elements and of their squares
+  double sum, square;  // the sums of the elements and of their squares
   float lower, upper;  // sums of the elements below zero, and of the others
   uint32_t largest;    // the largest absolute value's bits: from kInfinityBits on, not finite
   int32_t above;       // elements that are not below zero
 };
 
-// Which of them a codec needs.
+// The sums that a codec needs.
 enum class StatsKind { kNone, kSides, kLargest, kSquares, kMoments };
 
-// How a residual takes part in encoding.
+// The part of a residual in encoding.
 enum class Mode {
   kNone,    // there is none
-  kShared,  // alpha = beta: what is encoded is also what the residual becomes, less decoded
+  kShared,  // alpha = beta: the next residual is the encoded sum, less its decoding
   kGeneral,
 };
 
-// How a group is quantized and dequantized.
+// The numbers that quantize and dequantize a group.
 struct GroupScale {
   float lower, upper;  // 1-bit: the two reconstruction values
   float sent;          // the others: the scale in the payload
-  float inverse;       // what elements are multiplied by before they are rounded
+  float inverse;       // the factor of elements before they are rounded
   bool finite;         // else the scale is NaN, the codes are blank and the residual stays
   bool kept;           // else the elements are taken for zeros
 };

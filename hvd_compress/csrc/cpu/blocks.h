@@ -1,4 +1,4 @@
-// What encoding and decoding have in common: a block's scales, and where its codes are.
+// The common part of encoding and decoding: a block's scales, and the place of its codes.
 #ifndef HVDC_CPU_BLOCKS_H_
 #define HVDC_CPU_BLOCKS_H_
 

@@ -34,13 +34,13 @@ uint64_t WholeChecksum(const DecodeJob& job, const Kernels& kernels, int32_t ind
          kernels.checksum(payload, kHeaderBytes, length);
 }
 
-// Where an error was found.
+// The place of an error.
 struct Culprit {
   int64_t tensor = -1;
   int32_t rank = -1;
 };
 
-// What is decoded of a valid tensor, but not where it goes.
+// The job that decodes a valid tensor, without its output.
 DecodeJob MakeDecodeJob(const hvdc_spec& spec, uint64_t step, const void* payloads, int64_t stride,
                         int32_t count) {
   DecodeJob job = {};

@@ -19,7 +19,7 @@ HVDC_HD void ExpectStores(const void* here) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(here) + kAhead), 1);
 }
 
-// Where decoded numbers go, sixteen at a time.
+// The destinations of decoded numbers, sixteen at a time.
 template <class V>
 struct AddSink {  // added
   HVDC_HD void Put(int64_t i, typename V::F decoded) const {
@@ -153,7 +153,7 @@ struct BlockDecoder {
     Dequantize(coder, codes, begin, count, AddSink<V>{sums});
   }
 
-  // What the codes of a rotated group decode to; up to a tile more is written.
+  // Decodes a rotated group; up to a tile more is written.
   static void TurnBack(const C& coder, const T* codes, int64_t group, int64_t count, float* to) {
     Dequantize(coder, codes, 0, count, StoreSink<V>{to});
     TransformGroup<V>(to, group, count);

@@ -1,4 +1,4 @@
-// Which instruction set's kernels run.
+// The choice of the instruction set whose kernels run.
 #include <stdlib.h>
 #include <string.h>
 

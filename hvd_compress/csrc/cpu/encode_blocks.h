@@ -14,8 +14,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What the next block will read. While a block is computed memory would stand idle, so the next one
-// is asked for meanwhile, a tile at a time.
+// The memory that the next block will read. Memory would stand idle while a block is computed, so
+// the next block is fetched meanwhile, a tile at a time.
 struct Ahead {
   Ahead(const EncodeJob& job, int64_t next) {
     const Layout& layout = job.layout;
@@ -54,7 +54,7 @@ struct BlockEncoder {
   static constexpr bool kMatrix = std::is_same<C, OneBitMatrixCoder<V>>::value;
   static constexpr int kParts = kTile / kLanes;
 
-  // How many of T a tile's codes take before packing.
+  // The number of T that a tile's codes take before packing.
   static constexpr int kTileCodes = C::kType == CodeType::kBit ? kTile / 8 : kTile;
 
   // One tile; largest collects the absolute bits of what casts decode to. kWidth: of a residual in

@@ -20,7 +20,7 @@ inline bool ValidDtype(int dtype) {
   return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16;
 }
 
-// What every call demands of a tensor.
+// Whether a tensor meets the demands of every call.
 inline bool ValidTensor(const hvdc_tensor& tensor) {
   if (!base::ValidSpec(tensor.spec) || !ValidDtype(tensor.dtype)) return false;
   const bool empty = !tensor.spec.rows || !tensor.spec.columns;
@@ -43,7 +43,7 @@ inline const Int8Tables* TablesOf(const hvdc_spec& spec) {
   return needed ? &GetInt8Tables(spec.variant) : nullptr;
 }
 
-// What is encoded of a valid tensor, but not where it goes.
+// The job that encodes a valid tensor, without its place in a message.
 inline EncodeJob MakeEncodeJob(const hvdc_tensor& tensor) {
   EncodeJob job = {};
   job.spec = &tensor.spec;

@@ -1,4 +1,4 @@
-// What the code of one instruction set offers to the code that is compiled without any: loops over
+// The functions of one instruction set's code for the code that is compiled without any: loops over
 // ranges of blocks, one call a task.
 #ifndef HVDC_CPU_KERNELS_H_
 #define HVDC_CPU_KERNELS_H_
@@ -21,11 +21,11 @@ struct Scratch {
   uint8_t* codes;  // a byte an element
   // Entropy-coded codes only.
   uint8_t* chunks[kChunksTogether];  // codes of a block of each chunk; the first are codes
-  uint32_t* counts;                  // how often each code is in a task
+  uint32_t* counts;                  // the count of each code in a task
   RansDecodeTable* table;            // of a payload
 };
 
-// What the tasks of one call share.
+// The data that the tasks of one call share.
 struct EncodeJob {
   const hvdc_spec* spec;
   const Int8Tables* tables;
@@ -68,7 +68,7 @@ struct LevelWords {
   uint32_t* words;
 };
 
-// What a task adds to the payload's header.
+// A task's contribution to the payload's header.
 struct EncodeResult {
   uint64_t checksum;
   bool nonfinite;
@@ -76,7 +76,7 @@ struct EncodeResult {
 
 // A chunk of entropy-coded codes, but not in its payload.
 struct EncodedChunk {
-  uint16_t* end;  // of its words; before, room for as many as there are codes, and sixteen more
+  uint16_t* end;  // the end of its words, before which there is room for a word a code, and 16 more
   int64_t words;
   uint32_t states[kLanes];
 };

@@ -54,7 +54,7 @@ inline void UnpackTrits(const uint8_t* __restrict packed, int64_t count,
   }
 }
 
-// Of a codec that has levels; reads and writes whole tiles.
+// Unpacks the codes of a codec that has levels; reads and writes whole tiles.
 template <class V>
 inline void UnpackCodes(const hvdc_spec& spec, const uint8_t* packed, int64_t count,
                         uint8_t* codes) {

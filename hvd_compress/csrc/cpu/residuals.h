@@ -16,7 +16,7 @@ HVDC_HD typename V::F LoadResidual(const char* from, bool bfloat) {
                 : V::Load(reinterpret_cast<const float*>(from));
 }
 
-// Where the residuals of some elements are, and where the next ones go.
+// The places of some elements' residuals, and of the next ones.
 template <class V>
 struct ResidualSink {
   using F = typename V::F;

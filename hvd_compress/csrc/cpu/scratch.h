@@ -67,7 +67,7 @@ class ScratchSet {
   const Buffer<uint8_t> memory_;
 };
 
-// How many may work: at least one, no more than have something to do.
+// The number of threads that may work: at least one, and no more than have something to do.
 inline int ClampThreads(int threads, int64_t tasks) {
   if (threads > tasks) threads = static_cast<int>(tasks);
   return threads < 1 ? 1 : (threads < kMaxThreads ? threads : kMaxThreads);

@@ -6,7 +6,7 @@
 
 namespace hvdc {
 
-// Of a variant from HVDC_DYNAMIC on, made when first asked for.
+// The tables of a variant from HVDC_DYNAMIC on, made when first asked for.
 const Int8Tables& GetInt8Tables(uint32_t variant);
 
 }  // namespace hvdc

@@ -66,8 +66,8 @@ struct TopKEncoder {
   using F = typename V::F;
   using I = typename V::I;
 
-  // How many of count magnitudes are at least ``least``, which is not 0. Zeros follow them up to a
-  // whole vector.
+  // The number of magnitudes, of count, that are at least ``least``, which is not 0. Zeros follow
+  // them up to a whole vector.
   static int64_t CountFrom(const uint32_t* magnitudes, int64_t count, uint32_t least) {
     const I below = V::SetI(least - 1);
     int64_t found = 0;

@@ -1,7 +1,7 @@
 // The C interface of the native kernels: plain pointers, no Python and no framework.
 //
-// What the functions compute is defined by the NumPy reference (hvd_compress/kernels/reference.py)
-// and by docs/format.md; the bytes are the same. Calls are independent of each other and may run
+// The NumPy reference (hvd_compress/kernels/reference.py) and docs/format.md define the functions'
+// results; the bytes are the same. Calls are independent of each other and may run
 // concurrently. Tensors are flat, row-major arrays; payloads are aligned to 4 bytes.
 #ifndef HVDC_H_
 #define HVDC_H_
@@ -119,11 +119,11 @@ typedef struct {
   const void* residual;
   void* next_residual;
   float alpha, beta;
-  int64_t offset;          // of the payload or of the words in the message: bytes, a multiple of 4
-  int64_t payload_bytes;   // of the payload or of the words
+  int64_t offset;          // place of the payload or words in the message: bytes, a multiple of 4
+  int64_t payload_bytes;   // the size of the payload or of the words
   int64_t norm_offset;     // integer sums: of the first norm in the array of norms
   int64_t norm_count;      // integer sums: how many norms
-  int32_t dtype;           // of values: hvdc_dtype
+  int32_t dtype;           // the hvdc_dtype of values
   int32_t bits;            // integer sums: of a lane
   uint32_t flags;          // out, of payloads: 1 where one is of an Inf or a NaN, else 0
   int32_t residual_dtype;  // HVDC_DTYPE_FLOAT32, or HVDC_DTYPE_BFLOAT16: rounded at random
@@ -147,7 +147,7 @@ HVDC_API int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* 
 // ranks agree on the largest norm of each bucket, and add their levels as lanes of 32-bit words.
 // bits: of a lane, 2 to 16, wide enough for the levels' sum.
 
-// How many words a tensor's levels take, or -1 where the codec has none or the lanes do not hold
+// The number of words of a tensor's levels, or -1 where the codec has none or the lanes do not hold
 // them.
 HVDC_API int64_t hvdc_level_words(const hvdc_spec* spec, int bits);
 

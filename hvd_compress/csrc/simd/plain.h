@@ -101,7 +101,7 @@ struct Plain {
       end -= m.v[l] & 1u;
     }
   }
-  // How many bytes of a tile are a given one.
+  // The number of bytes of a tile that equal a given one.
   HVDC_HD static int CountEqual(const uint8_t* tile, uint8_t byte) {
     int count = 0;
     for (int e = 0; e < kTile; ++e) count += tile[e] == byte;
@@ -148,7 +148,7 @@ struct Plain {
   HVDC_HD static I ToHalf(F x) { HVDC_LANES(I, FloatToHalf(x.v[l])); }
   HVDC_HD static F FromHalf(I x) { HVDC_LANES(F, HalfToFloat(x.v[l])); }
   HVDC_HD static float Fold(F x) { return FoldLanes(x.v); }
-  // Of numbers that Count has already added over the lanes.
+  // The sum of numbers that Count has already added over the lanes.
   HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
 
   // float64.

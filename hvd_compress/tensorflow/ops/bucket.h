@@ -60,8 +60,7 @@ class Bucket {
   size_t missing_;
 };
 
-// The bucket that an operation's attribute "bucket" numbers, in the current step; and what works on
-// the device that the operation is on.
+// The bucket that an operation's attribute "bucket" numbers, in the current step, and its ledger.
 struct BucketOnDevice {
   tensorflow::core::RefCountPtr<Ledger> ledger;
   std::shared_ptr<Bucket> bucket;
@@ -69,7 +68,7 @@ struct BucketOnDevice {
 absl::StatusOr<BucketOnDevice> LookupBucket(tensorflow::OpKernelContext* context, int ledger_input,
                                             int64_t bucket);
 
-// What works where an operation is; all of a compressor's operations on GPUs are on one of them.
+// The kernels for an operation's device; all of a compressor's operations on GPUs are on one GPU.
 absl::StatusOr<std::shared_ptr<Kernels>> KernelsFor(tensorflow::OpKernelContext* context,
                                                     Ledger* ledger, const Coder& coder);
 

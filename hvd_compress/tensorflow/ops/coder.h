@@ -1,4 +1,4 @@
-// What is known of a gradient's codec, and how it encodes and decodes the gradient's pieces.
+// A gradient's codec, which encodes and decodes the gradient's pieces.
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_CODER_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_CODER_H_
 
@@ -18,7 +18,7 @@ namespace hvd_compress {
 struct Piece {
   hvdc_spec spec;
   int64_t begin, length;  // elements of the gradient before it, and its own
-  int64_t bytes;          // of its payload; negative where the kernels refuse it
+  int64_t bytes;          // the size of its payload; negative where the kernels refuse it
   int64_t offset;         // bytes of the message before its payload
 };
 
@@ -40,7 +40,7 @@ class Coder {
   // Whether a gradient has the elements that tracing counted on.
   absl::Status CheckTraced(const tensorflow::Tensor& gradient) const;
 
-  // The pieces of a gradient of this shape, without offsets; and what they are within a host, where
+  // The pieces of a gradient of this shape, without offsets; and the pieces within a host, where
   // another codec encodes them there.
   std::vector<Piece> Pieces(const tensorflow::TensorShape& shape) const;
   std::vector<Piece> InnerPieces(const tensorflow::TensorShape& shape) const;
@@ -61,7 +61,7 @@ class Coder {
                          tensorflow::Tensor* message, tensorflow::Var* residual,
                          tensorflow::Tensor* before) const;
 
-  // Integer sums, on the CPU. How many norms and words of levels a gradient has.
+  // Integer sums, on the CPU. The numbers of norms and of words of levels of a gradient.
   int64_t norms() const { return norms_; }
   int64_t words() const { return words_; }
 

@@ -26,7 +26,7 @@ bool IsNonfinite(const uint8_t* payload) {
   return header.flags & hvdc::kFlagNonfinite;
 }
 
-// As float32, or from it.
+// Converts to float32, or from it.
 template <typename From, typename To>
 void ScaleInto(const void* numbers, int64_t count, float scale, void* out) {
   const auto* from = static_cast<const From*>(numbers);

@@ -19,7 +19,7 @@ bool Find(void* library, const char* name, Function* function) {
   return *function != nullptr;
 }
 
-// What is wrong, or nothing.
+// Opens the library; returns an error, or an empty string.
 std::string Open(const char* path) {
   void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return dlerror();

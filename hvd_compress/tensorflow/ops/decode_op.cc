@@ -14,11 +14,11 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// message: what came back or, where `encoded` is false, the float32 sums of the ranks' gradients.
-// what: "payloads" of whole gradients, one message of each rank after the other; "averages" of each
-// owner's pieces, with `copies` messages of each owner, one after the other; "levels", the norms
-// that the ranks agreed on and the sum of their words. copies: how many sent a payload of the same
-// piece. weight: how many ranks' gradients each of these is the average of.
+// message: the received message or, where `encoded` is false, the float32 sums of the ranks'
+// gradients. what: "payloads" of whole gradients, one message of each rank after the other;
+// "averages" of each owner's pieces, with `copies` messages of each owner, one after the other;
+// "levels", the norms that the ranks agreed on and the sum of their words. copies: the number of
+// payloads of the same piece. weight: the number of ranks whose gradients each of these averages.
 //
 // It does not fail: an error is told by the results, which wait for the step's other gradients.
 REGISTER_OP("HvdcDecode")
@@ -71,7 +71,7 @@ class DecodeOp : public OpKernel {
   }
 
  private:
-  // Where a member's numbers of 32 bits begin: uncompressed sums, norms, words.
+  // The positions of a member's first numbers of 32 bits: uncompressed sums, norms, words.
   struct Numbers {
     int64_t sum, norm, word;
   };

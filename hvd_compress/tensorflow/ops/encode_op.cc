@@ -15,17 +15,16 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// submitted: of the first member. everybody: whether all ranks take part in the step. what:
+// submitted: the first member's token. everybody: whether all ranks take part in the step. what:
 // "payloads" are encoded gradients or pieces of them, and residuals move on; "numbers" are
 // pieces as they are, for owners on this host; "inner" are pieces that the codec within a host
-// encodes; "norms" begin an integer sum. sizes: bytes for each
-// owner. encoded: whether the message is one of these; if not, because a rank has joined or a
-// gradient warms up, it holds the gradients as float32 numbers. ranks: how many gather the message.
-// length: of the payloads in bytes, where all ranks rely on it because they add messages up; else
-// -1.
+// encodes; "norms" begin an integer sum. sizes: the bytes for each owner. encoded: whether the
+// message is one of these; if not, because a rank has joined or a gradient warms up, it holds the
+// gradients as float32 numbers. ranks: the number that gather the message. length: the bytes of the
+// payloads, where all ranks rely on it because they add messages up; else -1.
 //
-// It does not fail, because the other ranks wait for a message: they get zeros in place of what
-// could not be encoded, or no numbers, and the results fail.
+// It does not fail, because the other ranks wait for a message: they get zeros in place of
+// gradients that could not be encoded, or no numbers, and the results fail.
 REGISTER_OP("HvdcEncode")
     .Input("submitted: float")
     .Input("everybody: bool")
@@ -111,7 +110,7 @@ class EncodeOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  // How often a gradient has been exchanged before; counts one more if all ranks take part: one
+  // The number of a gradient's earlier exchanges; counts one more if all ranks take part: a rank
   // that has joined counts nothing, and must not be behind the others afterwards.
   static int64_t Exchanges(Var* exchanges, bool counts) {
     mutex_lock lock(*exchanges->mu());
@@ -133,7 +132,7 @@ class EncodeOp : public AsyncOpKernel {
     return what_ == "inner" ? bucket.inner_blocks : bucket.blocks;
   }
 
-  // Of all payloads.
+  // The bytes of all payloads.
   int64_t Size(const Bucket& bucket) const {
     return Blocks(bucket).back().begin + Blocks(bucket).back().size;
   }

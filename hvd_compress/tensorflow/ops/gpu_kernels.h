@@ -24,7 +24,7 @@ namespace hvd_compress {
 // done, since whoever gets it next puts work into the same stream.
 class GpuKernels : public Kernels {
  public:
-  // Those for an operation on a GPU.
+  // The kernels for an operation on a GPU.
   static absl::StatusOr<std::shared_ptr<GpuKernels>> For(tensorflow::OpKernelContext* context);
 
   // Whether an operation is on the same device.
@@ -33,7 +33,7 @@ class GpuKernels : public Kernels {
   // Forgets the flags of the step before.
   void BeginStep();
 
-  // What payloads of earlier steps were not as they should be, if any; it is told once.
+  // A description of the altered payloads of earlier steps, if any; each is told once.
   std::string TakeError();
 
   absl::Status Zero(void* memory, int64_t bytes) override;

@@ -1,4 +1,4 @@
-// What works on a gradient's numbers and payloads, on the device that they are on.
+// The interface of the kernels for a gradient's numbers and payloads, on the device with them.
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_KERNELS_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_KERNELS_H_
 
@@ -24,21 +24,20 @@ struct Payloads {
   int count;
 };
 
-// Whose payloads one call decodes, for its errors: those of one piece of a gradient. Pieces have
-// senders in the order of ranks, over and over: with two copies of three pieces, rank 4 sent the
-// second copy of the second piece.
+// The senders of the payloads that one call decodes, for its errors: payloads of one piece of a
+// gradient. Pieces have senders in the order of ranks, over and over: with two copies of three
+// pieces, rank 4 sent the second copy of the second piece.
 struct Senders {
-  std::string label;  // the gradient's
+  std::string label;  // the gradient's name
   size_t piece, pieces;
-  bool owners;  // who sent averages
+  bool owners;  // whether they sent averages
   int64_t step;
 };
 
-// What is said of a payload that is not what it should be. status: HVDC_BAD_HEADER,
-// HVDC_BAD_CHECKSUM or HVDC_BAD_CODES.
+// The error for an altered payload. status: HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES.
 absl::Status BadPayload(const Senders& senders, int status, int copy);
 
-// As hvdc_feedback, with the next residual in memory of its own.
+// Error feedback with the next residual in separate memory.
 struct Feedback {
   float alpha, beta;
   const void* residual;
@@ -46,15 +45,15 @@ struct Feedback {
   int residual_dtype;
 };
 
-// Pointers are to memory of the device; dtype is an hvdc_dtype. Where the device works behind the
-// host's back, so do these calls, in the order in which they are made.
+// Pointers are to memory of the device; dtype is an hvdc_dtype. On a device that the host does not
+// wait for, these calls return at once, and run in the order in which they are made.
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
   virtual absl::Status Zero(void* memory, int64_t bytes) = 0;
 
-  // As hvdc_encode_batch, of one tensor.
+  // Encodes one tensor, as hvdc_encode_batch does.
   virtual absl::Status Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
                               int dtype, const Feedback* feedback, void* payload,
                               int64_t bytes) = 0;
@@ -67,8 +66,8 @@ class Kernels {
   // Sets `nonfinite`, as DecodeSum does, where one of `count` float16 numbers is not finite.
   virtual absl::Status FlagNonfinite(const void* halves, int64_t count, bool* nonfinite) = 0;
 
-  // Where the host does not know flags: copies before to after, count numbers, if a payload of this
-  // step is flagged.
+  // Copies count numbers from before to after if a payload of this step is flagged, on a device
+  // whose flags the host does not know.
   virtual absl::Status RestoreIfFlagged(const void* /*before*/, void* /*after*/, int /*dtype*/,
                                         int64_t /*count*/) {
     return absl::OkStatus();

@@ -44,19 +44,19 @@ enum Counter {
   kCounters
 };
 
-// What the participation check tells the other ranks about this one.
+// This rank's part of the participation check.
 struct Standing {
   bool agreed;  // whether its settings have been compared with theirs
   bool failed;  // whether one of its operations has failed in an earlier step
 };
 
-// What tracing knows of the steps of one graph.
+// The numbers that tracing knows of the steps of one graph.
 struct Traced {
-  int64_t gradients = 0;                     // that come back in a step, encoded or not
+  int64_t gradients = 0;                     // the number that come back, encoded or not
   std::vector<std::vector<double>> buckets;  // for each, the scales of its members' sums
 };
 
-// What failed in an earlier step.
+// The error of an earlier step.
 struct EarlierFailure {
   std::string message;  // empty: nothing
   bool late;            // whether the step itself has not raised an error, since no rank could know

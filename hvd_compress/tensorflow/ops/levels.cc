@@ -18,7 +18,7 @@ constexpr int64_t kColumns = 64;
 
 int64_t Remainder(int64_t number) { return ((number % kModulus) + kModulus) % kModulus; }
 
-// Of numbers of 32 bits.
+// The check of numbers of 32 bits.
 int64_t CheckOfNumbers(const void* numbers, int64_t count) {
   const auto* from = static_cast<const char*>(numbers);
   int32_t row[kColumns];

@@ -1,4 +1,4 @@
-// What a step has done to a residual.
+// A step's change of a residual.
 #ifndef HVD_COMPRESS_TENSORFLOW_OPS_MOVE_H_
 #define HVD_COMPRESS_TENSORFLOW_OPS_MOVE_H_
 

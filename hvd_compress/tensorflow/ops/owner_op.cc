@@ -1,5 +1,5 @@
-// An owner's work between two collectives: averages what ranks sent it of its pieces, and encodes
-// the averages together with residuals of their own, which move on.
+// An owner's work between two collectives: averages the ranks' messages with its pieces, and
+// encodes the averages together with residuals of their own, which move on.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -23,9 +23,9 @@ void AddAs(const uint8_t* bytes, int64_t count, float* sum) {
   for (int64_t i = 0; i < count; ++i) sum[i] += static_cast<float>(numbers[i]);
 }
 
-// parts: what the ranks sent of this rank's pieces, one rank after the other. what: "payloads";
-// or, within a host on the CPU, "numbers" of the gradients' types or "inner" payloads. ranks: how
-// many there are. It does not fail: the other ranks would wait for an average, and get zeros in its
+// parts: the ranks' messages with this rank's pieces, one after the other. what: "payloads"; or,
+// within a host on the CPU, "numbers" of the gradients' types or "inner" payloads. ranks: their
+// number. It does not fail: the other ranks would wait for an average, and get zeros in its
 // place.
 REGISTER_OP("HvdcAverage")
     .Input("parts: uint8")
@@ -83,13 +83,13 @@ class AverageOp : public OpKernel {
   }
 
  private:
-  // What the ranks sent: rows of so many bytes, in each of which a member's begin at `offset`.
+  // The ranks' messages: rows of so many bytes, in each of which a member's begin at `offset`.
   struct Parts {
     const Tensor& message;
     int64_t row, offset;
   };
 
-  // Of one rank's piece for an owner.
+  // The bytes of one rank's piece for an owner.
   int64_t SentBytes(const Member& member, size_t owner) const {
     if (numbers_) return member.pieces[owner].length * DataTypeSize(member.gradient.dtype());
     return (inner_ ? member.inner : member.pieces)[owner].bytes;

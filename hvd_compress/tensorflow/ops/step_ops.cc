@@ -52,8 +52,9 @@ class LedgerOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcLedger").Device(DEVICE_CPU), LedgerOp);
 
-// Notes what has been traced of a graph so far. gradients: how many come back in a step. members:
-// of each bucket. scales: of all members, on the sum of the ranks' gradients.
+// Notes what has been traced of a graph so far. gradients: the number that come back in a step.
+// members: the number of each bucket's members. scales: the factor of each member on the sum of the
+// ranks' gradients.
 REGISTER_OP("HvdcExpect")
     .Input("ledger: resource")
     .Input("graph: int64")
@@ -81,7 +82,7 @@ struct ExpectOp : LedgerKernel<0> {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
 
-// What tells a variable from all others of the process.
+// A name that tells a variable from all others of the process.
 REGISTER_OP("HvdcVariable")
     .Input("variable: resource")
     .Output("name: string")
@@ -103,8 +104,8 @@ REGISTER_KERNEL_BUILDER(
     Name("HvdcVariable").Device(DEVICE_GPU).HostMemory("variable").HostMemory("name"), VariableOp);
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcVariable");
 
-// Fails where a function is called with other variables than those it was traced for, whose names
-// are of HvdcVariable.
+// Fails where a function is called with other variables than those it was traced for. names: those
+// of HvdcVariable.
 REGISTER_OP("HvdcSameVariables")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -138,9 +139,9 @@ REGISTER_KERNEL_BUILDER(Name("HvdcSameVariables").Device(DEVICE_GPU).HostMemory(
                         SameVariablesOp);
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSameVariables");
 
-// Starts a step of a graph. token: what the step's messages depend on, a 1. standing: what the
-// participation check tells the other ranks: whether this rank's settings are yet to be compared,
-// and whether it has failed.
+// Starts a step of a graph. token: a 1, on which the step's messages depend. standing: this rank's
+// numbers in the participation check: whether its settings are yet to be compared, and whether it
+// has failed.
 REGISTER_OP("HvdcBegin")
     .Input("ledger: resource")
     .Output("token: float")
@@ -219,8 +220,8 @@ struct ReplaceOp : LedgerKernel<0> {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcReplace").Device(DEVICE_CPU), ReplaceOp);
 
-// What failed here in an earlier step, or an empty string; it is told once. late: whether that step
-// itself has raised no error.
+// The error of an earlier step on this rank, or an empty string; it is told once. late: whether
+// that step itself has raised no error.
 REGISTER_OP("HvdcEarlierFailure")
     .Input("ledger: resource")
     .Output("message: string")
@@ -278,7 +279,7 @@ REGISTER_KERNEL_BUILDER(
     UncompressedOp);
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcUncompressed");
 
-// What Horovod made of such a gradient, once it is back.
+// Horovod's result for such a gradient, once it is back.
 REGISTER_OP("HvdcReturned")
     .Input("reduced: T")
     .Input("ledger: resource")

@@ -13,9 +13,9 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// begun: what the step's messages depend on. residual, owned, exchanges: as of Member. submitted:
-// stands for the gradient in Horovod's allreduce. bucket, member: which of the step's buckets, and
-// which of its members. The others are a Coder's.
+// begun: the tensor on which the step's messages depend. residual, owned, exchanges: see Member.
+// submitted: the token that stands for the gradient in Horovod's allreduce. bucket, member: the
+// numbers of the bucket and of its member. The other attributes are a Coder's.
 REGISTER_OP("HvdcSubmit")
     .Input("gradient: T")
     .Input("begun: float")
@@ -89,7 +89,7 @@ REGISTER_KERNEL_BUILDER(Name("HvdcSubmit")
 // The residuals are where the gradient is, but the ledger and the positions are the host's.
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSubmit");
 
-// submitted: of the gradient itself, which has the result's shape. An error waits for the step's
+// submitted: the token of the gradient, which has the result's shape. An error waits for the step's
 // other gradients.
 REGISTER_OP("HvdcResult")
     .Input("submitted: float")
