@@ -152,7 +152,7 @@ def main(command_line: list[str] | None = None) -> int:
     """Measures the codecs one after the other, prints a table and writes the record."""
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
-    # As in torch, operations run one at a time, each with the kernel's threads.
+    # Operations run one at a time, each with the kernel's threads, as in torch.
     tf.config.threading.set_inter_op_parallelism_threads(1)
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(shape, np.float32) for shape in _shapes(args.model)]

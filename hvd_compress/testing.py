@@ -244,7 +244,7 @@ def _check_finite(codec: Codec, shape: Shape, x: np.ndarray, name: str, floor: f
     _expect(flagged == (not finite.all()), codec, f"a NaN scale where {name} overflow", shape)
     if np.abs(x).max(initial=0.0) <= 6e4:
         _expect(bool(finite.all()), codec, f"finite numbers for {name}", shape)
-        # What a NaN becomes as an integer differs between processors.
+        # The integer that a NaN becomes differs between processors.
         with warnings.catch_warnings(record=True) as caught, np.errstate(all="warn"):
             warnings.simplefilter("always")
             quantize(codec, shape, x, NoiseKey())

@@ -89,7 +89,7 @@ def measure(names: list[str], elements: int, rounds: int) -> dict[str, dict[str,
             sent, processor, clock = _sent(), time.process_time(), time.perf_counter()
             methods[name](tensor)
             own = [time.perf_counter() - clock, time.process_time() - processor]
-            dist.barrier()  # What is still on its way is sent by then.
+            dist.barrier()  # All bytes are sent by then.
             everyone: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * ranks
             dist.all_gather_object(everyone, (*own, _sent() - sent))
             seconds, processors, bytes_sent = zip(*everyone, strict=True)

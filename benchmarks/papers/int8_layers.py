@@ -77,7 +77,7 @@ def run(settings: Settings, advance: Advance) -> dict[str, Any]:
         nn.functional.cross_entropy(model(x), y).backward()
         if step % _EVERY == 0:
             gradients = [layer.weight.grad for layer in layers]
-            # What is sent on: hidden layers are rectified.
+            # The activations that are sent on: hidden layers are rectified.
             activations = [one.relu() for one in outputs[:-1]] + outputs[-1:]
             for what, tensors in ((GRADIENTS, gradients), (ACTIVATIONS, activations)):
                 for kind in KINDS:

@@ -14,7 +14,7 @@ def join() -> None:
     """Makes the default process group of all of Horovod's ranks, once; Horovod is initialized."""
     if dist.is_initialized():
         return
-    # What Horovod's own connections use; by itself, Gloo would look up the host's name.
+    # The interface of Horovod's own connections; by itself, Gloo would look up the host's name.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
     address, store = _address(), None
     if hvd.rank() == 0:

@@ -142,7 +142,7 @@ class Compressor(ProcessGroupCompressor):
         buffer = bucket.buffer()
         packed = Bucket(buffer, buffer.device, 1 / self._size)
         slots = [self._slot_of(parameter) for parameter in bucket.parameters()]
-        if buffer.is_sparse:  # Of one parameter.
+        if buffer.is_sparse:  # Such a bucket has one parameter.
             self.counters.uncompressed_bytes += byte_count(buffer)
             packed.parts.append(self._as_it_is([buffer], buffer.dtype, buffer, self._size))
         else:

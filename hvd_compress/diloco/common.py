@@ -217,7 +217,7 @@ class CommonParameters:
             source: broadcast_state(ranks, outer, source, elements)
             for source in sorted(set(sources))
         }
-        # What belongs to a parameter is that of its fragment's source.
+        # A parameter takes its part of the state from its fragment's source.
         numbers = self.numbers()
         state = {
             numbers[name]: states[source]["state"][numbers[name]]

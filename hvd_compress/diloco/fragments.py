@@ -61,7 +61,7 @@ class Fragment:
         self._common = common
         self._compressor = compressor
         self._shards = shards
-        self._finite, self._changed = True, [False]  # What averages are, on any shard.
+        self._finite, self._changed = True, [False]  # Findings on averages, on all shards.
         self._begun: Work | Future[Work] | None = None
         self._failed: Work | Future[Work] | None = None
 

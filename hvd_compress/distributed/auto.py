@@ -72,7 +72,7 @@ class Auto(GroupPlanning, Compressor):
         try:
             tensor, key = pairs(tensor, key)
         except (TypeError, ValueError):
-            pass  # Which the call itself tells the other ranks.
+            pass  # The call itself tells the other ranks.
         else:
             if not self._in_step.isdisjoint(key):
                 self._between_steps()
@@ -100,7 +100,7 @@ class Auto(GroupPlanning, Compressor):
             self._planner = None
             return
         for slot in self._slots:
-            if slot.parameter.device != self._device:  # That of a state that was loaded.
+            if slot.parameter.device != self._device:  # A loaded state's slot.
                 one = slot.parameter.new_empty((), device=self._device)
                 slot.parameter = one.expand(slot.shape)
         super()._plan()

@@ -116,7 +116,7 @@ class Compressor(RebindingCompressor):
     ) -> None:
         self._keys = Keys(self._route_of)
         super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
-        self._routers: list[tuple[str, Router]] = []  # Of set_codec, the last one first.
+        self._routers: list[tuple[str, Router]] = []  # Those of set_codec, the last one first.
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -375,7 +375,7 @@ class Compressor(RebindingCompressor):
         slots = self._keys.of(tensors, keys, self._device)
         for slot, tensor in zip(slots, tensors, strict=True):
             if slot.name not in self._routed:
-                slot.parameter = like(tensor)  # That of a state that was loaded is somewhere else.
+                slot.parameter = like(tensor)  # A loaded state's one is elsewhere.
                 self._choose_routes([slot], self._router_of(slot.name))
         self._routed.update(keys)
         return slots

@@ -77,7 +77,7 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._calls = self._dropped = 0
         self._prepared: set[tuple[str, bool]] = set()
         self._member = uuid.uuid4().hex
-        self._members: list[str] = []  # Of the group, by rank, if they have told each other.
+        self._members: list[str] = []  # The group's, by rank, if they have told each other.
         self._norms: Norms | None = None
 
     @torch.no_grad()

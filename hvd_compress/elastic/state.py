@@ -15,7 +15,7 @@ from hvd_compress.ranks import names
 class ResidualState(State):
     """Precedes one of Horovod's states among the bases of a class: commits also hold unsent gradients."""
 
-    _commits: Sequence[Commits]  # Of a framework's class.
+    _commits: Sequence[Commits]  # Set by a framework's class.
     _share_residuals: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

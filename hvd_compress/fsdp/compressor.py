@@ -309,7 +309,7 @@ class Compressor(ProcessGroupCompressor):
         buffer: torch.Tensor | None,
         divisor: int,
     ) -> Part:
-        # How many replicas do not use each gradient, and how many do; lastly, how many have changed.
+        # The numbers of replicas that do not use each gradient and that do; lastly, of those that changed.
         marks = rows[0].new_zeros(2, len(rows) + 1)
         marks[1] = 1
         for position, row in enumerate(rows):

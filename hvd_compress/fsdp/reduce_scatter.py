@@ -178,7 +178,7 @@ def _factor(op: Any, ranks: int) -> float:
     kinds: Any = dist.ReduceOp.RedOpType
     operation: Any = dist.ReduceOp(op) if isinstance(op, kinds) else op
     kind, factor = operation.__getstate__()
-    if kind == kinds.PREMUL_SUM:  # Of set_gradient_divide_factor.
+    if kind == kinds.PREMUL_SUM:  # set_gradient_divide_factor makes it.
         return float(factor)
     if kind in (kinds.SUM, kinds.AVG):
         return 1.0 if kind == kinds.SUM else 1 / ranks

@@ -100,8 +100,8 @@ class Planner:
         self.trials: Trials | None = None
         self._steps: list[float] = []
         self._due, self._planned_at = _FIRST, 0
-        self._bandwidth = 0.0  # What looks compare with.
-        self._change, self._looks = "", 0  # What the last look found, and how many in a row have.
+        self._bandwidth = 0.0  # The bandwidth that looks compare with.
+        self._change, self._looks = "", 0  # The last look's finding, and its count in a row.
 
     @property
     def due(self) -> bool:

@@ -410,7 +410,7 @@ class ProcessGroupCompressor(CompressorBase):
                 encoded.setdefault(key, []).append((slot, tensor))
         for (_, warming_up, _), pairs in encoded.items():
             bucket.parts.append(self._encode(pairs, encoded=not warming_up))
-        # Of averages, each rank adds its share: in half precision, a sum might overflow.
+        # For an average, each rank adds its share: in half precision, a sum might overflow.
         divisor = 1 if bucket.scale == 1 else self._size
         for dtype, rows in uncompressed.items():
             bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))

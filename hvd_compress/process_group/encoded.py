@@ -256,7 +256,7 @@ class EncodedCollectives:
         try:
             settle()
         except Exception:
-            # That was none; a rank that has raised an error has not begun one.
+            # This was no exchange: a rank that has raised an error has not begun one.
             self.exchanges -= 1
             raise
         gathers = len(parts) == 1

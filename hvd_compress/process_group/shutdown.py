@@ -238,7 +238,7 @@ def close(group: dist.ProcessGroup) -> bool:
     devices = getattr(backend.options, "_devices", [None])  # Gloo chooses one by the tag.
     for device in range(len(devices)):
         for rank in range(group.size()):
-            with contextlib.suppress(RuntimeError):  # As it should, or for the rank that is lost.
+            with contextlib.suppress(RuntimeError):  # Expected, or the error for a lost rank.
                 work = group.recv(
                     [torch.empty(1, dtype=torch.uint8, device="cpu")], rank, _TAG + device
                 )

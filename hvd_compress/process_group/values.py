@@ -143,7 +143,7 @@ def state_from(content: bytes | bytearray) -> Any:
 def _read(content: bytes | bytearray) -> Any:
     try:
         return state_from(content)
-    except Exception as error:  # Of many kinds, by what is wrong with the bytes.
+    except Exception as error:  # Its type depends on the fault in the bytes.
         raise ExchangeError(
             f"expected a state of tensors, numbers, strings and containers of them, which torch.load reads "
             f"with weights_only=True, got another: name its classes to torch.serialization."

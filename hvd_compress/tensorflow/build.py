@@ -101,7 +101,7 @@ def _build(folder: Path) -> None:
         command = [
             *compiler.split(),
             *("-shared", "-fPIC", "-O2"),
-            # Of TensorFlow's own headers; an error would not be seen among them.
+            # Warnings of TensorFlow's own headers, among which an error would not be seen.
             *("-Wno-deprecated-declarations", "-Wno-interference-size"),
             *tf.sysconfig.get_compile_flags(),
             *(f"-I{_PACKAGE / folder}" for folder in ("csrc", "csrc/include")),

@@ -45,7 +45,7 @@ class _VariableState(ObjectState):
         try:
             broadcast_variables(self._variables, name="hvd_compress.elastic.variable")
             super().sync()
-        except tf.errors.UnknownError as error:  # Which hvd.elastic.run does not expect here.
+        except tf.errors.UnknownError as error:  # hvd.elastic.run does not expect it here.
             raise HorovodInternalError(str(error)) from error
         self._keep_variables()
 

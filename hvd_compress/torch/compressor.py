@@ -71,7 +71,7 @@ class Compressor(CompressorBase, HorovodCompressor):
     _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
     _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
-    _changes: Changes  # Of gradients that Horovod adds up itself.
+    _changes: Changes  # Those of gradients that Horovod adds up itself.
 
     def __init__(
         self,
