@@ -6,29 +6,23 @@ import contextlib
 import functools
 import logging
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import Fragment, Fragments, check_model, split
-from hvd_compress.diloco.progress import Progress, behind, merged, sources
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
-from hvd_compress.diloco.states import StateChecks
+from hvd_compress.diloco.rebinding import RebindingDiLoCo
 from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
 from hvd_compress.process_group.values import problem_told, tell
-from hvd_compress.ranks import agreement
-from hvd_compress.ranks.values import records
 
 if TYPE_CHECKING:
     from hvd_compress.diloco.shards import Shards
@@ -39,7 +33,7 @@ NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=Tru
 """The outer optimizer of the paper."""
 
 
-class DiLoCo:
+class DiLoCo(RebindingDiLoCo):
     """Averages the changes that each rank makes in ``sync_every`` steps by itself, encoded.
 
     This is distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin
@@ -107,50 +101,39 @@ class DiLoCo:
         mesh: Any | None = None,
     ) -> None:
         group = group_of(codec)
-        self._shards = self._shards_on(mesh, model, manager)
+        shards = self._shards_on(mesh, model, manager)
         told = contextlib.ExitStack()
-        if self._shards is not None:
-            told.enter_context(self._shards.problem_told())
-            given, group = group, self._shards.workers
+        if shards is not None:
+            told.enter_context(shards.problem_told())
+            given, group = group, shards.workers
         if manager is None:
             told.enter_context(problem_told(group))
         with told:
             compressor = compressor_of(codec, "DiLoCo", "DiLoCo(model, {}, ...)")
-            if self._shards is not None:
-                self._shards.check(compressor, given)
+            if shards is not None:
+                shards.check(compressor, given)
             checks.check_number("DiLoCo", "sync_every", sync_every, 1, sys.maxsize, integer=True)
             checks.check_number("DiLoCo", "delay", delay, 0, sync_every - 1, integer=True)
-            self._mixing = (0.5 if delay else 0.0) if mixing is None else mixing
-            checks.check_number("DiLoCo", "mixing", self._mixing, 0, 1)
-            self._model = model
-            self._common = CommonParameters(model, outer_optimizer)
-            self._fragments = Fragments(
-                Fragment(number, names, self._common, compressor, self._shards)
-                for number, names in enumerate(split(self._common.own, fragments))
+            mixing = (0.5 if delay else 0.0) if mixing is None else mixing
+            checks.check_number("DiLoCo", "mixing", mixing, 0, 1)
+            common = CommonParameters(model, outer_optimizer)
+            parts = Fragments(
+                Fragment(number, names, common, compressor, shards)
+                for number, names in enumerate(split(common.own, fragments))
             )
-        self._sync_every = sync_every
-        self._delay = delay
-        self._configuration = {
-            "sync_every": sync_every,
-            "delay": delay,
-            "mixing": self._mixing,
-            "fragments": [fragment.names for fragment in self._fragments],
-            **({} if self._shards is None else {"shard": self._shards.number}),
-        }
-        self._checks = StateChecks(self._common, self._fragments, self._configuration)
-        self._compressor = compressor
-        self._device = next(iter(self._common.own.values())).device
+        self._model, self._sync_every, self._delay, self._mixing = model, sync_every, delay, mixing
+        settings: dict[str, Any] = {"sync_every": sync_every, "delay": delay, "mixing": mixing}
+        settings["fragments"] = [fragment.names for fragment in parts]
+        super().__init__(common, parts, compressor, shards, settings)
+        self._device = next(iter(common.own.values())).device
         self._thread: ThreadPoolExecutor | None = None
-        self._group: str | None = None
         self._quorums: Quorums | None = None
-        self._fresh = True  # As long as ranks have not told each other what they begin with.
         self._unproven = True  # As long as no exchange with these settings has ended well.
-        self.steps = 0
         self.failed_rounds = 0
         if manager is None:
             self.rebind(group)
         else:
-            count = len(self._fragments)
+            count = len(parts)
             if sync_every % count or delay >= sync_every // count:
                 raise ValueError(
                     f"DiLoCo: with a manager, expected sync_every a multiple of the number of fragments, "
@@ -237,72 +220,6 @@ class DiLoCo:
         for fragment in self._fragments:
             self._receive(fragment)
         self._fragments.take()
-
-    @torch.no_grad()
-    def rebind(
-        self,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        lost: Iterable[dict[str, Any]] = (),
-    ) -> None:
-        """Continues among the ranks of another process group, after ranks have left or joined.
-
-        All ranks that stay call it; each new rank makes a ``DiLoCo``, which takes part in the same exchange
-        when it is made. Ranks that are behind, which all new ranks are, take the common parameters, the
-        outer optimizer's state and the number of steps from the rank with the most progress, and begin with
-        these parameters. The other ranks keep their own parameters. An exchange that has failed counts on
-        all ranks if one of them got its average; otherwise it counts as not begun, and its differences are
-        part of the next exchange.
-
-        The compressor's residuals keep their share in the average
-        (:meth:`hvd_compress.distributed.Compressor.rebind`).
-
-        Args:
-            process_group: the ranks; None is the default group, which may differ from the one before. With
-                a mesh, the ranks with the same shards; all ranks of a worker call this.
-            lost: the latest available :meth:`state_dict` of each rank that has left; the same on every rank
-                that stays. The residuals in these states are shared out.
-
-        Raises:
-            ExchangeError: an exchange is in progress, ranks differ, or something is wrong on another rank.
-                It is raised on every rank, and training can go on as before.
-            TypeError, ValueError: a state in ``lost`` does not belong to a rank that has left.
-        """
-        if self._shards is None:
-            self._meet(process_group, list(lost))
-            return
-        with self._shards.problem_told():
-            group = self._shards.group_of(process_group)
-        settings = {name: one for name, one in self._configuration.items() if name != "shard"}
-        with problem_told(group):
-            self._shards.agree({**settings, "parameters": list(self._common.own)})
-        with self._shards.problem_told():
-            self._meet(group, list(lost))
-        counts = [[one.used, one.dropped] for one in self._fragments]
-        self._shards.begin({"steps": self.steps, "rounds of fragments": counts})
-
-    def _meet(self, process_group: dist.ProcessGroup | None, lost: Sequence[Any]) -> None:
-        """Meets the ranks of a group, and gets what this rank lacks."""
-        problem = self._problem(lost)
-        told: list[Progress] = []
-        chosen: list[int] = []
-
-        def met(values: Sequence[Any]) -> None:
-            told.extend(records(Progress, values))
-            agreement.compare([dict(one.settings) for one in told])
-            chosen.extend(sources(told, len(self._fragments)))
-            self._settle_failed([told[rank] for rank in chosen])
-
-        states = [] if problem is not None else [state["compressor"] for state in lost]
-        ranks = self._compressor.rebind_along(process_group, states, self._progress(), problem, met)
-        self._catch_up(told, chosen, ranks)
-        self._group = told[0].offered
-        for fragment in self._fragments:
-            fragment.history[self._group] = 0, 0
-        self._fresh = self._fresh and self.steps == 0
-        if not self._fresh:
-            self._common.end_watch()
-            self._common.share_frozen(ranks, chosen[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
@@ -392,9 +309,8 @@ class DiLoCo:
             )
         if mesh is None:
             return None
-        from hvd_compress.diloco.shards import (
-            Shards,
-        )  # Few scripts need PyTorch's DTensor, a long import.
+        # Few scripts need PyTorch's DTensor, a long import.
+        from hvd_compress.diloco.shards import Shards
 
         return Shards(model, mesh)
 
@@ -458,7 +374,7 @@ class DiLoCo:
         except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
             raise
         except Exception:
-            self._compressor.close()  # Those that wait for this rank learn of it before their timeout.
+            self._compressor.close()  # Ranks that wait for this one learn of it before their timeout.
             for other in self._fragments.in_progress():
                 with contextlib.suppress(Exception):
                     self._receive(other)
@@ -508,92 +424,9 @@ class DiLoCo:
                 error,
             )
 
-    def _progress(self) -> Progress:
-        history = self._fragments.history()
-        return Progress(
-            {**self._configuration, "parameters": self._common.kinds},
-            self._group,
-            uuid.uuid4().hex,
-            self.steps,
-            history,
-            "" if history else self._common.digest(),
-        )
-
-    def _problem(self, lost: Sequence[Any]) -> Exception | None:
-        """The error that prevents :meth:`rebind` on this rank, or None."""
-        if self._fragments.in_progress():
-            return hvdc.ExchangeError(
-                "DiLoCo.rebind: expected no exchange under way; call synchronize() on all ranks before "
-                "some of them leave; where one is lost, go on until step() has raised"
-            )
-        for state in lost:
-            if not isinstance(state, dict) or "compressor" not in state:
-                return TypeError(
-                    f"DiLoCo.rebind.lost: expected what state_dict() returned on ranks that are gone, got "
-                    f"{type(state).__name__}"
-                )
-        return None
-
-    def _settle_failed(self, furthest: Sequence[Progress]) -> None:
-        """Settles residuals after exchanges that failed on this rank, and perhaps not on other ranks.
-
-        Args:
-            furthest: for each fragment, the progress of the rank that is furthest ahead.
-        """
-        own = self._progress()
-        for number, fragment in enumerate(self._fragments):
-            used, _ = own.ended(furthest[number], number)
-            fragment.settle_failed(used=used != 0)
-
-    def _catch_up(
-        self, told: Sequence[Progress], chosen: Sequence[int], ranks: Collectives
-    ) -> None:
-        """Gives ranks that are behind the parameters, state and counts of the other ranks."""
-        missing = [behind(told, chosen, rank) for rank in range(ranks.size)]
-        wanted = sorted({fragment for fragments in missing for fragment in fragments})
-        if wanted:
-            # The outer optimizer's settings are those of the source that has come furthest.
-            totals = {source: sum(map(told[source].total, range(len(chosen)))) for source in chosen}
-            best = max(sorted(totals), key=totals.__getitem__)
-            self._common.receive(
-                [one.names for one in self._fragments], chosen, wanted, best, ranks
-            )
-        for fragment in missing[ranks.rank]:
-            self._fragments[fragment].take()
-        self._fragments.load_history(merged(told, chosen), self._group)
-        self.steps = max(one.steps for one in told)
-
-    def _health(self) -> dict[str, Any]:
-        """The state of this rank that a rank that is behind needs."""
-        return {
-            "configuration": self._configuration,
-            **self._common.state_dict(),
-            "progress": self._progress(),
-        }
-
-    @torch.no_grad()
-    def _heal(self, state: dict[str, Any]) -> None:
-        """Continues from another rank's :meth:`_health`."""
-        self._checks.check_fits("manager", state)
-        progress: Progress = state["progress"]
-        self._settle_failed([progress] * len(self._fragments))
-        alike = progress.history == self._fragments.history() and self._common.are(state)
-        self._load({**state, "steps": progress.steps, "history": progress.history})
-        if not alike:
-            self._fragments.take()
-
     def _check_state(self, who: str, state: dict[str, Any]) -> None:
         if self._fragments.in_progress():
             raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
         self._checks.check(who, state)
-
-    @torch.no_grad()
-    def _load(self, state: dict[str, Any]) -> None:
-        self._common.load(state)
-        self._fresh = False
-        self._fragments.load_history(state["history"], self._group)
-        self.steps = state["steps"]
-        for fragment in self._fragments:
-            fragment.forget_failed()
