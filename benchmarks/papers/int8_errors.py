@@ -113,7 +113,8 @@ def one_sided(x: np.ndarray, kind: Kind, scale: float, parity: int) -> np.ndarra
         x: the numbers, shape=(n,), float64.
         kind: the type.
         scale: the value of its largest magnitude.
-        parity: the parity of the place in the sorted table above which numbers are always rounded down.
+        parity: the parity of the lower neighbour's place in the sorted table, where numbers are always
+            rounded down.
 
     Returns:
         The rounded numbers, shape=(n,), float64.
