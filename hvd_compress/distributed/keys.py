@@ -192,9 +192,9 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return from_dlpack(tensor) if tensor.is_inference() else tensor
 
 
-def like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same dtype, shape and device, with memory for only one element."""
-    return tensor.detach().new_empty(()).expand(tensor.shape)
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the same shape, device and, without another one, dtype; with memory for one element."""
+    return tensor.detach().new_empty((), dtype=dtype).expand(tensor.shape)
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
+from hvd_compress.distributed.keys import like
 from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Pending
@@ -91,7 +92,7 @@ class Compressor(ProcessGroupCompressor):
         found = sharded(model)
         group = replicas("Compressor", mesh, process_group, found.mesh)
         self._numbered = slots_of(
-            [(name, _like(shard, dtype)) for name, shard, dtype in found.parameters]
+            [(name, like(shard, dtype)) for name, shard, dtype in found.parameters]
         )
         super().__init__(self._numbered, codec, process_group=group, **options)
         self._use.watch_parameters(model.parameters())
@@ -448,8 +449,3 @@ class Change(Uncompressed):
         """Raises :class:`ExchangeError` if some replicas have not; called when the message has arrived."""
         if bool(self.values[-1] != 0):
             raise change_of_some([True])
-
-
-def _like(shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor with the dtype, shape and device of a shard, and memory for one element."""
-    return shard.detach().new_empty((), dtype=dtype).expand(shard.shape)
