@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,12 @@ import torch
 from hvd_compress.engine.comm import Collective
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.names import distinct
 from hvd_compress.torch.collectives import Collectives
 
-if (
-    TYPE_CHECKING
-):  # Where Horovod is missing, the import of hvd_compress.torch says what to install.
+if TYPE_CHECKING:
+    # Where Horovod is missing, the import of hvd_compress.torch says what to install.
     import horovod.torch as hvd
-
-_numbers = itertools.count()
 
 
 class HorovodTransport:
@@ -36,9 +33,7 @@ class HorovodTransport:
     """
 
     def __init__(self, process_set: hvd.ProcessSet | None = None) -> None:
-        self._collectives = Collectives(
-            process_set, f"hvd_compress.model_parallel.{next(_numbers)}"
-        )
+        self._collectives = Collectives(process_set, distinct("hvd_compress.model_parallel"))
         self.rank, self.size = self._collectives.place
         if self.rank < 0:
             raise ExchangeError("expected a process set with this rank in it, got one without")
