@@ -18,11 +18,10 @@ from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.codecs.checks import check_number
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.names import distinct
 from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called
 from hvd_compress.tensorflow.variables import known_to_horovod
-
-_instances = 0
 
 
 class Exchange:
@@ -53,7 +52,6 @@ class Exchange:
         process_set: Any | None,
         name: str | None,
     ) -> None:
-        global _instances
         self._settings = {
             "op": op,
             "gradient_predivide_factor": gradient_predivide_factor,
@@ -99,8 +97,7 @@ class Exchange:
         self._predivide = gradient_predivide_factor
         self._sparse_as_dense = sparse_as_dense
         self._process_set = hvd.global_process_set if process_set is None else process_set
-        self._name = f"hvd_compress.keras.{_instances}" if name is None else name
-        _instances += 1
+        self._name = distinct("hvd_compress.keras") if name is None else name
         self._graphs: dict[Any, tuple[Any, Sequence[Any]]] = {}
         self.saved: dict[Any, Any] = {}
         self.all_paths: list[str] = []
