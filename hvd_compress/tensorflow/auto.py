@@ -232,8 +232,7 @@ class Auto(Compressor):
         return {**super()._configuration(), "allowed": [str(route) for route in self._allowed]}
 
     def _owners(self) -> list[int]:
-        found = (self._exchanges.get(slot.route.kind) for slot in self.slots)
-        return [exchange.owners if exchange else 0 for exchange in found]
+        return [self.owners_of(slot) for slot in self.slots]
 
     def _plan_to_save(self) -> list[dict[str, Any]] | None:
         if self._plan is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,9 @@ class TensorFlowCommits(Commits):
             )
             for slot in slots
         ]
-        for name, left in self._kept.rest():
-            names.append(name)
-            kept.append(left)
+        for name, several in self._kept.left.items():
+            names += [name] * len(several)
+            kept += several
         unsent = [left.unsent for left in kept]
         positions = [(left.exchanges,) for left in kept]
         return Commit(self.place, positions, names, [len(one) for one in unsent], unsent)
@@ -137,12 +137,6 @@ class _Kept:
             slot.begin_with(residual, np.zeros(0, np.float32))
         slot.exchanges.assign(left.exchanges)
 
-    def rest(self) -> Iterator[tuple[str, _Left]]:
-        """Yields the names of variables whose gradients were not traced again, and what is left of them."""
-        for name, several in self.left.items():
-            for left in several:
-                yield name, left
-
 
 def _check(compressor: Compressor) -> None:
     process_set = compressor.process_set.process_set_id
@@ -174,7 +168,7 @@ def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.
     if len(owned):
         assert shared is not None
         begin, end = shared.shards(owners, slot.key).of(rank % owners)
-        unsent[begin:end] += np.float32(owners) * owned  # Of an average among so many.
+        unsent[begin:end] += np.float32(owners) * owned  # The weight of an average of so many.
     if shared is not None and count:
         unsent = transpose_back(unsent, shared.transposed)
     return unsent

@@ -40,16 +40,11 @@ class Slot(tf.Module):
         route: Route,
         device: str = HOST,
         label: str | None = None,
-        *,
-        key: int | None = None,
-        name: str = "",
-        call: int = 0,
     ) -> None:
         super().__init__(name=f"gradient_{index}")
-        self.index = index
-        self.key = index if key is None else key
+        self.index = self.key = index
         self.label = label or f"gradient.{index}"
-        self.variable_name, self.call = name, call
+        self.variable_name, self.call = "", 0
         self.kind = _kind(dtype, shape)
         self.dtype = dtype
         self._compatible = shape
