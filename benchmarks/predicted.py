@@ -29,6 +29,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.default import exchange_for
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchanges.steps import Computation
+from hvd_compress.perfmodel import networks
 from hvd_compress.perfmodel.arguments import add_machine, machine_of
 from hvd_compress.perfmodel.collectives import Collective
 from hvd_compress.perfmodel.cost import collective_seconds, seconds, stages_of, wire_bytes
@@ -52,6 +53,8 @@ def network_of(model: str) -> Network:
     Raises:
         ValueError: the performance model does not know the model.
     """
+    if model == "gpt2":
+        return networks.network_of("benchmarks.models.torch.transformer:gpt2")
     if model not in NETWORKS:
         raise ValueError(f"model: expected one of {', '.join(NETWORKS)}, got {model!r}")
     network = NETWORKS[model]()

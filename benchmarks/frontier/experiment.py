@@ -81,7 +81,7 @@ class Sent:
 
 
 def cases(task: Task, full: bool) -> list[Case]:
-    """All methods with five seeds; with ``full``, trainings ten and more times as long."""
+    """All methods with all seeds; with ``full``, trainings ten and more times as long."""
     return [
         Case(
             method,
@@ -94,7 +94,7 @@ def cases(task: Task, full: bool) -> list[Case]:
             task.name,
             optimizer,
         )
-        for seed in range(5)
+        for seed in range(task.seeds)
         for optimizer, (rate, methods) in task.optimizers.items()
         for method in methods
     ]

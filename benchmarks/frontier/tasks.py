@@ -87,6 +87,7 @@ class Task:
         warmup: the steps in which the learning rate rises from zero.
         weight_decay: the optimizer's weight decay, except with momentum.
         threshold: tensors with fewer elements are not compressed.
+        seeds: the number of seeds of each method.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Task:
     warmup: int = 0
     weight_decay: float = 0.0
     threshold: int = 0
+    seeds: int = 5
 
 
 _ACCURACY = Measure("test_accuracy", 100, "test accuracy, %", 2, 1, 18)
@@ -119,6 +121,7 @@ RESNET = Task(
     _ACCURACY,
     {MOMENTUM: (0.05, RESNET_METHODS)},
     steps=(100, 1_000),
+    seeds=3,
 )
 """ResNet-20 on digits of 16x16 pixels. The learning rate was chosen without compression: on seed 100, 0.02 and
 0.05 were equally good in 200 steps."""

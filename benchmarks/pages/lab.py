@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from statistics import fmean, median
@@ -9,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import predicted, results
 from benchmarks.compressions import POWERSGD_HOOK
-from benchmarks.intervals import paired
-from benchmarks.pages.reading import label, middle_half, record, signed
+from benchmarks.intervals import mean, paired
+from benchmarks.pages.reading import RECORDS, label, middle_half, record, signed
+from benchmarks.predict.profiles import PROFILES
 from benchmarks.tables import Table
+from hvd_compress.perfmodel.machines import Link
 
+TARGET_BITS = 3.3
+"""The training loss, in bits a byte, whose time is measured."""
+_500_MBIT = 0.956 * 500e6 / 8
+"""Bytes per second: what TCP over Ethernet leaves of 500 Mbit/s."""
 _LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _GRIDS = {2: ((1, 1), (2, 1), (1, 2)), 4: ((1, 1), (4, 1), (2, 2), (1, 4))}
 
@@ -96,20 +104,80 @@ def _ratio(ratio: list[float]) -> str:
 
 
 def text() -> Table:
-    """Trainings of a transformer on two links: bytes, seconds and losses."""
-    slow, fast = (record(f"lab-text-{link}")["runs"] for link in ("100mbit", "1gbit"))
-    lines = [
-        (
-            label(one["compression"]),
-            f"{one['wire_bytes_per_step'] * one['steps'] / 1e6:.0f}",
-            f"{one['train_seconds']:.0f}",
-            f"{other['train_seconds']:.0f}",
-            f"{one['test_bits']:.3f}",
+    """Trainings of a transformer on two links: bytes, seconds and losses, means over the seeds."""
+    lines = []
+    for name, slow in _by_compression("lab-text-100mbit").items():
+        fast = _by_compression("lab-text-1gbit")[name]
+        lines.append(
+            (
+                label(name),
+                f"{slow[0]['wire_bytes_per_step'] * slow[0]['steps'] / 1e6:.0f}",
+                *(f"{fmean(one['train_seconds'] for one in runs):.0f}" for runs in (slow, fast)),
+                f"{fmean(one['test_bits'] for one in slow):.3f}",
+            )
         )
-        for one, other in zip(slow, fast, strict=True)
-    ]
     header = ("compression", "MB sent", "at 100 Mbit/s, s", "at 1 Gbit/s, s", "test bits a byte")
     return Table(header, lines)
+
+
+def time_to_loss() -> Table:
+    """Seconds until the training loss is first below a target, by link, with 95% intervals over the seeds."""
+    names = {"": "{}", "-accumulation": "{}, two batches a step"}
+    lines = []
+    for suffix, title in names.items():
+        slow, fast = (_by_compression(f"lab-text-{link}{suffix}") for link in ("100mbit", "1gbit"))
+        lines += [
+            (title.format(label(name)), *map(_seconds, (slow[name], fast[name]))) for name in slow
+        ]
+    return Table(("compression", "at 100 Mbit/s, s", "at 1 Gbit/s, s"), lines)
+
+
+def large() -> Table:
+    """A step of GPT-2's shape between two hosts, and the predicted step of eight."""
+    slow, fast = (results.read(RECORDS / f"lab-gpt2-{link}.json") for link in ("500mbit", "1gbit"))
+    profile = PROFILES["lab"]
+    between = Link(_500_MBIT, profile.between.latency)
+    steps = predicted.predictions(
+        dataclasses.replace(slow, ranks=8), dataclasses.replace(profile, between=between)
+    )
+    lines = []
+    for one, other in zip(slow.runs, fast.runs, strict=True):
+        eight = steps.get(one.compression)
+        lines.append(
+            (
+                label(one.compression),
+                f"{one.wire_bytes_per_step / 1e6:.1f}",
+                *(f"{run.step_seconds.median:.2f}" for run in (one, other)),
+                *((f"{eight.wire_bytes / 1e6:.1f}", f"{eight.seconds:.2f}") if eight else ("", "")),
+            )
+        )
+    header = (
+        "compression",
+        "MB sent",
+        "at 500 Mbit/s, s",
+        "at 1 Gbit/s, s",
+        "MB sent, of eight",
+        "predicted for eight at 500 Mbit/s, s",
+    )
+    return Table(header, lines)
+
+
+def _seconds(runs: list[dict[str, Any]]) -> str:
+    reached = []
+    for run in runs:
+        below = [p["seconds"] for p in run["curve"] if p["loss"] / math.log(2) <= TARGET_BITS]
+        if not below:
+            return f"not reached with seed {run['seed']}"
+        reached.append(below[0])
+    found = mean(reached)
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+
+
+def _by_compression(name: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in record(name)["runs"]:
+        found.setdefault(run["compression"], []).append(run)
+    return found
 
 
 def gradients() -> Table:

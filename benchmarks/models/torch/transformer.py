@@ -55,7 +55,7 @@ def gpt(vocabulary: int) -> Transformer:
     return Transformer(vocabulary, context, width=128, layers=2, heads=4, tied=False)
 
 
-def gpt2(vocabulary: int) -> Transformer:
+def gpt2(vocabulary: int = 50_257) -> Transformer:
     """The shape of GPT-2's smallest model (Radford et al., 2019): 12 blocks of width 768, tied embeddings."""
     return Transformer(vocabulary, context=1024, width=768, layers=12, heads=12)
 
