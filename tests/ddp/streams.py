@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine import batch, executors, low_rank
 from hvd_compress.engine.comm import Collective
+from hvd_compress.kernels.cpu_arrays import CheckedOnce
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream
@@ -32,6 +33,11 @@ from tests.cuda.executors import Checked
 BACKWARD, SIDE, NETWORK = "backward", "side", "network"
 _HOST_LOOKS = ("cpu", "item", "tolist", "numpy", "__bool__")
 Clock = dict[str, int]
+
+# Otherwise, lists of this class would be leaves, and their tensors would not be seen.
+pytree.register_pytree_node(
+    CheckedOnce, lambda one: (list(one), None), lambda tensors, _: CheckedOnce(tensors)
+)
 
 
 class Race(AssertionError):
