@@ -79,14 +79,15 @@ def test_what_goes_uncompressed() -> None:
 @on_ranks(2, launcher="tensorflow with a GPU")
 def test_dropped_steps_and_checkpoints() -> None:
     """Steps that are dropped, and checkpoints of residuals that are on the device."""
-    _contract(
-        residuals.nonfinite_gradients,
-        residuals.a_checkpoint_goes_on_bit_for_bit,
-        residuals.residuals_in_bfloat16,
-    )
+    _contract(residuals.nonfinite_gradients, residuals.a_checkpoint_goes_on_bit_for_bit)
     residuals.an_average_that_overflows(HorovodTensorFlow(), "two_shot")
     for exchange in ("allgather", "two_shot"):
         residuals.a_sum_beyond_half_precision(HorovodTensorFlow(), exchange)
+
+
+@on_ranks(2, launcher="tensorflow with a GPU")
+def test_residuals_in_bfloat16() -> None:
+    _contract(residuals.residuals_in_bfloat16)
 
 
 def _devices(compressor: hvdc.Compressor) -> set[str]:
