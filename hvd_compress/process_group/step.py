@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,7 +18,6 @@ from hvd_compress.exchanges.base import Scope
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher
-from hvd_compress.ranks.errors import ExchangeError
 
 
 @dataclass(eq=False)
@@ -101,18 +100,14 @@ class Bucket:
             if error is None:
                 self.future.set_result(self.result)
             else:
-                self.future.set_exception(self._kept(error))
+                # As set_exception() does, but with the error outside of the result: a future with devices
+                # pickles its result to find tensors, and not every error can be pickled.
+                self.future._set_unwrap_func(functools.partial(_raise, error))
+                self.future.set_result(None)
 
-    def _kept(self, error: Exception) -> Exception:
-        """An error that the future can hold."""
-        if self.device.type != "cpu":
-            # A future with devices pickles what it holds, to find tensors in it. Should that fail, it
-            # would complete with the error of the pickler.
-            try:
-                pickle.dumps(error)
-            except Exception:
-                return ExchangeError(f"{type(error).__name__}: {error}")
-        return error
+
+def _raise(error: Exception, _: object) -> NoReturn:
+    raise error
 
 
 class Step:

@@ -234,7 +234,7 @@ def test_a_rank_that_fails() -> None:
     before = copy.deepcopy(compressor.state_dict()["tensors"])
     place = mesh.get_local_rank("shard")
     error: tuple[type[Exception], str] = (hvdc.ExchangeError, "expected a payload from every rank")
-    if DEVICE.type != "cpu":  # Whose kernels do not tell zeros from other payloads that were altered.
+    if DEVICE.type != "cpu":  # Its kernels report zeros as an altered payload.
         error = hvdc.PayloadError, "rank 1's payload: expected the header"
     if place != 1:
         error = hvdc.ExchangeError, "expected averages of all shards"
