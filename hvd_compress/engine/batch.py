@@ -485,7 +485,8 @@ class Batch:
 
     def order(self, tensor: torch.Tensor) -> None:
         """Makes the current stream of a CUDA tensor's device wait for the streams of earlier work."""
-        self._kernels.order(tensor)
+        if not tensor.is_cpu:
+            self._kernels.order(tensor)
 
     def _take_over(self) -> None:
         """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""

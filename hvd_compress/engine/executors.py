@@ -26,7 +26,7 @@ from hvd_compress.ranks.errors import ExchangeError
 CUDA_KERNELS: dict[str, Callable[[], CudaKernels]] = {
     TorchDevice.type: lambda: CudaKernels(TorchDevice(torch))
 }
-"""What makes the kernels for devices other than the CPU, by the type of the device."""
+"""The functions that make the kernels for devices other than the CPU, by the type of the device."""
 
 _PENDING = -1
 """The value of a word in host memory that has not come from its device yet."""

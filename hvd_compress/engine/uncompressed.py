@@ -63,7 +63,8 @@ class Uncompressed:
         self._judge(values)
         if values is self._buffer:
             return
-        keep_from_reuse(values)  # It may have been made in another stream.
+        if not values.is_cpu:
+            keep_from_reuse(values)  # It may have been made in another stream.
         parts = values.split([gradient.numel() for gradient in self._gradients])
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():

@@ -196,7 +196,8 @@ class Compressor(ProcessGroupCompressor):
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
         """FSDP2's hook: averages the sums of the shards' ranks over the replicas, in place."""
-        keep_from_reuse(output)  # FSDP2 may let go of it while this stream still works with it.
+        if not output.is_cpu:  # FSDP2 may let go of it while this stream still works with it.
+            keep_from_reuse(output)
         if self._pass.watch():
             self._break_off()
         if unit.elements != output.numel():

@@ -361,7 +361,8 @@ class Compressor(CompressorBase, HorovodCompressor):
         self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
     ) -> torch.Tensor:
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
-        self._kernels.order(gradient)
+        if not gradient.is_cpu:
+            self._kernels.order(gradient)
         scale = self._encoder.loss_scale
         if not idle:
             self._changes.release(slot, gradient, scale)
