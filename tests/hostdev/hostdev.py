@@ -86,7 +86,7 @@ def _backend(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _module() -> types.ModuleType:
-    """What ``torch.hostdev`` is, as ``torch.cuda`` is for CUDA devices."""
+    """The module ``torch.hostdev``, as ``torch.cuda`` is for CUDA devices."""
     module = types.ModuleType(f"torch.{TYPE}")
     module.__dict__.update(
         Stream=torch.Stream,
@@ -125,7 +125,7 @@ def stream(one: torch.Stream | None) -> Iterator[None]:
 
 
 class Log(list[tuple[str, int, int]]):
-    """What has happened: its name, the event or memory, and the stream, in order.
+    """The calls in order, each with its name, the event or memory, and the stream.
 
     Names are ``record``, ``wait``, ``record_stream``, ``synchronize_device``, ``synchronize_event``,
     ``synchronize_stream``, and those of operators.

@@ -1,4 +1,4 @@
-"""What the code for CUDA devices asks of streams, events and PyTorch's futures, from a device's log."""
+"""The calls of streams, events and PyTorch's futures by the code for CUDA devices, from a device's log."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_calls_in_several_streams() -> None:
 
 @on_ranks(1, launcher="torchrun", environment=DEVICE)
 def test_the_future_of_a_bucket() -> None:
-    """Who waits for it, and who waits for its child, is behind the stream in which it was completed."""
+    """Streams that wait for it or for its child come after the stream in which it was completed."""
     device = torch.device(*PLACE)
     side, current = torch.Stream(device), hostdev.current_stream()
     for result in (_tensor(), [_tensor(), _tensor()]):
