@@ -1,7 +1,7 @@
 """Compares accuracy against bits per element, for every codec with several settings, and other methods.
 
-``python -m benchmarks.frontier --task TASK`` makes the trainings that the output folder lacks, prints tables
-and draws a picture. If started again, it continues where it stopped.
+``python -m benchmarks.frontier --task TASK`` makes the trainings that the output folder lacks, prints
+tables and draws a picture. If started again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(command_line: list[str] | None = None) -> int:
         help="LeNet on MNIST, ResNet-20 on digits, or a transformer on text; default: lenet")  # fmt: skip
     parser.add_argument("--full", action="store_true", help="10 and more times as many steps")
     parser.add_argument("--data", metavar="DATA",
-        help=f"images: {DATA}, digits, or a folder of MNIST, CIFAR-10 or ImageNet; text: a file or folder")  # fmt: skip
+        help=f"{DATA}, digits, or a folder of MNIST, CIFAR-10 or ImageNet; or text")  # fmt: skip
     args = parser.parse_args(command_line)
     task, experiment = TASKS[args.task], EXPERIMENTS[args.task]
     name = args.out / experiment.name

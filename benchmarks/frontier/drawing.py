@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,23 @@ _TITLES = {"adamw": "AdamW", "momentum": "SGD with momentum", "muon": "Muon"}
 
 
 def draw(measure: Measure, rows: list[Row], path: Path) -> None:
-    """Draws means with 95% intervals over bits per element, and the frontier as a line, by optimizer."""
+    """Draws means with 95% intervals over bits per element, and the frontier as a line.
+
+    With several optimizers, each has a panel, with the differences to its uncompressed runs.
+    """
     optimizers = kinds(rows, "optimizer")
     width = 8.2 if len(optimizers) == 1 else 4.6 * len(optimizers)
     with figure(path, columns=len(optimizers), size=(width, 5.0), sharey=True) as axes:
         for optimizer, plot in zip(optimizers, axes[0], strict=True):
             own = [row for row in rows if row["optimizer"] == optimizer]
-            _panel(plot, [one for one in points(own, measure) if one.value is not None], measure)
+            found = [one for one in points(own, measure) if one.value is not None]
             if len(optimizers) > 1:
+                found = [replace(one, value=one.difference) for one in found]
                 plot.set_title(_TITLES[optimizer])
-        axes[0][0].set_ylabel(measure.unit)
+            _panel(plot, found, measure)
+        _legend(axes[0][0], measure)
+        relative = ", difference to uncompressed" if len(optimizers) > 1 else ""
+        axes[0][0].set_ylabel(measure.unit + relative)
 
 
 def _panel(plot: Any, found: list[Point], measure: Measure) -> None:
@@ -88,11 +96,14 @@ def _panel(plot: Any, found: list[Point], measure: Measure) -> None:
     plot.xaxis.set_major_formatter("{x:g}")
     plot.set(xlabel="bits an encoded element")
     plot.grid(alpha=0.3)
+
+
+def _legend(plot: Any, measure: Measure) -> None:
     others = any("*" in label for label in plot.get_legend_handles_labels()[1])
     plot.legend(
         frameon=False,
         ncols=2,
-        loc="lower right" if sign > 0 else "upper right",
+        loc="lower right" if measure.sign > 0 else "upper right",
         title="* not of this package" if others else None,
     )
 

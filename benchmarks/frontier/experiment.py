@@ -29,7 +29,6 @@ from benchmarks.rivals.momentum import Momentum
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, NoiseKey, payload_length
 
-
 _WINDOWS = 2048
 """The windows of test text that are scored, of 64 bytes each."""
 
@@ -176,7 +175,7 @@ def table(task: Task, rows: list[Row]) -> Table:
 
 
 def equal_bits(task: Task, rows: list[Row]) -> Table:
-    """A table of the differences to uncompressed runs: a line for each method, a column for each optimizer."""
+    """A table of differences to uncompressed runs: a line for each method, a column for each optimizer."""
     found = {
         optimizer: {
             one.method: one

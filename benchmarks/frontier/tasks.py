@@ -50,7 +50,7 @@ RESNET_METHODS = (
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared of a training.
+    """The result of a training that is compared.
 
     Attributes:
         key: the name in a case's result.
@@ -75,10 +75,10 @@ class Task:
     """A model, its data, and the optimizers and methods that are compared on it.
 
     Attributes:
-        name: what the command line and records call it.
+        name: the name on the command line and in records.
         model: the model's name, as for :func:`benchmarks.papers.models.build`.
         data: the default data, as for :class:`benchmarks.papers.training.Recipe`.
-        measure: what is compared.
+        measure: the result that is compared.
         optimizers: the learning rate and the methods of each optimizer.
         workers: the number of workers that share the mini-batch; odd with majority votes, so that votes
             are seldom tied.
@@ -111,8 +111,8 @@ SIGNUM_RATE = 0.002
 0.0005 and 0.001, on LeNet, seed 100, in trainings of 400 steps."""
 
 LENET = Task("lenet", "lenet", DATA, _ACCURACY, {MOMENTUM: (0.02, METHODS)})
-"""LeNet on MNIST's digits. The learning rate was chosen without compression among 0.01, 0.02, 0.05 and 0.1, on
-seed 100 in trainings of 300 steps."""
+"""LeNet on MNIST's digits. The learning rate was chosen without compression among 0.01, 0.02, 0.05 and 0.1,
+on seed 100 in trainings of 300 steps."""
 
 RESNET = Task(
     "resnet20",
@@ -123,8 +123,8 @@ RESNET = Task(
     steps=(100, 1_000),
     seeds=3,
 )
-"""ResNet-20 on digits of 16x16 pixels. The learning rate was chosen without compression: on seed 100, 0.02 and
-0.05 were equally good in 200 steps."""
+"""ResNet-20 on digits of 16x16 pixels. The learning rate was chosen without compression: on seed 100, 0.02
+and 0.05 were equally good in 200 steps."""
 
 TEXT = Task(
     "text",
@@ -142,6 +142,7 @@ TEXT = Task(
     warmup=40,
     weight_decay=0.1,
     threshold=1024,
+    seeds=4,
 )
 """A small transformer on the sources of Python's standard library. The learning rates were chosen without
 compression on seed 100, in trainings of 400 steps: AdamW's among 0.0015, 0.003 and 0.006, momentum's among

@@ -121,7 +121,7 @@ def text() -> Table:
 
 
 def time_to_loss() -> Table:
-    """Seconds until the training loss is first below a target, by link, with 95% intervals over the seeds."""
+    """Seconds until the training loss is first below a target, with 95% intervals over the seeds."""
     names = {"": "{}", "-accumulation": "{}, two batches a step"}
     lines = []
     for suffix, title in names.items():

@@ -9,6 +9,8 @@ from pathlib import Path
 from benchmarks import plots, results
 from benchmarks.allreduce import drawing
 from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
+from benchmarks.frontier.experiment import equal_bits
+from benchmarks.frontier.tasks import MOMENTUM, TEXT
 from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, reading, step_times
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers import record
@@ -28,8 +30,8 @@ def _frontier(task: str) -> list[Row]:
     return record.read(RECORDS / f"{FRONTIERS[task].name}.json").rows
 
 
-def _frontier_table(task: str) -> Table:
-    return FRONTIERS[task].table(_frontier(task))
+def _frontier_table(task: str, optimizer: str = MOMENTUM) -> Table:
+    return FRONTIERS[task].table([one for one in _frontier(task) if one["optimizer"] == optimizer])
 
 
 def _draw_frontier(task: str, path: Path) -> None:
@@ -80,6 +82,9 @@ TABLES: dict[str, Callable[[], Table]] = {
         ),
     ),
     "frontier": partial(_frontier_table, "lenet"),
+    "frontier-resnet20": partial(_frontier_table, "resnet20"),
+    "frontier-adamw": partial(_frontier_table, "text", "adamw"),
+    "equal-bits": lambda: equal_bits(TEXT, _frontier("text")),
     "bandwidth": bandwidth.table,
     "alexnet": step_times.table,
     "auto": lab.auto,
@@ -128,5 +133,5 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
     "allreduce.svg": lambda path: drawing.draw(_allreduce(), path),
-    "frontier.svg": partial(_draw_frontier, "lenet"),
+    **{f"{one.name}.svg": partial(_draw_frontier, task) for task, one in FRONTIERS.items()},
 }

@@ -193,7 +193,7 @@ class Run:
             self.average.update()
 
     def score(self, part: str = "test", most: int | None = None) -> tuple[float, float]:
-        """Accuracy and mean loss in nats on the ``"test"`` or the ``"train"`` samples, or the first of them."""
+        """Accuracy and mean loss in nats on ``"test"`` or ``"train"`` samples, or the first of them."""
         return score(self.model, self._data, part, most)
 
     def scores(self) -> dict[str, Any]:
@@ -299,9 +299,7 @@ def tensors(data: Data, part: str, rows: np.ndarray) -> tuple[torch.Tensor, torc
     return torch.from_numpy(x), torch.from_numpy(chosen.labels[rows].astype(np.int64))
 
 
-def score(
-    model: nn.Module, data: Data, part: str, most: int | None = None
-) -> tuple[float, float]:
+def score(model: nn.Module, data: Data, part: str, most: int | None = None) -> tuple[float, float]:
     """Accuracy and mean loss in nats on all samples of a part, or on the first of them."""
     chosen = data.train if part == "train" else data.test
     assert chosen is not None

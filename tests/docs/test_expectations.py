@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.frontier.points import points
+from benchmarks.frontier.tasks import TEXT
+from benchmarks.papers import record
+
 ROOT = Path(__file__).parent.parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
 ROWS = re.findall(
     r"^\| (.*?) \| (.*?) \| (.*?) \|$",
     (ROOT / "README.md")
@@ -22,7 +27,7 @@ ROWS = re.findall(
 
 
 def _record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "records" / name).read_text())
+    found: dict[str, Any] = json.loads((RECORDS / name).read_text())
     return found
 
 
@@ -66,8 +71,19 @@ def test_accuracy(begin: str, record: str, codecs: tuple[str, ...]) -> None:
     ] == pytest.approx(expected, abs=0.0051)
 
 
+def test_equal_bits() -> None:
+    text, rows = _row("loss at equal bits"), record.read(RECORDS / "frontier-text.json").rows
+    told = [float(n.replace("\u2212", "-")) for n in re.findall(r"[+\u2212]\d+\.\d+", text)]
+    for optimizer, four in zip(("momentum", "adamw", "muon"), told, strict=True):
+        own = [one for one in rows if one["optimizer"] == optimizer]
+        found = {one.method: one.difference for one in points(own, TEXT.measure) if one.difference}
+        assert four == pytest.approx(found["ecq:rotate=True,bucket=128"].mean, abs=0.0051)
+        for method in ("bf16", "int8", "int8:kind=linear", "int8:kind=e4m3"):
+            assert abs(found[method].mean) < 0.006
+
+
 def test_every_record_is_there() -> None:
     names = [name for *_, records in ROWS for name in re.findall(r"`(.*?)`", records)]
     assert len(names) > 5
     for name in names:
-        assert list((ROOT / "benchmarks" / "records").glob(name.rpartition("/")[2] or "*")), name
+        assert list(RECORDS.glob(name.rpartition("/")[2] or "*")), name

@@ -34,7 +34,9 @@ def build(
     spec = MODELS[name]
     classes, variant = classes or spec.classes, chain_of(name, norm, dropout)
     if variant is None and name not in _BUILDERS:
-        raise ValueError(f"{name}: expected a model that Keras has as well, got one of PyTorch's alone")
+        raise ValueError(
+            f"{name}: expected a model that Keras has as well, got one of PyTorch's alone"
+        )
     return chain.build(variant, classes, spec.input, name) if variant else _BUILDERS[name](classes)
 
 

@@ -56,7 +56,7 @@ def gpt(vocabulary: int) -> Transformer:
 
 
 def gpt2(vocabulary: int = 50_257) -> Transformer:
-    """The shape of GPT-2's smallest model (Radford et al., 2019): 12 blocks of width 768, tied embeddings."""
+    """GPT-2's smallest shape (Radford et al., 2019): 12 blocks of width 768, tied embeddings."""
     return Transformer(vocabulary, context=1024, width=768, layers=12, heads=12)
 
 
