@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frontier.points import Point, points
+from benchmarks.frontier.points import Point, by_optimizer, points
 from benchmarks.frontier.tasks import Measure
 from benchmarks.papers.drawing import figure
-from benchmarks.papers.experiment import Row, kinds
+from benchmarks.papers.experiment import Row
 from benchmarks.plots import COLORS
 
 _FAMILIES = {
@@ -38,11 +38,10 @@ def draw(measure: Measure, rows: list[Row], path: Path) -> None:
 
     With several optimizers, each has a panel, with the differences to its uncompressed runs.
     """
-    optimizers = kinds(rows, "optimizer")
+    optimizers = by_optimizer(rows)
     width = 8.2 if len(optimizers) == 1 else 4.6 * len(optimizers)
     with figure(path, columns=len(optimizers), size=(width, 5.0), sharey=True) as axes:
-        for optimizer, plot in zip(optimizers, axes[0], strict=True):
-            own = [row for row in rows if row["optimizer"] == optimizer]
+        for (optimizer, own), plot in zip(optimizers.items(), axes[0], strict=True):
             found = [one for one in points(own, measure) if one.value is not None]
             if len(optimizers) > 1:
                 found = [replace(one, value=one.difference) for one in found]

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.frontier.drawing import draw
-from benchmarks.frontier.points import Point, points
+from benchmarks.frontier.points import Point, by_optimizer, points
 from benchmarks.frontier.tasks import (
+    LENET,
     MOMENTUM,
     SGDM,
     SIGNUM,
     SIGNUM_32,
     SIGNUM_RATE,
     TASKS,
+    TEXT,
     Task,
 )
 from benchmarks.pages.reading import signed
-from benchmarks.papers.experiment import Advance, Experiment, Row, kinds
+from benchmarks.papers.experiment import Advance, Experiment, Row
 from benchmarks.papers.training import DATA, NONE, Recipe, Run
 from benchmarks.rivals import signum
 from benchmarks.rivals.ef21 import EF21, Estimate
@@ -45,8 +47,6 @@ class Case:
         workers: the number of workers that share the mini-batch.
         batch: the number of images, or of windows of text, per step, of all workers together.
         data: the data of the recipe.
-        task: the name of the task.
-        optimizer: the optimizer of the recipe.
     """
 
     method: str
@@ -56,7 +56,28 @@ class Case:
     workers: int = 5
     batch: int = 80
     data: str = DATA
-    task: str = "lenet"
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return LENET.name
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer of the recipe."""
+        return MOMENTUM
+
+
+@dataclass(frozen=True)
+class TaskCase(Case):
+    """A case of another task than LeNet.
+
+    Attributes:
+        task: the name of the task.
+        optimizer: the optimizer of the recipe.
+    """
+
+    task: str = TEXT.name
     optimizer: str = MOMENTUM
 
 
@@ -81,22 +102,23 @@ class Sent:
 
 def cases(task: Task, full: bool) -> list[Case]:
     """All methods with all seeds; with ``full``, trainings ten and more times as long."""
-    return [
-        Case(
-            method,
-            seed,
-            SIGNUM_RATE if method.startswith(SIGNUM) else rate,
-            task.steps[full],
-            task.workers,
-            task.batch,
-            task.data,
-            task.name,
-            optimizer,
-        )
-        for seed in range(task.seeds)
-        for optimizer, (rate, methods) in task.optimizers.items()
-        for method in methods
-    ]
+    made = []
+    for seed in range(task.seeds):
+        for optimizer, (rate, methods) in task.optimizers.items():
+            for method in methods:
+                case = Case(
+                    method,
+                    seed,
+                    SIGNUM_RATE if method.startswith(SIGNUM) else rate,
+                    task.steps[full],
+                    task.workers,
+                    task.batch,
+                    task.data,
+                )
+                if task is not LENET:
+                    case = TaskCase(**asdict(case), task=task.name, optimizer=optimizer)
+                made.append(case)
+    return made
 
 
 def run(case: Case, advance: Advance) -> dict[str, Any]:
@@ -113,10 +135,8 @@ def run(case: Case, advance: Advance) -> dict[str, Any]:
         # Without compression, momentum at the workers equals momentum after the average.
         "sgd" if at_workers else case.optimizer,
         case.rate,
-        warmup=task.warmup,
         decay=1.0,
         weight_decay=0.0 if case.optimizer == MOMENTUM else task.weight_decay,
-        threshold=task.threshold,
         data=case.data,
     )
     sent = Sent()
@@ -147,12 +167,13 @@ def _training(case: Case, recipe: Recipe, sent: Sent) -> Run:
         return Run(recipe, Momentum(), receive=signum.signs_of_average)
     if case.method.startswith(SGDM):
         return Run(recipe, Momentum(), feedback=EF21(), receive=Estimate(), watch=sent)
-    return Run(recipe, watch=sent)
+    task = TASKS[case.task]
+    return Run(recipe, watch=sent, warmup=task.warmup, threshold=task.threshold)
 
 
 def table(task: Task, rows: list[Row]) -> Table:
     """A table with one line for each method, by optimizer, from the most bits to the fewest."""
-    optimizers = kinds(rows, "optimizer")
+    optimizers = by_optimizer(rows)
     several = len(optimizers) > 1
     header = (
         *(["optimizer"] if several else []),
@@ -167,8 +188,8 @@ def table(task: Task, rows: list[Row]) -> Table:
         header,
         [
             [*([optimizer] if several else []), *_line(one, task)]
-            for optimizer in optimizers
-            for one in points([row for row in rows if row["optimizer"] == optimizer], task.measure)
+            for optimizer, own in optimizers.items()
+            for one in points(own, task.measure)
         ],
         left=1 + several,
     )
@@ -177,11 +198,8 @@ def table(task: Task, rows: list[Row]) -> Table:
 def equal_bits(task: Task, rows: list[Row]) -> Table:
     """A table of differences to uncompressed runs: a line for each method, a column for each optimizer."""
     found = {
-        optimizer: {
-            one.method: one
-            for one in points([row for row in rows if row["optimizer"] == optimizer], task.measure)
-        }
-        for optimizer in kinds(rows, "optimizer")
+        optimizer: {one.method: one for one in points(own, task.measure)}
+        for optimizer, own in by_optimizer(rows).items()
     }
     shared = [
         one

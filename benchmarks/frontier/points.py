@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks import intervals
-from benchmarks.frontier.tasks import Measure
+from benchmarks.frontier.tasks import MOMENTUM, Measure
 from benchmarks.intervals import Interval
 from benchmarks.papers.experiment import Row, choose, kinds, values
 from benchmarks.papers.training import NONE
@@ -30,6 +30,14 @@ class Point:
     value: Interval | None
     difference: Interval | None
     best: bool = False
+
+
+def by_optimizer(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows of each optimizer; rows of LeNet, which name none, are of momentum."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.get("optimizer", MOMENTUM), []).append(row)
+    return found
 
 
 def points(rows: list[Row], measure: Measure) -> list[Point]:

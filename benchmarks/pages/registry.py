@@ -10,6 +10,7 @@ from benchmarks import plots, results
 from benchmarks.allreduce import drawing
 from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.frontier.experiment import equal_bits
+from benchmarks.frontier.points import by_optimizer
 from benchmarks.frontier.tasks import MOMENTUM, TEXT
 from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, reading, step_times
 from benchmarks.pages.reading import RECORDS
@@ -31,7 +32,7 @@ def _frontier(task: str) -> list[Row]:
 
 
 def _frontier_table(task: str, optimizer: str = MOMENTUM) -> Table:
-    return FRONTIERS[task].table([one for one in _frontier(task) if one["optimizer"] == optimizer])
+    return FRONTIERS[task].table(by_optimizer(_frontier(task))[optimizer])
 
 
 def _draw_frontier(task: str, path: Path) -> None:

@@ -46,13 +46,11 @@ class Recipe:
         batch: the number of images, or of windows of text, per step, of all workers together.
         optimizer: ``"sgd"``, ``"momentum"`` (0.9), ``"adam"``, ``"adamw"`` or ``"muon"``.
         lr: the learning rate at the start.
-        warmup: the number of first steps, in which the learning rate rises from zero.
         decay: the power of a polynomial decay of the learning rate to zero; 0 keeps it.
         weight_decay: the optimizer's weight decay.
         averaging: the decay of the exponential moving average of the weights, which is tested, too; 0 is
             none.
         cold_start: the number of first steps that are not compressed.
-        threshold: the number of elements from which tensors are compressed.
         data: the data, as for :func:`benchmarks.data.read`.
     """
 
@@ -64,18 +62,15 @@ class Recipe:
     batch: int = 64
     optimizer: str = "momentum"
     lr: float = 0.01
-    warmup: int = 0
     decay: float = 0.0
     weight_decay: float = 0.0
     averaging: float = 0.0
     cold_start: int = 0
-    threshold: int = 0
     data: str = DATA
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0 (TernGrad, section 4)."""
-        risen = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.lr * risen * (1 - step / self.steps) ** self.decay
+        return self.lr * (1 - step / self.steps) ** self.decay
 
 
 @dataclass(frozen=True)
@@ -120,6 +115,8 @@ class Run:
         feedback: the error feedback in place of the recipe's.
         receive: a function that changes averages before the optimizer uses them, or None.
         watch: the same as in :class:`benchmarks.papers.native.Native`.
+        warmup: the number of first steps, in which the learning rate rises from zero.
+        threshold: the number of elements from which tensors are compressed.
     """
 
     def __init__(
@@ -131,6 +128,8 @@ class Run:
         feedback: ErrorFeedback | None = None,
         receive: Callable[[Gradients], Gradients] | None = None,
         watch: Watch | None = None,
+        warmup: int = 0,
+        threshold: int = 0,
     ) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(recipe.seed)
@@ -139,15 +138,13 @@ class Run:
         self.classes = self._data.classes
         self.model = models.build(recipe.model, self._data.image, self.classes)
         self.average = WeightAverage(self.model, recipe.averaging) if recipe.averaging else None
-        self._prepare, self._receive = prepare, receive
+        self._prepare, self._receive, self._warmup = prepare, receive, warmup
         self._gradients = models.WorkerGradients(self.model)
         self._optimizer = _optimizer(recipe, self.model)
         self.compression = Compression.parse(recipe.compression)
         self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         self.compressed = {
-            name: shape
-            for name, shape in self.shapes.items()
-            if math.prod(shape) >= recipe.threshold
+            name: shape for name, shape in self.shapes.items() if math.prod(shape) >= threshold
         }
         self._simulation: Simulation | None = None
         if self.compression.codec is not None:
@@ -187,7 +184,7 @@ class Run:
     def update(self, step: int) -> None:
         """A step of the optimizer, with the parameters' gradients."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self.recipe.rate(step)
+            group["lr"] = self.recipe.rate(step) * min(1.0, (step + 1) / max(1, self._warmup))
         self._optimizer.step()
         if self.average is not None:
             self.average.update()

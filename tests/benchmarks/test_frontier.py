@@ -12,8 +12,8 @@ import pytest
 
 import benchmarks
 from benchmarks.frontier import __main__
-from benchmarks.frontier.experiment import EXPERIMENTS, Case, Sent, equal_bits, run
-from benchmarks.frontier.points import points
+from benchmarks.frontier.experiment import EXPERIMENTS, Case, Sent, TaskCase, equal_bits, run
+from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import LENET as TASK
 from benchmarks.frontier.tasks import TASKS, TEXT
 from benchmarks.papers import record
@@ -108,8 +108,7 @@ def test_methods_are_written_as_everywhere(method: str) -> None:
 @pytest.mark.parametrize("optimizer", TEXT.optimizers)
 def test_text_trains_with_each_optimizer(optimizer: str) -> None:
     (rate, _) = TEXT.optimizers[optimizer]
-    options: dict[str, Any] = {"workers": 2, "batch": 4, "data": "text", "task": "text"}
-    case = Case("ecq", 1, rate, 20, optimizer=optimizer, **options)
+    case = TaskCase("ecq", 1, rate, 20, workers=2, batch=4, data="text", optimizer=optimizer)
     outcome = run(case, lambda: None)
     assert 4 < outcome["bits"] < 4.1
     assert 2 < outcome["test_bits"] < 7
@@ -148,7 +147,7 @@ def test_fewer_bits_a_byte_are_better_and_optimizers_are_compared_side_by_side()
         for method, bits, loss in (("none", 32.0, 2.9), ("ecq", 4.0, 3.1), ("qsgd", 4.0, 3.0))
         if (optimizer, method) != ("muon", "qsgd")
     ]
-    found = points([one for one in rows if one["optimizer"] == "adamw"], TEXT.measure)
+    found = points(by_optimizer(rows)["adamw"], TEXT.measure)
     assert {one.method for one in found if one.best} == {"none", "qsgd"}
     lines = equal_bits(TEXT, rows).rows
     assert [line[0] for line in lines] == ["`none`", "`ecq`"]

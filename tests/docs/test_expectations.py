@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.frontier.points import points
+from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import TEXT
 from benchmarks.papers import record
 
@@ -75,7 +75,7 @@ def test_equal_bits() -> None:
     text, rows = _row("loss at equal bits"), record.read(RECORDS / "frontier-text.json").rows
     told = [float(n.replace("\u2212", "-")) for n in re.findall(r"[+\u2212]\d+\.\d+", text)]
     for optimizer, four in zip(("momentum", "adamw", "muon"), told, strict=True):
-        own = [one for one in rows if one["optimizer"] == optimizer]
+        own = by_optimizer(rows)[optimizer]
         found = {one.method: one.difference for one in points(own, TEXT.measure) if one.difference}
         assert four == pytest.approx(found["ecq:rotate=True,bucket=128"].mean, abs=0.0051)
         for method in ("bf16", "int8", "int8:kind=linear", "int8:kind=e4m3"):
