@@ -20,6 +20,13 @@ def test_parameters_and_layer_names(name):
     assert parameters[last[-1]].numel() == MODELS[name].classes
 
 
+def test_gpt2_keeps_its_vocabulary_for_bytes():
+    with torch.device("meta"):
+        model = build("gpt2", classes=256)
+
+    assert sum(p.numel() for p in model.parameters()) == MODELS["gpt2"].parameters
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].data != "text"])
 def test_images_become_logits(name):
     *sides, channels = MODELS[name].input

@@ -55,8 +55,12 @@ def gpt(vocabulary: int) -> Transformer:
     return Transformer(vocabulary, context, width=128, layers=2, heads=4, tied=False)
 
 
-def gpt2(vocabulary: int = 50_257) -> Transformer:
-    """GPT-2's smallest shape (Radford et al., 2019): 12 blocks of width 768, tied embeddings."""
+def gpt2(vocabulary: int = MODELS["gpt2"].classes) -> Transformer:
+    """GPT-2's smallest shape (Radford et al., 2019): 12 blocks of width 768, tied embeddings.
+
+    The vocabulary is GPT-2's, or a larger one: bytes of text are its first 256 tokens.
+    """
+    vocabulary = max(vocabulary, MODELS["gpt2"].classes)
     return Transformer(vocabulary, context=1024, width=768, layers=12, heads=12)
 
 
