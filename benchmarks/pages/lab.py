@@ -12,14 +12,12 @@ import numpy as np
 
 from benchmarks import predicted, results
 from benchmarks.compressions import POWERSGD_HOOK
-from benchmarks.intervals import mean, paired
+from benchmarks.intervals import paired
 from benchmarks.pages.reading import RECORDS, label, middle_half, record, signed
 from benchmarks.predict.profiles import PROFILES
 from benchmarks.tables import Table
 from hvd_compress.perfmodel.machines import Link
 
-TARGET_BITS = 3.3
-"""The training loss, in bits a byte, whose time is measured."""
 _500_MBIT = 0.956 * 500e6 / 8
 """Bytes per second: what TCP over Ethernet leaves of 500 Mbit/s."""
 _LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
@@ -120,57 +118,25 @@ def text() -> Table:
     return Table(header, lines)
 
 
-def time_to_loss() -> Table:
-    """Seconds until the training loss is first below a target, with 95% intervals over the seeds."""
-    names = {"": "{}", "-accumulation": "{}, two batches a step"}
-    lines = []
-    for suffix, title in names.items():
-        slow, fast = (_by_compression(f"lab-text-{link}{suffix}") for link in ("100mbit", "1gbit"))
-        lines += [
-            (title.format(label(name)), *map(_seconds, (slow[name], fast[name]))) for name in slow
-        ]
-    return Table(("compression", "at 100 Mbit/s, s", "at 1 Gbit/s, s"), lines)
-
-
 def large() -> Table:
     """A step of GPT-2's shape between two hosts, and the predicted step of eight."""
-    slow, fast = (results.read(RECORDS / f"lab-gpt2-{link}.json") for link in ("500mbit", "1gbit"))
-    profile = PROFILES["lab"]
+    outcome, profile = results.read(RECORDS / "lab-gpt2-500mbit.json"), PROFILES["lab"]
     between = Link(_500_MBIT, profile.between.latency)
-    steps = predicted.predictions(
-        dataclasses.replace(slow, ranks=8), dataclasses.replace(profile, between=between)
+    profile = dataclasses.replace(profile, between=between)
+    two, eight = (
+        predicted.predictions(dataclasses.replace(outcome, ranks=ranks), profile)
+        for ranks in (outcome.ranks, 8)
     )
     lines = []
-    for one, other in zip(slow.runs, fast.runs, strict=True):
-        eight = steps.get(one.compression)
-        lines.append(
-            (
-                label(one.compression),
-                f"{one.wire_bytes_per_step / 1e6:.1f}",
-                *(f"{run.step_seconds.median:.2f}" for run in (one, other)),
-                *((f"{eight.wire_bytes / 1e6:.1f}", f"{eight.seconds:.2f}") if eight else ("", "")),
-            )
-        )
-    header = (
-        "compression",
-        "MB sent",
-        "at 500 Mbit/s, s",
-        "at 1 Gbit/s, s",
-        "MB sent, of eight",
-        "predicted for eight at 500 Mbit/s, s",
-    )
-    return Table(header, lines)
-
-
-def _seconds(runs: list[dict[str, Any]]) -> str:
-    reached = []
-    for run in runs:
-        below = [p["seconds"] for p in run["curve"] if p["loss"] / math.log(2) <= TARGET_BITS]
-        if not below:
-            return f"not reached with seed {run['seed']}"
-        reached.append(below[0])
-    found = mean(reached)
-    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+    for run in outcome.runs:
+        name = run.compression
+        if name in two:
+            told = (f"{one[name].seconds:.1f}" for one in (two, eight))
+            sent = (run.wire_bytes_per_step, eight[name].wire_bytes)
+            seconds = f"{run.step_seconds.median:.1f}"
+            lines.append((label(name), seconds, *told, *(f"{1e-6 * one:.0f}" for one in sent)))
+    header = ("compression", "two hosts, s", "predicted, s", "eight hosts, predicted, s")
+    return Table((*header, "MB sent of two", "MB sent of eight"), lines)
 
 
 def _by_compression(name: str) -> dict[str, list[dict[str, Any]]]:

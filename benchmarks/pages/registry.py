@@ -91,6 +91,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "auto": lab.auto,
     "powersgd": lab.powersgd,
     "text": lab.text,
+    "gpt2": lab.large,
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
     "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
