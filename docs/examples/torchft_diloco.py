@@ -56,7 +56,7 @@ manager = torchft.Manager(
     timeout=timedelta(seconds=10),
 )
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
 # One bit is coarse for differences: the allgather quantizes them once, two shots twice.
 compressor = Compressor(OneBit(), exchange="allgather", process_group=group)
 diloco = DiLoCo(model, compressor, sync_every=10, manager=manager)

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -135,8 +136,10 @@ def test_a_replica_is_killed_and_comes_back(replicas: Replicas) -> None:
         everything,
     )
     assert found and float(found[1]) > 0, everything
-    earliest = first[min(first)]  # The other two may have made the first quorum without it.
-    assert again[-1][4] < 0.6 * earliest[4], everything
+    # A round's loss is of 320 samples, which are others in every process: of many rounds, the mean.
+    earliest = statistics.mean(one[4] for one in made if one[0] == min(first))
+    latest = statistics.mean(one[4] for one in made if one[0] > rounds - 5)
+    assert latest < 0.3 * earliest, everything
 
 
 class _Manager:
