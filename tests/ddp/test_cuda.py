@@ -1,8 +1,8 @@
 """Buckets that CUDA kernels encode, on real ranks.
 
-The kernels run on the host, for tensors that are there, and gloo stands where NCCL would: what the hook
-does around kernels and collectives that only streams wait for is the same, and :class:`Streams` sees to
-it that nothing is used that is not there yet.
+The kernels run on the host, for tensors of a device in its memory, and gloo stands where NCCL would: what
+the hook does around kernels and collectives that only streams wait for is the same, and the device's log
+shows that nothing is used that is not there yet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -35,63 +35,53 @@ from tests.contract import errors, memory, residuals, results
 from tests.contract.beside import Beside
 from tests.contract.ddp import DDP
 from tests.contract.frontend import Frontend
-from tests.cuda.executors import deferred_kernels, emulated_library
+from tests.cuda.executors import emulated_library
 from tests.ddp import test_exchange, test_nonfinite
 from tests.ddp.probes import Probe, distributed, exchange
-from tests.ddp.streams import Nowhere, Race, Streams, Traced
+from tests.hostdev import hostdev
+from tests.hostdev.races import without_races
+from tests.hostdev.trainings import gloo
 from tests.ranks import on_ranks
 from tests.torch_models import targets
 
+DEVICE = {"HVDC_TEST_DEVICE": hostdev.TYPE}
 SHAPES = {"a": (40, 70), "b": (3000,), "c": (2000,), "small": (10,)}
 
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    """Builds the emulation before the ranks start, which would build it at the same time."""
+    """Builds the device before the ranks start, which would build it at the same time."""
     emulated_library()
-
-
-@contextmanager
-def on_a_device() -> Iterator[Streams]:
-    """Everything is put into streams, and what they would do in the wrong order is an error."""
-    with deferred_kernels() as kernels, Streams(kernels) as streams:
-
-        def traced(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
-            return Traced(group, device, streams)
-
-        with mock.patch.object(process_group_compressor, "collectives_of", traced):
-            yield streams
+    hostdev.library()
 
 
 @contextmanager
 def through_the_host() -> Iterator[None]:
     """Messages are sent as those of ranks that share a GPU."""
 
-    def staged(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
-        return ThroughHost(group, device, Nowhere())
+    def staged(_: dist.ProcessGroup | None, device: torch.device) -> Collectives:
+        return collectives_of(gloo(), device)
 
-    with deferred_kernels(), mock.patch.object(process_group_compressor, "collectives_of", staged):
+    with (
+        without_races(),
+        mock.patch.object(process_group_compressor, "collectives_of", staged),
+    ):
         yield
 
 
 def _as_on_the_cpu(
-    *bodies: Callable[[], None], by: Callable[[], AbstractContextManager] = on_a_device
+    *bodies: Callable[[], None], by: Callable[[], AbstractContextManager] = without_races
 ) -> None:
     for body in bodies:
         with by():
             getattr(body, "body", body)()
 
 
-class _OnADevice(DDP):
-    varies = False  # Only the CPU's kernels write an entropy code.
-    late = True
-
-
 def _contract(exchange: str, *held: Callable[[Frontend, str], None]) -> list[Callable[[], None]]:
-    return [partial(one, _OnADevice(), exchange) for one in held]
+    return [partial(one, DDP(), exchange) for one in held]
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_one_shot() -> None:
     _as_on_the_cpu(
         *_contract(
@@ -108,14 +98,14 @@ def test_one_shot() -> None:
     )
 
 
-@on_ranks(3, launcher="torchrun")
+@on_ranks(3, launcher="torchrun", environment=DEVICE)
 def test_a_change_of_codec_on_some_ranks() -> None:
     """The others' averages are NaN, and their next step is an error."""
     for exchange_name in ("allgather", "two_shot", "low_rank"):
         _as_on_the_cpu(*_contract(exchange_name, errors.a_change_of_codec_on_some_ranks))
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_two_shots() -> None:
     _as_on_the_cpu(
         *_contract(
@@ -132,7 +122,7 @@ def test_two_shots() -> None:
     )
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_factors() -> None:
     _as_on_the_cpu(
         *_contract(
@@ -154,10 +144,10 @@ def test_factors() -> None:
 
 def _copies_of_gradients_without_a_residual() -> None:
     row = (PowerSGD(2), ErrorFeedback(0.0))
-    Beside(_OnADevice(), "low_rank", row, dtype="float16").steps(0, 1)
+    Beside(DDP(), "low_rank", row, dtype="float16").steps(0, 1)
 
 
-@on_ranks(4, launcher="two nodes")
+@on_ranks(4, launcher="two nodes", environment=DEVICE)
 def test_hosts() -> None:
     _as_on_the_cpu(
         *_contract(
@@ -183,7 +173,7 @@ def _a_nonfinite_gradient_in_the_first_bucket_or_the_last() -> None:
             test_nonfinite._a_bad_step(math.inf, where, compressor, ddp)
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_steps_that_are_dropped() -> None:
     """The host reads no flag, and every residual is nevertheless restored."""
     _as_on_the_cpu(
@@ -194,13 +184,13 @@ def test_steps_that_are_dropped() -> None:
     )
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_memory_while_the_backward_pass_goes_on() -> None:
     for name in ("allgather", "two_shot"):
         _as_on_the_cpu(*_contract(name, memory.no_message_outlives_its_results))
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_through_the_memory_of_the_host() -> None:
     _as_on_the_cpu(
         test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
@@ -210,51 +200,35 @@ def test_through_the_memory_of_the_host() -> None:
     )
 
 
-def _train(steps: int, **options: Any) -> hvdc.Compressor:
-    shapes = {**SHAPES, "d": (5000,)}
-    ddp, compressor = distributed(
-        Probe(shapes), OneBit(), ErrorFeedback(), threshold=100, bucket_cap_mb=0.001, **options
-    )
-    for step in range(steps):
-        exchange(ddp, targets(shapes, dist.get_rank(), step))
-    return compressor
+def _waits(steps: int, **options: Any) -> list[int]:
+    """How often the host waits for the device within the hooks of each step."""
+    waits: list[int] = []
+    reduce = hvdc.Compressor.reduce
+
+    def counted(self: hvdc.Compressor, bucket: Any) -> Any:
+        with hostdev.logged() as log:
+            future = reduce(self, bucket)
+        waits[-1] += sum(what.startswith("synchronize") for what, _, _ in log)
+        return future
+
+    codec = PowerSGD(2) if options.get("exchange") == "low_rank" else OneBit()
+    with mock.patch.object(hvdc.Compressor, "reduce", counted):
+        ddp, _ = distributed(Probe(SHAPES), codec, ErrorFeedback(), threshold=100, **options)
+        for step in range(steps):
+            waits.append(0)
+            exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+    return waits
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_no_hook_waits_for_the_device() -> None:
-    """Only the hook of the first step, which compares the ranks' settings, waits."""
+    """Except in the first step, which may make residuals of averages, or with messages through the host."""
     for name in ("allgather", "two_shot", "low_rank"):
-        codec = PowerSGD(2) if name == "low_rank" else OneBit()
-        with on_a_device() as streams:
-            ddp, _ = distributed(
-                Probe(SHAPES), codec, ErrorFeedback(), threshold=100, exchange=name
-            )
-            looks = []
-            for step in range(4):
-                exchange(ddp, targets(SHAPES, dist.get_rank(), step))
-                looks.append(streams.looks)
-            assert looks[0] > 0
-            assert looks[1:] == looks[:1] * 3, name
-            assert streams.crossed > 100
+        assert _waits(4, exchange=name)[1:] == [0] * 3, name
+    assert all(_waits(4, process_group=gloo()))
 
 
-@on_ranks(2, launcher="torchrun")
-def test_the_streams_would_notice() -> None:
-    """The emulated streams report an error if the code that orders the work is left out."""
-    for name, without, form, complaint in (
-        ("behind", _nowhere, {}, "in backward is not behind"),
-        ("behind", _nowhere, {"exchange": "two_shot"}, "in backward is not behind"),
-        ("_take", _nothing, {"exchange": "two_shot"}, "backward is reused while network does"),
-    ):
-        with (
-            mock.patch.object(InStream, name, without),
-            pytest.raises(Race, match=complaint),
-            on_a_device(),
-        ):
-            _train(3, **form)
-
-
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
     """On every rank, whatever takes how long."""
     first, second = "all_to_all", "all_gather"
@@ -269,7 +243,7 @@ def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
         return start
 
     shapes = {"a": (40, 70), "b": (3000,), "c": (2000,), "d": (5000,)}
-    for by, where in ((on_a_device, Traced), (through_the_host, ThroughHost)):
+    for by, where in ((without_races, InStream), (through_the_host, ThroughHost)):
         with by(), mock.patch.object(where, "start", noted(where.start)):
             ddp, _ = distributed(
                 Probe(shapes), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
@@ -282,10 +256,10 @@ def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
             assert len(kinds) == 2 * len(shapes)
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_a_change_on_one_rank_between_buckets_that_are_on_their_way() -> None:
     for name in ("a", "b", "c"):
-        with on_a_device():
+        with without_races():
             ddp, compressor = distributed(
                 Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
             )
@@ -303,10 +277,10 @@ def test_a_change_on_one_rank_between_buckets_that_are_on_their_way() -> None:
         dist.barrier()
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_a_rank_that_sends_no_first_shot() -> None:
     """A change of one of several buckets ends the step on every rank; nothing counts as sent."""
-    with on_a_device():
+    with without_races():
         ddp, compressor = distributed(
             Probe(SHAPES), OneBit(), ErrorFeedback(), exchange="two_shot", bucket_cap_mb=0.001
         )
@@ -330,29 +304,21 @@ def test_a_rank_that_sends_no_first_shot() -> None:
         dist.barrier()
 
 
-def _nowhere(_: InStream) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _nothing(*_: object) -> None:
-    return
-
-
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
-    with on_a_device():
+    with without_races():
         shapes = {"a": (3000,)}
         ddp, compressor = distributed(Probe(shapes), OneBit(), ErrorFeedback())
         exchange(ddp, targets(shapes, dist.get_rank(), 0))
-        start = Traced.start
+        start = InStream.start
 
-        def altered(self: Traced, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        def altered(self: InStream, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
             rows, work = start(self, collective)
             work.wait()
             rows[1, 100] ^= 16
             return rows, work
 
-        with mock.patch.object(Traced, "start", altered):
+        with mock.patch.object(InStream, "start", altered):
             got = exchange(ddp, targets(shapes, dist.get_rank(), 1))
         assert torch.isnan(got["a"]).all()
         with pytest.raises(hvdc.PayloadError, match=r"^a: rank 1's payload: expected"):
@@ -360,7 +326,7 @@ def test_an_altered_payload_is_nan_now_and_an_error_in_the_next_step() -> None:
         compressor.state_dict()
 
 
-@on_ranks(2, launcher="torchrun")
+@on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_a_rank_that_sends_no_averages_or_factors() -> None:
     """The others cannot see it before they decode: they have NaN, and then an error, and nobody waits."""
     cases: list[tuple[tuple[int, ...], Codec, str, Any, type[Exception], str]] = [
@@ -370,7 +336,7 @@ def test_a_rank_that_sends_no_averages_or_factors() -> None:
          "a: expected the factors of all 2 ranks, got"),
     ]  # fmt: skip
     for shape, codec, by, failing, kind, message in cases:
-        with on_a_device():
+        with without_races():
             shapes = {"a": shape}
             ddp, compressor = distributed(Probe(shapes), codec, ErrorFeedback(), exchange=by)
             exchange(ddp, targets(shapes, dist.get_rank(), 0))
@@ -392,7 +358,7 @@ def test_a_rank_that_sends_no_averages_or_factors() -> None:
             assert torch.equal(compressor.state_dict()["tensors"]["a"]["residual"], before)
 
 
-@on_ranks(1, launcher="torchrun")
+@on_ranks(1, launcher="torchrun", environment=DEVICE)
 def test_one_rank() -> None:
     _as_on_the_cpu(
         *_contract("two_shot", results.every_form),

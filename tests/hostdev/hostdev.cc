@@ -1,6 +1,6 @@
 // A device of PyTorch in host memory, of the type PrivateUse1: operators and collectives run on the
-// CPU, over views of the device's memory, and are complete when they return. Streams and events
-// only keep a log, from which tests see who waits for whom.
+// CPU, over views of the device's memory, and operators are complete when they return. Streams and
+// events only keep a log, from which tests see who waits for whom, and who uses what memory.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -13,10 +13,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
@@ -31,10 +33,17 @@ std::mutex log_lock;
 std::string log_text;
 std::atomic<bool> logs{false};
 
-void Note(const std::string& what, int64_t number, const c10::Stream& stream) {
-  if (!logs) return;
+std::string Line(const std::string& what, int64_t number, const c10::Stream& stream) {
+  return what + " " + std::to_string(number) + " " + std::to_string(stream.id()) + "\n";
+}
+
+void Append(const std::string& lines) {
   const std::lock_guard<std::mutex> guard(log_lock);
-  log_text += what + " " + std::to_string(number) + " " + std::to_string(stream.id()) + "\n";
+  log_text += lines;
+}
+
+void Note(const std::string& what, int64_t number, const c10::Stream& stream) {
+  if (logs) Append(Line(what, number, stream));
 }
 
 // Streams and events.
@@ -43,7 +52,8 @@ thread_local int64_t current_stream = 0;
 std::atomic<int64_t> last_stream{0}, last_event{0};
 
 c10::Stream Numbered(int64_t id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
-int64_t Number(void* event) { return reinterpret_cast<int64_t>(event); }
+c10::Stream Current() { return Numbered(current_stream); }
+int64_t Number(const void* pointer) { return reinterpret_cast<int64_t>(pointer); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
@@ -52,7 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  c10::Stream getStream(c10::Device) const override { return Numbered(current_stream); }
+  c10::Stream getStream(c10::Device) const override { return Current(); }
   c10::Stream getDefaultStream(c10::Device) const override { return Numbered(0); }
   c10::Stream getNewStream(c10::Device, int) const override { return Numbered(++last_stream); }
   c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
@@ -66,7 +76,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     Note("synchronize_stream", 0, stream);
   }
   void synchronizeDevice(c10::DeviceIndex) const override {
-    Note("synchronize_device", 0, Numbered(current_stream));
+    Note("synchronize_device", 0, Current());
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
@@ -78,10 +88,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void* event) const override {
-    Note("synchronize_event", Number(event), Numbered(current_stream));
+    Note("synchronize_event", Number(event), Current());
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    Note("record_stream", reinterpret_cast<int64_t>(data.get()), stream);
+    Note("record_stream", Number(data.get()), stream);
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -94,11 +104,18 @@ struct Memory final : c10::Allocator {
     void* const data = size ? std::aligned_alloc(512, (size + 511) / 512 * 512) : nullptr;
     TORCH_CHECK(data || !size, "hostdev: out of memory");
     if (size) std::memset(data, 0xA5, size);
-    return {data, data, &std::free, kDevice};
+    Note("allocate", Number(data), Current());
+    return {data, data, &Free, kDevice};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &Free; }
   void copy_data(void* to, const void* from, size_t size) const override {
     default_copy_data(to, from, size);
+  }
+
+ private:
+  static void Free(void* data) {
+    Note("free", Number(data), Current());
+    std::free(data);
   }
 };
 Memory memory;
@@ -176,10 +193,21 @@ const bool hooked = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
 
 // Operators.
 
-// The memory of a storage for one of another device, which keeps the first one.
-c10::DataPtr Shared(const c10::Storage& storage, c10::Device device) {
+// The memory of a storage on the device for one on the host, which keeps the first one.
+c10::DataPtr OnHost(const c10::Storage& storage) {
   const auto release = [](void* kept) { delete static_cast<c10::Storage*>(kept); };
-  return {storage.mutable_data(), new c10::Storage(storage), release, device};
+  return {storage.mutable_data(), new c10::Storage(storage), release, c10::Device(c10::kCPU)};
+}
+
+// The same the other way around: memory that an operator has made becomes the device's.
+c10::DataPtr OnDevice(const c10::Storage& storage) {
+  const auto release = [](void* kept) {
+    auto* const made = static_cast<c10::Storage*>(kept);
+    Note("free", Number(made->data()), Current());
+    delete made;
+  };
+  Note("allocate", Number(storage.data()), Current());
+  return {storage.mutable_data(), new c10::Storage(storage), release, kDevice};
 }
 
 // A tensor with the layout of another one, in a storage of a device; of a view, base is its base.
@@ -218,7 +246,7 @@ class Views {
   void TakeOver() {
     for (const auto& [there, here] : storages_) {
       if (here.data() != there.data()) {
-        there.set_data_ptr_noswap(Shared(here, kDevice));
+        there.set_data_ptr_noswap(OnDevice(here));
         there.set_nbytes(here.nbytes());
       }
     }
@@ -262,8 +290,8 @@ class Views {
     for (const auto& [there, here] : storages_) {
       if (there.is_alias_of(storage)) return here;
     }
-    c10::Storage made(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                      Shared(storage, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
+    c10::Storage made(c10::Storage::use_byte_size_t(), storage.nbytes(), OnHost(storage),
+                      c10::GetCPUAllocator(), true);
     storages_.emplace_back(storage, made);
     return made;
   }
@@ -272,8 +300,8 @@ class Views {
     for (const auto& [there, here] : storages_) {
       if (here.is_alias_of(storage)) return there;
     }
-    c10::Storage made(c10::Storage::use_byte_size_t(), storage.nbytes(), Shared(storage, kDevice),
-                      &memory, true);
+    c10::Storage made(c10::Storage::use_byte_size_t(), storage.nbytes(), OnDevice(storage), &memory,
+                      true);
     storages_.emplace_back(made, storage);
     return made;
   }
@@ -311,16 +339,81 @@ class Views {
   std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
 };
 
+// The tensors on the device that a call reads and writes.
+class Uses {
+ public:
+  void Read(const c10::IValue& value) { Find(value, reads_); }
+  void Write(const c10::IValue& value) { Find(value, writes_); }
+
+  const std::vector<at::Tensor>& Written() const { return writes_; }
+  std::vector<at::Tensor> All() const {
+    std::vector<at::Tensor> all = reads_;
+    all.insert(all.end(), writes_.begin(), writes_.end());
+    return all;
+  }
+
+  // A line for the call, and one for each tensor's memory.
+  void Log(const std::string& what, const c10::Stream& stream) const {
+    if (!logs) return;
+    std::string lines = Line(what, 0, stream);
+    for (const at::Tensor& one : reads_) lines += Line("reads", Address(one), stream);
+    for (const at::Tensor& one : writes_) lines += Line("writes", Address(one), stream);
+    Append(lines);
+  }
+
+ private:
+  static int64_t Address(const at::Tensor& tensor) { return Number(tensor.storage().data()); }
+
+  static void Find(const c10::IValue& value, std::vector<at::Tensor>& found) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && tensor.device().type() == kType && tensor.numel()) {
+        found.push_back(tensor);
+      }
+    } else if (value.isList()) {
+      for (const c10::IValue& one : value.toListRef()) Find(one, found);
+    }
+  }
+
+  std::vector<at::Tensor> reads_, writes_;
+};
+
+c10::ArrayRef<c10::IValue> Last(const torch::jit::Stack& stack, size_t count) {
+  return c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
+}
+
 // Runs an operator on the CPU.
-void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void Run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Views views(&op.schema());
   const size_t count = op.schema().arguments().size();
   for (auto at = stack->end() - count; at != stack->end(); ++at) *at = views.ToHost(*at);
-  Note(op.schema().name(), 0, Numbered(current_stream));
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   views.TakeOver();
   const size_t returned = op.schema().returns().size();
   for (auto at = stack->end() - returned; at != stack->end(); ++at) *at = views.ToDevice(*at);
+}
+
+void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto given = Last(*stack, schema.arguments().size());
+  Uses uses;
+  bool views = false;
+  for (size_t n = 0; n < given.size(); ++n) {
+    const auto* const alias = schema.arguments()[n].alias_info();
+    views = views || (alias && !alias->isWrite());
+    if (alias && alias->isWrite()) uses.Write(given[n]);
+  }
+  for (size_t n = 0; n < given.size() && !views; ++n) {
+    if (!schema.arguments()[n].alias_info()) uses.Read(given[n]);
+  }
+  Run(op, stack);
+  bool tells = false;
+  for (const c10::IValue& one : Last(*stack, schema.returns().size())) {
+    if (!views) uses.Write(one);
+    tells = tells || one.isScalar() || one.isBool();
+  }
+  uses.Log(schema.name(), Current());
+  if (tells) Note("synchronize_stream", 0, Current());  // The host has waited for a number.
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
@@ -342,10 +435,15 @@ at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool) {
+at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   Views views;
   views.ToHost(to).toTensor().copy_(views.ToHost(from).toTensor());
-  Note("aten::copy_", 0, Numbered(current_stream));
+  Uses uses;
+  uses.Read(from);
+  uses.Write(to);
+  uses.Log("aten::copy_", Current());
+  // As CUDA does: the host waits for copies between it and the device.
+  if (from.device() != to.device() && !non_blocking) Note("synchronize_stream", 0, Current());
   return to;
 }
 
@@ -362,19 +460,89 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 // Collectives.
 
+// The stream of a group's collectives, which PyTorch's process group for NCCL also has.
+int64_t NetworkOf(const c10d::ProcessGroup* group) {
+  static std::mutex lock;
+  static auto* const streams = new std::map<const c10d::ProcessGroup*, int64_t>;
+  const std::lock_guard<std::mutex> guard(lock);
+  return streams->try_emplace(group, ++last_stream).first->second;
+}
+
+// A collective as NCCL's: a stream that waits for it waits for the stream of its group. Its tensors
+// are kept until one does, and otherwise until it is over.
+class Sent final : public c10d::Work {
+ public:
+  Sent(c10::intrusive_ptr<c10d::Work> work, int64_t network, const Uses& uses)
+      : work_(std::move(work)), network_(network), results_(uses.Written()), kept_(uses.All()) {
+    Guard().record(&over_, Numbered(network_), 0, c10::EventFlag::PYTORCH_DEFAULT);
+  }
+  ~Sent() override {
+    for (const at::Tensor& one : kept_) {
+      Guard().recordDataPtrOnStream(one.storage().data_ptr(), Numbered(network_));
+    }
+  }
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool done = work_->wait(timeout);
+    Guard().block(over_, Current());
+    kept_.clear();
+    return done;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(),
+                                                           std::vector<c10::Device>{kDevice});
+    work_->getFuture()->addCallback(
+        [future, results = results_, network = network_](c10::ivalue::Future& done) {
+          const c10::StreamGuard guard(Numbered(network));
+          if (done.hasError()) {
+            future->setError(done.exception_ptr());
+          } else {
+            future->markCompleted(results);
+          }
+        });
+    return future;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const int64_t network_;
+  const std::vector<at::Tensor> results_;
+  std::vector<at::Tensor> kept_;
+  void* over_ = nullptr;
+};
+
 // Runs a collective of a group by the group's backend for this device, which is one for CPUs.
 void Collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const size_t count = op.schema().arguments().size();
-  for (auto at = stack->end() - count; at != stack->end(); ++at) {
-    if (!at->isObject() || !at->isCustomClass()) continue;
-    const auto group = at->toCustomClass<c10d::ProcessGroup>();
-    const auto here = c10::make_intrusive<c10d::ProcessGroup>(group->getRank(), group->getSize());
-    here->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                     group->getBackend(kType));
-    *at = here;
-    break;
+  const auto& arguments = op.schema().arguments();
+  const size_t first = stack->size() - arguments.size();
+  Uses uses;
+  int64_t network = 0;
+  for (size_t n = 0; n < arguments.size(); ++n) {
+    c10::IValue& given = (*stack)[first + n];
+    if (given.isObject() && given.isCustomClass() && !network) {
+      const auto group = given.toCustomClass<c10d::ProcessGroup>();
+      const auto here = c10::make_intrusive<c10d::ProcessGroup>(group->getRank(), group->getSize());
+      here->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                       group->getBackend(kType));
+      network = NetworkOf(group.get());
+      given = here;
+    } else if (arguments[n].name().rfind("input", 0) == 0 || op.schema().name() == "c10d::send") {
+      uses.Read(given);
+    } else {
+      uses.Write(given);
+    }
   }
-  Fallback(op, stack);
+  void* begun = nullptr;
+  Guard().record(&begun, Current(), 0, c10::EventFlag::PYTORCH_DEFAULT);
+  Guard().block(begun, Numbered(network));
+  uses.Log(op.schema().name(), Numbered(network));
+  Run(op, stack);
+  c10::IValue& work = stack->back();
+  work = c10::intrusive_ptr<c10d::Work>(
+      c10::make_intrusive<Sent>(work.toCustomClass<c10d::Work>(), network, uses));
 }
 TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library) {
   for (const char* name :
@@ -386,6 +554,16 @@ TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library) {
 }
 
 }  // namespace
+
+// Adds a call of a kernel to the log; addresses of reads come first.
+extern "C" void hostdev_use(const char* what, const int64_t* addresses, int reads, int all) {
+  if (!logs) return;
+  std::string lines = Line(what, 0, Current());
+  for (int n = 0; n < all; ++n) {
+    lines += Line(n < reads ? "reads" : "writes", addresses[n], Current());
+  }
+  Append(lines);
+}
 
 // Begins or ends the log, and returns what is in it.
 extern "C" const char* hostdev_log(bool on) {

@@ -1,19 +1,20 @@
 """A device of PyTorch in host memory, on which the code for CUDA devices runs without a GPU.
 
-Operators, kernels and collectives are complete when they return; streams and events keep a log of who
-waits for whom. PyTorch's own parts see a device of a type of its own: the dispatcher, futures, DDP's
-reducer, FSDP2's streams, and the process group, which has a backend for it.
+Operators and kernels are complete when they return; streams and events keep a log of who waits for
+whom, and calls of the memory that they use. PyTorch's own parts see a device of a type of its own: the
+dispatcher, futures, DDP's reducer, FSDP2's streams, and the process group, which has a backend for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import subprocess
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 from hvd_compress.engine.executors import CUDA_KERNELS
 from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.torch_device import TorchDevice
 from tests.cuda.executors import ROOT, emulated_library
 
@@ -34,12 +36,52 @@ BACKEND = "hostccl"
 """The backend of process groups for tensors on the device: Gloo, over views of the same memory."""
 
 
+KERNELS: tuple[tuple[type, str, tuple[int | str, ...], tuple[int | str, ...]], ...] = (
+    (CudaKernels, "encode", (3,), (4, "residual")),
+    (CudaKernels, "decode_sum", (3,), (4,)),
+    (CudaKernels, "restore", (1, 2), (1,)),
+    (CudaKernels, "collect_flags", (1,), (2,)),
+    (CudaKernels, "square_sum", (1,), ()),
+    (CudaBatch, "encode", (1, 2), (3, 5)),
+    (CudaBatch, "decode_sum", (3,), (1, 5)),
+)
+"""The calls of kernels: classes, methods, and the arguments that they read and that they write."""
+
+
 class _Services(TorchDevice):
     type = TYPE
 
     def stream(self, index: int) -> int:
         """The number of the current stream."""
         return current_stream().stream_id
+
+
+def _noting(
+    real: Callable[..., Any], name: str, reads: Sequence[int | str], writes: Sequence[int | str]
+) -> Callable[..., Any]:
+    """A method of kernels that adds its calls for the device to the log."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {**dict(enumerate(args)), **kwargs}
+        given = [list(_addresses([named.get(key) for key in keys])) for keys in (reads, writes)]
+        addresses = [*given[0], *given[1]]
+        if addresses:
+            array = (ctypes.c_int64 * len(addresses))(*addresses)
+            library().hostdev_use(name.encode(), array, len(given[0]), len(addresses))
+        return real(*args, **kwargs)
+
+    return call
+
+
+def _addresses(values: Any) -> Iterator[int]:
+    """Where the memory begins of tensors on the device, in nested sequences."""
+    if isinstance(values, torch.Tensor):
+        if values.device.type == TYPE and values.numel():
+            yield values.untyped_storage().data_ptr()
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        for one in values:
+            yield from _addresses(one)
 
 
 @cache
@@ -78,6 +120,8 @@ def register() -> None:
     torch._register_device_module(TYPE, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     CUDA_KERNELS[TYPE] = lambda: CudaKernels(_Services(torch), emulated_library())
+    for where, name, reads, writes in KERNELS:
+        setattr(where, name, _noting(getattr(where, name), name, reads, writes))
     dist.Backend.register_backend(BACKEND, _backend, devices=[TYPE])
 
 
@@ -128,7 +172,8 @@ class Log(list[tuple[str, int, int]]):
     """The calls in order, each with its name, the event or memory, and the stream.
 
     Names are ``record``, ``wait``, ``record_stream``, ``synchronize_device``, ``synchronize_event``,
-    ``synchronize_stream``, and those of operators.
+    ``synchronize_stream``, ``allocate``, ``free``, and those of operators, collectives and kernels. After
+    one of these come ``reads`` and ``writes`` with the memory that it uses.
     """
 
 
