@@ -12,7 +12,17 @@ from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.frontier.experiment import equal_bits
 from benchmarks.frontier.points import by_optimizer
 from benchmarks.frontier.tasks import MOMENTUM, TEXT
-from benchmarks.pages import accuracy, bandwidth, codec, gpu, lab, papers, reading, step_times
+from benchmarks.pages import (
+    accuracy,
+    bandwidth,
+    codec,
+    gpu,
+    lab,
+    papers,
+    reading,
+    step_times,
+    time_to_loss,
+)
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers import record
 from benchmarks.papers.experiment import Row
@@ -91,12 +101,14 @@ TABLES: dict[str, Callable[[], Table]] = {
     "auto": lab.auto,
     "powersgd": lab.powersgd,
     "text": lab.text,
+    "text-time": time_to_loss.table,
     "gpt2": lab.large,
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
     "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
     "allreduce-own-groups": lambda: drawing.table(_allreduce("lab-allreduce-own-groups"), "40ms"),
     "allreduce-costs": lambda: drawing.costs(_allreduce()),
+    "allreduce-eight": lambda: drawing.table(_allreduce("lab-allreduce-eight"), "none"),
     "reduce-scatter": lab.reduce_scatter,
     "all-gather": lab.all_gather,
     "diloco": lab.diloco,

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import TEXT
+from benchmarks.pages import time_to_loss
 from benchmarks.papers import record
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,6 +81,13 @@ def test_equal_bits() -> None:
         assert four == pytest.approx(found["ecq:rotate=True,bucket=128"].mean, abs=0.00051)
         for method in ("bf16", "int8", "int8:kind=linear", "int8:kind=e4m3"):
             assert abs(found[method].mean) < 0.006
+
+
+def test_time_to_a_loss() -> None:
+    text, rows = _row("time to a loss"), {line[0]: line for line in time_to_loss.table().rows}
+    assert f"a training loss of {time_to_loss.TARGET} bits a byte" in text
+    told = re.findall(r"(\d\.\d+) times \(`(\w+)`\)", text)
+    assert [(rows[name.lower()][4][:4], name) for _, name in told] == told
 
 
 def test_every_record_is_there() -> None:
