@@ -41,8 +41,9 @@ from hvd_compress.ranks.counters import Counters
 
 SCHEMA = "hvd_compress/launches/1"
 EXCHANGES = ("allgather", "two_shot", "hierarchical")
-SHAPES = ((64, 64, 3, 3), (64,), (256, 64), (256,)) * 10
-"""The shapes of a bucket like those of a residual network: half of the tensors are small."""
+SHAPES = ((16, 16, 3, 3), (16,), (64, 16), (64,)) * 10
+"""The shapes of a bucket like those of a small residual network. Larger tensors would measure PyTorch's copies in
+host memory, which are launches on a GPU."""
 
 _LAUNCHING = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 _LOCAL = 4

@@ -27,7 +27,7 @@ from hvd_compress.engine.residuals import (
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
-from hvd_compress.kernels.cpu_arrays import CheckedOnce
+from hvd_compress.kernels.cpu_arrays import Fixed
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -92,7 +92,7 @@ class Batch:
         self.gradients = gradients
         self.order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
-        self._unused = [position for position, one in enumerate(self._used) if not one]
+        self._unused = [] if used is None else [n for n, one in enumerate(self._used) if not one]
         self._originals = {position: gradients[position].clone() for position in self._unused}
         # One record for all used gradients, whose changes are kept or undone together.
         self._changes = [encoder.last.changes()] * len(gradients)
@@ -100,12 +100,13 @@ class Batch:
             self._changes[position] = encoder.last.changes()
         self._taken_up: list[Columns] = []
         self._take_over()
-        self.flats: Sequence[torch.Tensor] = CheckedOnce(
-            gradient.ravel() if matrix is None else transpose(gradient, matrix)
-            for gradient, matrix in zip(gradients, plan.matrices, strict=True)
-        )
-        both = enumerate(zip(gradients, plan.matrices, strict=True))
-        self._copied = [n for n, (one, matrix) in both if matrix or not one.is_contiguous()]
+        flats = [gradient.ravel() for gradient in gradients]
+        self._copied = [n for n, one in enumerate(gradients) if not one.is_contiguous()]
+        if plan.transposed:
+            for position, matrix in plan.transposed:
+                flats[position] = transpose(gradients[position], matrix)
+            self._copied = sorted({*self._copied, *dict(plan.transposed)})
+        self.flats: Sequence[torch.Tensor] = Fixed(flats)
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
@@ -178,10 +179,8 @@ class Batch:
             One average for each gradient, shape=(n,), float32; empty if this rank owns no element.
         """
         pieces = table.layout.pieces
-        buffer = torch.empty(
-            sum(self.plan.owned_sizes), dtype=torch.float32, device=self.flats[0].device
-        )
-        averages = CheckedOnce(buffer.split_with_sizes(self.plan.owned_sizes))
+        sizes, device = self.plan.owned_sizes, self.flats[0].device
+        averages = Fixed.cut(torch.empty(sum(sizes), dtype=torch.float32, device=device), sizes)
         if not pieces:
             return averages
         self._name_senders(table, lambda _, row: first + row, ", as its owner")
@@ -490,8 +489,25 @@ class Batch:
 
     def _take_over(self) -> None:
         """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""
-        encoder, plan = self._encoder, self.plan
-        scale, keeps = encoder.loss_scale, plan.slots[0].route.residuals
+        plan = self.plan
+        owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+        # Here, and not between the collectives: memory belongs to the stream that it is made in.
+        self._owned: Columns = (), ()
+        if plan.feeds and self._encoded:
+            if plan.owners is None and not owned:
+                return
+            again = len(owned) == len(plan.slots) and self._again("averages", owned)
+            if again:
+                self._owned = self._take_up("averages", owned, again)
+                return
+        self._release(self._encoder.loss_scale)
+        if plan.owners is not None:
+            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+            self._owned = self._take_up("averages", owned)
+
+    def _release(self, scale: float) -> None:
+        plan = self.plan
+        keeps = plan.slots[0].route.residuals
         for position, slot in enumerate(plan.slots):
             gradient, changes = self.gradients[position], self._changes[position]
             enabled = self._encoded and plan.residual_dtypes[position] is not None
@@ -499,11 +515,6 @@ class Batch:
                 changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
             if slot.residual is not None and not (enabled and keeps):
                 changes.release(slot, gradient, scale)
-        # Here, and not between the collectives: memory belongs to the stream that it is made in.
-        self._owned: Columns = ((), ())
-        if plan.owners is not None:
-            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
-            self._owned = self._take_up("averages", owned)
 
     def _encode(
         self,
@@ -536,23 +547,33 @@ class Batch:
         with self.encoding():
             return self.guard(work, layout.size)
 
-    def _take_up(self, role: str, holders: Sequence[Holder]) -> Columns:
-        """Residuals of gradients or of averages; checks them unless the last exchange had the same."""
-        scale, last = self._encoder.loss_scale, self._encoder.last
+    def _again(self, role: str, holders: Sequence[Holder]) -> Columns | None:
+        """The columns of the last exchange, if it had these residuals for the same purpose."""
+        encoder = self._encoder
+        return encoder.last.columns_again((self.plan, role), holders, encoder.loss_scale)
+
+    def _take_up(
+        self, role: str, holders: Sequence[Holder], columns: Columns | None = None
+    ) -> Columns:
+        """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
         dtypes = self.plan.residual_dtypes if self._encoded else [None] * len(holders)
-        columns = last.columns_again((self.plan, role), holders, scale) if self._encoded else None
+        if columns is None and self._encoded:
+            columns = self._again(role, holders)
         if columns is None:
-            columns = CheckedOnce(None for _ in holders), CheckedOnce(None for _ in holders)
-            device, order = self.gradients[0].device, self.order
-            for position, (holder, dtype) in enumerate(zip(holders, dtypes, strict=True)):
+            scale, device, order = self._encoder.loss_scale, self.gradients[0].device, self.order
+            pairs = [
+                (None, None) if dtype is None else holder.take_up(scale, device, order, dtype)
+                for holder, dtype in zip(holders, dtypes, strict=True)
+            ]
+            columns = Fixed(before for before, _ in pairs), Fixed(after for _, after in pairs)
+        if not self._unused and None not in dtypes:
+            self._changes[0].moved += holders
+        else:
+            for changes, holder, dtype in zip(self._changes, holders, dtypes, strict=True):
                 if dtype is not None:
-                    pair = holder.take_up(scale, device, order, dtype)
-                    columns[0][position], columns[1][position] = pair
-        for changes, holder, dtype in zip(self._changes, holders, dtypes, strict=True):
-            if dtype is not None:
-                changes.moved.append(holder)
+                    changes.moved.append(holder)
         if any(dtypes):
-            last.columns[self.plan, role] = columns
+            self._encoder.last.columns[self.plan, role] = columns
             self._taken_up.append(columns)
         return columns
 
@@ -577,7 +598,9 @@ class Batch:
 
         No payload shows that: ranks add in single precision.
         """
-        sums = [flat for flat in self.flats if flat.dtype == torch.float16 and flat.numel()]
+        if self.flats[0].dtype != torch.float16:
+            return  # All are of one dtype.
+        sums = [flat for flat in self.flats if flat.numel()]
         if not sums:
             return
         finite = all_finite(sums)

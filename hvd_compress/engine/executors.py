@@ -15,6 +15,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.engine.residuals import Columns
 from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_arrays import Fixed
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
@@ -199,7 +200,9 @@ class Executors:
         kernels = self.deferred(when)
         assert kernels is not None
         self.order(when)
-        keep_from_reuse(when, *(one for both in columns for one in chain(*both) if one is not None))
+        keep_from_reuse(when)
+        for one in chain(*columns):
+            keep_all_from_reuse(one)
         kernels.restore(columns, when)
 
     def raise_later(self, word: torch.Tensor, error: Exception) -> None:
@@ -296,6 +299,19 @@ def keep_from_reuse(*tensors: torch.Tensor) -> None:
         stream = current_stream(tensors[0].device)
         for tensor in tensors:
             tensor.record_stream(stream)
+
+
+def keep_all_from_reuse(arrays: Sequence[torch.Tensor | None]) -> None:
+    """The same for tensors of many steps; what stays in its place is told once for each stream."""
+    tensors = [one for one in arrays if one is not None]
+    if not tensors or tensors[0].device.type not in CUDA_KERNELS:
+        return
+    if isinstance(arrays, Fixed):
+        stream = current_stream(tensors[0].device)
+        if stream in arrays.streams:
+            return
+        arrays.streams.add(stream)
+    keep_from_reuse(*tensors)
 
 
 def current_stream(device: torch.device) -> torch.Stream:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.kernels import cuda_library
-from hvd_compress.kernels.cpu_arrays import Addresses, addresses_of
+from hvd_compress.kernels.cpu_arrays import Addresses, Fixed, addresses_of
 from hvd_compress.kernels.cuda_library import Error, Queue, Residual
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
@@ -205,17 +205,7 @@ class CudaKernels(Kernels):
             when: the condition, such as the flags of :meth:`collect_flags`; shape=(1,), int32.
         """
         arrays = DeviceArrays(self._device.type, when)
-        table, begin = np.zeros(sum(len(sources) for sources, _ in columns), _RESIDUAL), 0
-        for sources, destinations in columns:
-            rows = table[begin : begin + len(sources)]
-            begin += len(rows)
-            rows["count"] = counts = [0 if one is None else one.numel() for one in sources]
-            rows["before"], rows["dtype"], codes = arrays.pointers("before", sources, counts)
-            rows["after"], dtypes, _ = arrays.pointers("after", destinations, counts)
-            if DTYPES["float16"] in codes or (rows["dtype"] != dtypes).any():
-                raise TypeError(
-                    "residuals: expected pairs of one dtype, float32 or bfloat16, got others"
-                )
+        table = np.concatenate([_copies(arrays, *both) for both in columns])
         self._call(
             "restore",
             self.library.hvdc_cuda_restore,
@@ -387,6 +377,24 @@ class CudaKernels(Kernels):
         raise KernelError(f"{call}: the CUDA library answered with status {status}")
 
 
+def _copies(
+    arrays: DeviceArrays, sources: Sequence[Any | None], destinations: Sequence[Any | None]
+) -> np.ndarray:
+    """The rows of the library's table for copies of residuals over others."""
+    known = sources.copies if isinstance(sources, Fixed) else None
+    if known is not None and isinstance(destinations, Fixed) and known[0] is destinations.checked:
+        return known[1]
+    rows = np.zeros(len(sources), _RESIDUAL)
+    rows["count"] = counts = [0 if one is None else one.numel() for one in sources]
+    rows["before"], rows["dtype"], codes = arrays.pointers("before", sources, counts)
+    rows["after"], dtypes, _ = arrays.pointers("after", destinations, counts)
+    if DTYPES["float16"] in codes or (rows["dtype"] != dtypes).any():
+        raise TypeError("residuals: expected pairs of one dtype, float32 or bfloat16, got others")
+    if isinstance(sources, Fixed) and isinstance(destinations, Fixed):
+        sources.copies = destinations.checked, rows
+    return rows
+
+
 def altered(rank: int, what: str, codec: object, shape: object) -> str:
     """The message of the error for an altered payload, of which ``what`` is wrong."""
     return (
@@ -415,7 +423,7 @@ class DeviceArrays:
         self._type = device_type
         self.device = first.device
         self.index: int = first.device.index or 0
-        self._place = -1 if device_type == "cpu" else self.index  # As get_device() has it.
+        self._place = None if device_type == "cpu" else self.index
 
     def pointer(self, what: str, tensor: Any, count: int, dtype: str | None = None) -> int:
         """The address of a contiguous tensor of ``count`` elements.
@@ -432,7 +440,9 @@ class DeviceArrays:
             raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
         return self._address(what, tensor)
 
-    def pointers(self, what: str, tensors: Sequence[Any | None], counts: list[int]) -> Addresses:
+    def pointers(
+        self, what: str, tensors: Sequence[Any | None], counts: Sequence[int]
+    ) -> Addresses:
         """The addresses and the ``hvdc_dtype`` of many tensors; 0 for None.
 
         Raises:

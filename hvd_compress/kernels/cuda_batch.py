@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, check_places
 from hvd_compress.kernels.batch import Entry as BatchEntry
-from hvd_compress.kernels.cpu_arrays import check_lengths, check_message
+from hvd_compress.kernels.cpu_arrays import Fixed, check_lengths, check_message
 from hvd_compress.kernels.cuda import (
     MAX_PAYLOADS,
     CudaKernels,
@@ -108,20 +108,11 @@ class CudaBatch(Batch):
         devices = DeviceArrays(self._kernels.device_type, message)
         pointer = devices.pointer("message", message, message.numel(), "uint8")
         check_message("message", message.numel(), self.message_bytes)
-        columns = (("residuals", residuals), ("next_residuals", next_residuals))
-        for what, given in columns:
-            absent = [one is None for one in given]
-            for number in self._used if absent != self._absent else ():
-                if absent[number] != self._absent[number]:
-                    raise _misplaced(f"{what}[{number}]")
         library = self._kernels.library
         with self._kernels.launching(devices.index) as stream:
             self._set_values(values, steps, devices)
-            for name, (what, given) in zip(("residual", "next_residual"), columns, strict=True):
-                self._columns[name][:], dtypes, _ = devices.pointers(what, given, self._sizes)
-                if (dtypes[self._fed] != self._fed_dtypes).any():
-                    for number, dtype in zip(self._fed, self._fed_dtypes, strict=True):
-                        check_dtype(f"{what}[{number}]", given[number], tuple(DTYPES)[dtype])
+            self._set_residuals("residual", residuals, devices)
+            self._set_residuals("next_residual", next_residuals, devices)
             plan = self._plan(devices.index, stream, -1)
             queue = Queue(devices.index, 0, stream, None, 0)
             status = library.hvdc_cuda_encode_batch(
@@ -206,6 +197,25 @@ class CudaBatch(Batch):
         columns["values"][:], columns["dtype"][:] = pointers, dtypes
         columns["step"][:] = np.array(steps, np.uint64)
 
+    def _set_residuals(
+        self, column: str, given: Sequence[Any | None], devices: DeviceArrays
+    ) -> None:
+        what = f"{column}s"
+        self._columns[column][:], dtypes, _ = devices.pointers(what, given, self._sizes)
+        if isinstance(given, Fixed) and self._tag in given.fits:
+            return
+        absent = [one is None for one in given]
+        for number in self._used if absent != self._absent else ():
+            if absent[number] != self._absent[number]:
+                raise ValueError(
+                    f"{what}[{number}]: expected a residual exactly where error feedback is enabled"
+                )
+        if (dtypes[self._fed] != self._fed_dtypes).any():
+            for number, dtype in zip(self._fed, self._fed_dtypes, strict=True):
+                check_dtype(f"{what}[{number}]", given[number], tuple(DTYPES)[dtype])
+        if isinstance(given, Fixed):
+            given.fits.add(self._tag)
+
     def _plan(self, index: int, stream: int, ranks: int) -> _Plan:
         """The plan for calls in a stream: for the decoding of some ranks' messages; -1 means encoding."""
         key = index, stream, ranks
@@ -233,7 +243,3 @@ class _Plan:
         self._memory = kernels.allocate(size, index)
         queue = Queue(index, 0, stream, self._memory.data_ptr(), size)
         kernels.check_status(library.hvdc_cuda_plan_prepare(made, ctypes.byref(queue)), "batch")
-
-
-def _misplaced(what: str) -> ValueError:
-    return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")
