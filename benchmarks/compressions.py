@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, codec_class
@@ -79,9 +79,9 @@ def make(frontend: Any, name: str, /, *model: Any, **options: Any) -> Any:
 def _split(name: str, options: Options) -> tuple[Route, Options]:
     codec, rest = codec_class("compression", "codec", name), dict(options)
     own = {one.name: rest.pop(one.name) for one in fields(codec) if one.name in rest}
-    alpha, beta = (rest.pop(one, getattr(codec.feedback, one)) for one in ("alpha", "beta"))
+    given = {one.name: rest.pop(one.name) for one in fields(ErrorFeedback) if one.name in rest}
     exchange, inner = rest.pop("exchange", ""), rest.pop("inner", None)
-    return Route(codec(**own), ErrorFeedback(alpha, beta), exchange, inner), rest
+    return Route(codec(**own), replace(codec.feedback, **given), exchange, inner), rest
 
 
 def parse(text: str, common: Options, last_layer: str) -> Compression:

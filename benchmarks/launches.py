@@ -42,8 +42,8 @@ from hvd_compress.ranks.counters import Counters
 SCHEMA = "hvd_compress/launches/1"
 EXCHANGES = ("allgather", "two_shot", "hierarchical")
 SHAPES = ((16, 16, 3, 3), (16,), (64, 16), (64,)) * 10
-"""The shapes of a bucket like those of a small residual network. Larger tensors would measure PyTorch's copies in
-host memory, which are launches on a GPU."""
+"""The shapes of a bucket, as of a small residual network: copies of larger tensors, which a GPU makes,
+would take the host's time."""
 
 _LAUNCHING = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 _LOCAL = 4

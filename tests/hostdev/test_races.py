@@ -38,6 +38,12 @@ def test_no_frontend_races() -> None:
         assert _found(make).crossed > 40, make.__name__
 
 
+@on_ranks(4, launcher="torchrun", environment=DEVICE)
+def test_shards_of_replicas() -> None:
+    for make in (trainings.fsdp_of_replicas, trainings.fsdp_that_accumulates):
+        assert _found(make).crossed > 40, make.__name__
+
+
 def _nowhere(_: InStream) -> AbstractContextManager[None]:
     return nullcontext()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -103,10 +104,28 @@ def stock_fsdp(device: torch.device) -> Made:
 
 
 def fsdp_of_replicas(device: torch.device) -> Made:
-    mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(_model(device), mesh=mesh["shard"])
+    """Two replicas, each of half of the ranks."""
+    shards = dist.get_world_size() // 2
+    mesh = init_device_mesh(device.type, (2, shards), mesh_dim_names=("replicate", "shard"))
+    model = _model(device)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh["shard"])
     of_fsdp.Compressor(model, OneBit(), mesh=mesh, threshold=0)
     return model, _descent(model).step
+
+
+def fsdp_that_accumulates(device: torch.device) -> Made:
+    model, finish = fsdp_of_replicas(device)
+    model.set_requires_all_reduce(False)
+    passes = itertools.count(1)
+
+    def step() -> None:
+        exchanged = next(passes) % 2 == 0
+        if exchanged:
+            finish()
+        model.set_requires_all_reduce(not exchanged)
+
+    return model, step
 
 
 def fsdp_of_shards(device: torch.device) -> Made:
@@ -177,6 +196,7 @@ OURS: tuple[Make, ...] = (
     all_reduce,
     all_reduce_in_two_shots,
     fsdp_of_replicas,
+    fsdp_that_accumulates,
     fsdp_of_shards,
     onebit_adam,
     double_buffering,
