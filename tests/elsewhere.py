@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from tests import device
+from tests.torch_models import DEVICE
 
-CUDA = torch.device("cuda" if device.TYPE == "cpu" else device.TYPE, 0)
+CUDA = torch.device("cuda" if DEVICE.type == "cpu" else DEVICE.type, 0)
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 
 
@@ -63,7 +63,7 @@ class Elsewhere(torch.Tensor):
 
 def elsewhere(value: Any) -> Any:
     """Copies a nested container with its tensors on :data:`CUDA`, emulated unless tests run on a GPU."""
-    if device.TYPE != "cpu":
+    if DEVICE.type != "cpu":
         return pytree.tree_map(
             lambda one: one.to(CUDA, copy=True) if torch.is_tensor(one) else one, value
         )

@@ -42,7 +42,7 @@ def steps_to(curve: Sequence[Point], loss: float) -> float:
 
 
 def seconds_at(curve: Sequence[Point], steps: float) -> float:
-    """What a run's clock shows after a number of steps, interpolated."""
+    """The time on a run's clock after a number of steps, interpolated."""
     points = [(0.0, 0.0)]
     points += [(float(one.step), one.seconds) for one in curve if one.seconds is not None]
     at, seconds = np.array(points).T

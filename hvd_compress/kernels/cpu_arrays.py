@@ -61,7 +61,7 @@ class Fixed(tuple[Any, ...]):
 
     Attributes:
         checked: the sizes and the device of the check, and the addresses; None before the first call.
-        copies: what was :attr:`checked` of other arrays, and a table for copies of these over them.
+        copies: the value of :attr:`checked` of other arrays, and a table for copies of these over them.
         fits: the tags of the batches that have found them fit for their residuals.
         streams: the streams that the arrays' memory is kept for until they are done with it.
     """

@@ -201,7 +201,7 @@ def test_through_the_memory_of_the_host() -> None:
 
 
 def _waits(steps: int, **options: Any) -> list[int]:
-    """How often the host waits for the device within the hooks of each step."""
+    """The number of times that the host waits for the device within the hooks of each step."""
     waits: list[int] = []
     reduce = hvdc.Compressor.reduce
 

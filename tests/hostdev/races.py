@@ -20,7 +20,7 @@ Clock = dict[int, int]
 
 @dataclass
 class Found:
-    """What a log shows.
+    """The races in a log.
 
     Attributes:
         races: descriptions of two calls on the same memory, or of a call and the memory's reuse, that
