@@ -22,6 +22,7 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison
 from hvd_compress.process_group.collectives import Over
+from hvd_compress.process_group.device_collectives import meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
@@ -158,7 +159,7 @@ class Compressor(RebindingCompressor):
         self._bind()
         several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
         devices = (one.device for one in several if isinstance(one, torch.Tensor))
-        self._start_line(next(devices, torch.device("cpu")))
+        self._start_line(next(devices, None))
         try:
             with self._keys.restored_on_error():
                 given, keys = pairs(tensor, key)
@@ -331,10 +332,14 @@ class Compressor(RebindingCompressor):
         if self._made_launcher is not None:
             self._made_launcher.close()
 
-    def _start_line(self, device: torch.device) -> None:
+    def _start_line(self, device: torch.device | None) -> None:
+        """Connects the ranks for calls with tensors on a device; None for a call without a tensor."""
         if self._comparisons is None:
-            self._connect(device)
+            self._connect(device or meeting_place(self._process_group))
             self._comparisons = Line(self._collectives)
+        elif device not in (None, self._device) and not self._keys.slots:
+            assert device is not None
+            self._connect(device)  # All calls before have failed, and may have had no tensor.
 
     def _bind(self) -> None:
         if not self._bound:

@@ -23,7 +23,7 @@ from tests.ranks import on_ranks
 
 def _claim(ranks: Collectives, length: int) -> None:
     """Tells the other ranks a length."""
-    ranks.all_gather(torch.tensor([length]))[1].wait()
+    ranks.all_gather(torch.tensor([length], device=ranks.device))[1].wait()
 
 
 def _refused(call: Callable[[], Any], match: str) -> None:
@@ -64,10 +64,10 @@ def test_states_go_through_a_device_in_parts() -> None:
     with mock.patch.object(values, "_PART_BYTES", 100):
         gathered = gather_states(ranks, states[rank], 1000)
         got = broadcast_state(ranks, states[rank], 1, 1000)
-    assert torch.equal(got["w"], states[1]["w"])
+    assert torch.equal(got["w"].cpu(), states[1]["w"].cpu())
     assert (gathered is None) == (rank == 1)
     for one, expected in zip(gathered or states, states, strict=True):
-        assert torch.equal(one["w"], expected["w"])
+        assert torch.equal(one["w"].cpu(), expected["w"].cpu())
 
 
 @on_ranks(2, launcher="torchrun")
