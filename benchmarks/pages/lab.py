@@ -18,8 +18,10 @@ from benchmarks.predict.profiles import PROFILES
 from benchmarks.tables import Table
 from hvd_compress.perfmodel.machines import Link
 
-_500_MBIT = 0.956 * 500e6 / 8
-"""Bytes per second: what TCP over Ethernet leaves of 500 Mbit/s."""
+_PAYLOAD = 0.956
+"""The share of a link's rate that TCP over Ethernet leaves."""
+_GPT2 = {"lab-gpt2-500mbit": 500e6, "lab-gpt2-1gbit": 1e9}
+"""Records, and the bits per second of their links."""
 _LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _GRIDS = {2: ((1, 1), (2, 1), (1, 2)), 4: ((1, 1), (4, 1), (2, 2), (1, 4))}
 
@@ -119,24 +121,30 @@ def text() -> Table:
 
 
 def large() -> Table:
-    """A step of GPT-2's shape between two hosts, and the predicted step of eight."""
-    outcome, profile = results.read(RECORDS / "lab-gpt2-500mbit.json"), PROFILES["lab"]
-    between = Link(_500_MBIT, profile.between.latency)
-    profile = dataclasses.replace(profile, between=between)
-    two, eight = (
-        predicted.predictions(dataclasses.replace(outcome, ranks=ranks), profile)
-        for ranks in (outcome.ranks, 8)
-    )
-    lines = []
-    for run in outcome.runs:
-        name = run.compression
-        if name in two:
-            told = (f"{one[name].seconds:.1f}" for one in (two, eight))
-            sent = (run.wire_bytes_per_step, eight[name].wire_bytes)
-            seconds = f"{run.step_seconds.median:.1f}"
-            lines.append((label(name), seconds, *told, *(f"{1e-6 * one:.0f}" for one in sent)))
-    header = ("compression", "two hosts, s", "predicted, s", "eight hosts, predicted, s")
-    return Table((*header, "MB sent of two", "MB sent of eight"), lines)
+    """A step of GPT-2's shape between two hosts on two links, and the predicted steps of two and eight."""
+    lines: dict[str, list[str]] = {}
+    sent: dict[str, list[str]] = {}
+    for name, bits in _GPT2.items():
+        outcome, profile = results.read(RECORDS / f"{name}.json"), PROFILES["lab"]
+        between = Link(_PAYLOAD * bits / 8, profile.between.latency)
+        profile = dataclasses.replace(profile, between=between)
+        two, eight = (
+            predicted.predictions(dataclasses.replace(outcome, ranks=ranks), profile)
+            for ranks in (outcome.ranks, 8)
+        )
+        for run in outcome.runs:
+            of = run.compression
+            if of in two:
+                told = (run.step_seconds.median, two[of].seconds, eight[of].seconds)
+                lines.setdefault(of, []).extend(f"{one:.1f}" for one in told)
+                bytes_sent = (run.wire_bytes_per_step, eight[of].wire_bytes)
+                sent[of] = [f"{1e-6 * one:.0f}" for one in bytes_sent]
+    links = ("500 Mbit/s", "1 Gbit/s")
+    times = [
+        f"{link}: {what}" for link in links for what in ("two, s", "predicted", "eight, predicted")
+    ]
+    header = ("compression", *times, "MB sent of two", "of eight")
+    return Table(header, [(label(of), *lines[of], *sent[of]) for of in lines])
 
 
 def _by_compression(name: str) -> dict[str, list[dict[str, Any]]]:
