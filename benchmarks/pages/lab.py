@@ -13,15 +13,15 @@ import numpy as np
 from benchmarks import predicted, results
 from benchmarks.compressions import POWERSGD_HOOK
 from benchmarks.intervals import paired
-from benchmarks.pages.reading import RECORDS, label, middle_half, record, signed
+from benchmarks.pages.reading import RECORDS, label, middle_half, ratio, record, signed
 from benchmarks.predict.profiles import PROFILES
 from benchmarks.tables import Table
 from hvd_compress.perfmodel.machines import Link
 
 _PAYLOAD = 0.956
 """The share of a link's rate that TCP over Ethernet leaves."""
-_GPT2 = {"lab-gpt2-500mbit": 500e6, "lab-gpt2-1gbit": 1e9}
-"""Records, and the bits per second of their links."""
+_GPT2 = {"500 Mbit/s": ("lab-gpt2-500mbit", 500e6), "1 Gbit/s": ("lab-gpt2-1gbit", 1e9)}
+"""For each link, the record and the bits per second."""
 _LINKS = {"none": "not limited", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _GRIDS = {2: ((1, 1), (2, 1), (1, 2)), 4: ((1, 1), (4, 1), (2, 2), (1, 4))}
 
@@ -52,9 +52,9 @@ def auto() -> Table:
                     _after(r"^\* +(.*?)  ", told),
                     f"{1e3 * median(found['seconds']['auto']):.0f}",
                     label(found["best"]),
-                    _ratio(found["ratio_to_best"]),
+                    ratio(found["ratio_to_best"]),
                     found["best_uncompressed"],
-                    _ratio(found["ratio_to_best_uncompressed"]),
+                    ratio(found["ratio_to_best_uncompressed"]),
                     f"{found['planning_steps']:.1f} ({counted})",
                 )
             )
@@ -89,7 +89,7 @@ def _over_hook(times: dict[str, list[float]], name: str) -> str:
         return ""
     logarithms = (list(np.log(times[one])) for one in (name, POWERSGD_HOOK))
     interval = paired(*logarithms)
-    return _ratio([math.exp(one) for one in (interval.mean, interval.low, interval.high)])
+    return ratio([math.exp(one) for one in (interval.mean, interval.low, interval.high)])
 
 
 def _after(pattern: str, text: str) -> str:
@@ -97,10 +97,6 @@ def _after(pattern: str, text: str) -> str:
     if found is None:
         raise ValueError(f"expected {pattern} in an explanation, got {text[:80]!r}")
     return found[1]
-
-
-def _ratio(ratio: list[float]) -> str:
-    return "{:.2f} ({:.2f} to {:.2f})".format(*ratio)
 
 
 def text() -> Table:
@@ -124,7 +120,7 @@ def large() -> Table:
     """A step of GPT-2's shape between two hosts on two links, and the predicted steps of two and eight."""
     lines: dict[str, list[str]] = {}
     sent: dict[str, list[str]] = {}
-    for name, bits in _GPT2.items():
+    for name, bits in _GPT2.values():
         outcome, profile = results.read(RECORDS / f"{name}.json"), PROFILES["lab"]
         between = Link(_PAYLOAD * bits / 8, profile.between.latency)
         profile = dataclasses.replace(profile, between=between)
@@ -139,9 +135,8 @@ def large() -> Table:
                 lines.setdefault(of, []).extend(f"{one:.1f}" for one in told)
                 bytes_sent = (run.wire_bytes_per_step, eight[of].wire_bytes)
                 sent[of] = [f"{1e-6 * one:.0f}" for one in bytes_sent]
-    links = ("500 Mbit/s", "1 Gbit/s")
     times = [
-        f"{link}: {what}" for link in links for what in ("two, s", "predicted", "eight, predicted")
+        f"{link}: {what}" for link in _GPT2 for what in ("two, s", "predicted", "eight, predicted")
     ]
     header = ("compression", *times, "MB sent of two", "of eight")
     return Table(header, [(label(of), *lines[of], *sent[of]) for of in lines])
@@ -243,7 +238,7 @@ def double_buffering() -> Table:
         (
             f"{one['batch']:,}",
             *(f"{1e3 * one['seconds'][way]:.0f}" for way in ("whole", "halves")),
-            _ratio(one["gain"]),
+            ratio(one["gain"]),
             published.get(one["batch"], ""),
         )
         for one in record("lab-double-buffering-50mbit")["rows"]

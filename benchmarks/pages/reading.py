@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import quantiles
@@ -33,3 +34,8 @@ def middle_half(numbers: list[float]) -> str:
     """The median and the range of the middle half, as text with two decimals."""
     low, median, high = quantiles(numbers, n=4, method="inclusive")
     return f"{median:.2f} ({low:.2f}-{high:.2f})"
+
+
+def ratio(found: Sequence[float]) -> str:
+    """A ratio and the ends of its interval."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*found)

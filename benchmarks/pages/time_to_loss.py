@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from benchmarks import results
-from benchmarks.intervals import Interval, mean
-from benchmarks.pages.reading import RECORDS, label
+from benchmarks.intervals import mean
+from benchmarks.pages.reading import RECORDS, label, ratio
 from benchmarks.results import Point, Run
 from benchmarks.tables import Table
 
@@ -65,8 +65,9 @@ def table() -> Table:
                 np.array([*map(partial(seconds_at, clock[one]), steps[one])])
                 for one in (name, "none")
             )
-            shares = mean(seconds / plain)
-            cells += [f"{seconds.mean():.1f}", "" if name == "none" else _share(shares)]
+            share = mean(seconds / plain)
+            shown = ratio((share.mean, share.low, share.high))
+            cells += [f"{seconds.mean():.1f}", "" if name == "none" else shown]
         lines.append(tuple(cells))
     links = [cell for link in _LINKS for cell in (f"{link}, s", "of none's")]
     return Table(("compression", "seeds", f"steps to {TARGET} bits", *links), lines)
@@ -75,7 +76,3 @@ def table() -> Table:
 def _steps(runs: Sequence[Run], compression: str) -> list[float]:
     chosen = sorted((r for r in runs if r.compression == compression), key=lambda run: run.seed)
     return [steps_to(run.curve, TARGET * math.log(2)) for run in chosen]
-
-
-def _share(found: Interval) -> str:
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"

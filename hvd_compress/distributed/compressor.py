@@ -337,9 +337,10 @@ class Compressor(RebindingCompressor):
         if self._comparisons is None:
             self._connect(device or meeting_place(self._process_group))
             self._comparisons = Line(self._collectives)
-        elif device not in (None, self._device) and not self._keys.slots:
-            assert device is not None
-            self._connect(device)  # All calls before have failed, and may have had no tensor.
+            return
+        unused = self._made_launcher is None and not self._keys.slots
+        if unused and device is not None and device != self._device:
+            self._connect(device)  # Earlier calls have failed, perhaps without a tensor.
 
     def _bind(self) -> None:
         if not self._bound:

@@ -27,7 +27,7 @@ from hvd_compress.engine.residuals import (
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
-from hvd_compress.kernels.cpu_arrays import Fixed
+from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -106,7 +106,7 @@ class Batch:
             for position, matrix in plan.transposed:
                 flats[position] = transpose(gradients[position], matrix)
             self._copied = sorted({*self._copied, *dict(plan.transposed)})
-        self.flats: Sequence[torch.Tensor] = Fixed(flats)
+        self.flats: Sequence[torch.Tensor] = FixedArrays(flats)
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
@@ -180,7 +180,9 @@ class Batch:
         """
         pieces = table.layout.pieces
         sizes, device = self.plan.owned_sizes, self.flats[0].device
-        averages = Fixed.cut(torch.empty(sum(sizes), dtype=torch.float32, device=device), sizes)
+        averages = FixedArrays.cut(
+            torch.empty(sum(sizes), dtype=torch.float32, device=device), sizes
+        )
         if not pieces:
             return averages
         self._name_senders(table, lambda _, row: first + row, ", as its owner")
@@ -493,7 +495,7 @@ class Batch:
         owned = [slot.owned for slot in plan.slots if slot.owned is not None]
         # Here, and not between the collectives: memory belongs to the stream that it is made in.
         self._owned: Columns = (), ()
-        if plan.feeds and self._encoded:
+        if plan.keeps_residuals and self._encoded:
             if plan.owners is None and not owned:
                 return
             again = len(owned) == len(plan.slots) and self._again("averages", owned)
@@ -565,7 +567,10 @@ class Batch:
                 (None, None) if dtype is None else holder.take_up(scale, device, order, dtype)
                 for holder, dtype in zip(holders, dtypes, strict=True)
             ]
-            columns = Fixed(before for before, _ in pairs), Fixed(after for _, after in pairs)
+            columns = (
+                FixedArrays(before for before, _ in pairs),
+                FixedArrays(after for _, after in pairs),
+            )
         if not self._unused and None not in dtypes:
             self._changes[0].moved += holders
         else:

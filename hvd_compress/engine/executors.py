@@ -15,7 +15,7 @@ from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.engine.residuals import Columns
 from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.kernels.cpu_arrays import Fixed
+from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
@@ -302,11 +302,14 @@ def keep_from_reuse(*tensors: torch.Tensor) -> None:
 
 
 def keep_all_from_reuse(arrays: Sequence[torch.Tensor | None]) -> None:
-    """The same for tensors of many steps; what stays in its place is told once for each stream."""
+    """Calls :func:`keep_from_reuse` for the tensors of a sequence; for fixed arrays, once in each stream.
+
+    The allocator remembers the stream until it frees the memory.
+    """
     tensors = [one for one in arrays if one is not None]
     if not tensors or tensors[0].device.type not in CUDA_KERNELS:
         return
-    if isinstance(arrays, Fixed):
+    if isinstance(arrays, FixedArrays):
         stream = current_stream(tensors[0].device)
         if stream in arrays.streams:
             return

@@ -87,7 +87,7 @@ class BucketPlan:
             other gradients.
         transposed: the positions and the matrices of the gradients that are transposed.
         residual_dtypes: the dtype of each gradient's residuals; None without feedback.
-        feeds: whether every gradient has feedback, and its rank's own residual stays in the exchange.
+        keeps_residuals: whether every gradient has feedback, and the exchange keeps this rank's residuals.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BucketPlan:
         self.residual_dtypes: list[torch.dtype | None] = [
             getattr(torch, one.residual_dtype) if one.enabled else None for one in feedbacks
         ]
-        self.feeds = None not in self.residual_dtypes and slots[0].route.residuals
+        self.keeps_residuals = None not in self.residual_dtypes and slots[0].route.residuals
         self._encoder = encoder
         self._like = like.new_empty(0)
         self._lengths = lengths

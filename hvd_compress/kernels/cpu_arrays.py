@@ -54,7 +54,7 @@ class Addresses(NamedTuple):
         return Addresses(pointers, dtypes, self.codes)
 
 
-class Fixed(tuple[Any, ...]):
+class FixedArrays(tuple[Any, ...]):
     """Arrays of several calls that stay where they are in memory: only the first call checks them.
 
     Nothing may change the place, the size, the strides or the dtype of an array that is in here.
@@ -62,7 +62,7 @@ class Fixed(tuple[Any, ...]):
     Attributes:
         checked: the sizes and the device of the check, and the addresses; None before the first call.
         copies: the value of :attr:`checked` of other arrays, and a table for copies of these over them.
-        fits: the tags of the batches that have found them fit for their residuals.
+        fits: the tags of the batches that have accepted these arrays as their residuals.
         streams: the streams that the arrays' memory is kept for until they are done with it.
     """
 
@@ -75,7 +75,7 @@ class Fixed(tuple[Any, ...]):
         self.streams: set[Any] = set()
 
     @classmethod
-    def cut(cls, buffer: Any, sizes: Sequence[int]) -> Fixed:
+    def cut(cls, buffer: Any, sizes: Sequence[int]) -> FixedArrays:
         """The parts of a float32 tensor, shape=(n,), one behind the other.
 
         Args:
@@ -83,15 +83,15 @@ class Fixed(tuple[Any, ...]):
             sizes: the number of elements in each part, n in all.
         """
         made = cls(buffer.split_with_sizes(sizes))
-        begins, dtypes = _begins(tuple(sizes))
+        begins, dtypes = _offsets(tuple(sizes))
         addresses = Addresses(begins + buffer.data_ptr(), dtypes, {DTYPES["float32"]})
         made.checked = sizes, None if buffer.is_cpu else buffer.get_device(), addresses
         return made
 
 
 @functools.lru_cache(maxsize=1024)
-def _begins(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Where the float32 parts of a buffer begin, in bytes, and the ``hvdc_dtype`` of each."""
+def _offsets(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The offsets in bytes of the float32 parts of a buffer, and the ``hvdc_dtype`` of each part."""
     begins = np.cumsum([0, *sizes[:-1]], dtype=np.uint64) * _WIDTHS[0]
     return begins[: len(sizes)], np.full(len(sizes), DTYPES["float32"], np.int32)
 
@@ -106,7 +106,7 @@ def addresses_of(
         sizes: the number of elements in each tensor, a list; anything for None.
         device: the result of ``get_device()`` for the tensors; None is the CPU.
     """
-    if isinstance(arrays, Fixed):
+    if isinstance(arrays, FixedArrays):
         if arrays.checked is None or arrays.checked[:2] != (sizes, device):
             found = addresses_of([*arrays], sizes, device)
             if found is None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.kernels import cuda_library
-from hvd_compress.kernels.cpu_arrays import Addresses, Fixed, addresses_of
+from hvd_compress.kernels.cpu_arrays import Addresses, FixedArrays, addresses_of
 from hvd_compress.kernels.cuda_library import Error, Queue, Residual
 from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
@@ -381,8 +381,12 @@ def _copies(
     arrays: DeviceArrays, sources: Sequence[Any | None], destinations: Sequence[Any | None]
 ) -> np.ndarray:
     """The rows of the library's table for copies of residuals over others."""
-    known = sources.copies if isinstance(sources, Fixed) else None
-    if known is not None and isinstance(destinations, Fixed) and known[0] is destinations.checked:
+    known = sources.copies if isinstance(sources, FixedArrays) else None
+    if (
+        known is not None
+        and isinstance(destinations, FixedArrays)
+        and known[0] is destinations.checked
+    ):
         return known[1]
     rows = np.zeros(len(sources), _RESIDUAL)
     rows["count"] = counts = [0 if one is None else one.numel() for one in sources]
@@ -390,7 +394,7 @@ def _copies(
     rows["after"], dtypes, _ = arrays.pointers("after", destinations, counts)
     if DTYPES["float16"] in codes or (rows["dtype"] != dtypes).any():
         raise TypeError("residuals: expected pairs of one dtype, float32 or bfloat16, got others")
-    if isinstance(sources, Fixed) and isinstance(destinations, Fixed):
+    if isinstance(sources, FixedArrays) and isinstance(destinations, FixedArrays):
         sources.copies = destinations.checked, rows
     return rows
 

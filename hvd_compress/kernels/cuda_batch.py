@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, check_places
 from hvd_compress.kernels.batch import Entry as BatchEntry
-from hvd_compress.kernels.cpu_arrays import Fixed, check_lengths, check_message
+from hvd_compress.kernels.cpu_arrays import FixedArrays, check_lengths, check_message
 from hvd_compress.kernels.cuda import (
     MAX_PAYLOADS,
     CudaKernels,
@@ -202,7 +202,7 @@ class CudaBatch(Batch):
     ) -> None:
         what = f"{column}s"
         self._columns[column][:], dtypes, _ = devices.pointers(what, given, self._sizes)
-        if isinstance(given, Fixed) and self._tag in given.fits:
+        if isinstance(given, FixedArrays) and self._tag in given.fits:
             return
         absent = [one is None for one in given]
         for number in self._used if absent != self._absent else ():
@@ -213,7 +213,7 @@ class CudaBatch(Batch):
         if (dtypes[self._fed] != self._fed_dtypes).any():
             for number, dtype in zip(self._fed, self._fed_dtypes, strict=True):
                 check_dtype(f"{what}[{number}]", given[number], tuple(DTYPES)[dtype])
-        if isinstance(given, Fixed):
+        if isinstance(given, FixedArrays):
             given.fits.add(self._tag)
 
     def _plan(self, index: int, stream: int, ranks: int) -> _Plan:

@@ -75,7 +75,7 @@ def _noting(
 
 
 def _addresses(values: Any) -> Iterator[int]:
-    """Where the memory begins of tensors on the device, in nested sequences."""
+    """The addresses of the memory of all tensors on the device, in nested sequences."""
     if isinstance(values, torch.Tensor):
         if values.device.type == TYPE and values.numel():
             yield values.untyped_storage().data_ptr()
