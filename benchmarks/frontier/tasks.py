@@ -121,7 +121,6 @@ RESNET = Task(
     _ACCURACY,
     {MOMENTUM: (0.05, RESNET_METHODS)},
     steps=(100, 1_000),
-    seeds=3,
 )
 """ResNet-20 on digits of 16x16 pixels. The learning rate was chosen without compression: on seed 100, 0.02
 and 0.05 were equally good in 200 steps."""
@@ -142,7 +141,6 @@ TEXT = Task(
     warmup=40,
     weight_decay=0.1,
     threshold=1024,
-    seeds=4,
 )
 """A small transformer on the sources of Python's standard library. The learning rates were chosen without
 compression on seed 100, in trainings of 400 steps: AdamW's among 0.0015, 0.003 and 0.006, momentum's among
