@@ -34,6 +34,7 @@ def main(command_line: list[str] | None = None) -> int:
     about = {
         "machine": machine.description(),
         "versions": {**machine.versions(), **machine.versions_of(*LIBRARIES)},
+        "keep_windows": args.keep_windows,
     }
     cells: list[dict[str, Any]] = []
     try:
@@ -61,8 +62,10 @@ def main(command_line: list[str] | None = None) -> int:
 
 def _same(raw: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
     for what, now in about.items():
-        if raw[what] != now:
-            raise ValueError(f"its {what} is {raw[what]}, and this one's {now}: write another file")
+        if raw.get(what) != now:
+            raise ValueError(
+                f"its {what} is {raw.get(what)}, and this one's {now}: write another file"
+            )
     return raw
 
 
@@ -83,7 +86,7 @@ def _measure(args: argparse.Namespace, hosts: int, link: str, rtt: str, size: in
                 "--methods",
                 *args.methods,
             ],
-            *("--rate", link, "--rtt", rtt),
+            *("--rate", link, "--rtt", rtt, *["--keep-windows"] * args.keep_windows),
         )
         return json.loads(out.read_text())
 
@@ -99,6 +102,7 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--hosts", type=positive, nargs="+", default=[2, 4, 8], metavar="N")
     add("--rate", type=_limit, nargs="+", default=["100mbit", "500mbit", "1gbit"], metavar="RATE")
     add("--rtt", nargs="+", default=["none", "40ms"], metavar="TIME")
+    add("--keep-windows", action="store_true", help="see python -m benchmarks.lab --help")
     add("--bytes", type=positive, nargs="+", default=[1 << 26], metavar="N",
         help="of the float32 tensor, a power of two; default: 64 MiB")  # fmt: skip
     add("--rounds", type=positive, default=3, help="of each method; default: 3")

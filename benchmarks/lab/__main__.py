@@ -43,7 +43,7 @@ def _inside(args: argparse.Namespace) -> int:
     # Horovod's runner is imported here: nothing may start a thread before the lab forks.
     from benchmarks.lab.job import Job, run
 
-    promised = Link(args.rate, args.rtt, args.loss)
+    promised = Link(args.rate, args.rtt, args.loss, args.keep_windows)
     hosts = build(args.hosts, promised)
     relay = None
     if promised.is_distant:
@@ -85,6 +85,8 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
         help="round trip between any two hosts: 40ms, 0.1s, ... or none (the default)")  # fmt: skip
     add("--loss", type=_reader(link.parse_loss), default="none", metavar="PERCENT",
         help="packets lost each way between any two hosts: 0.1%%, ... or none (the default)")  # fmt: skip
+    add("--keep-windows", action="store_true",
+        help="let TCP keep its windows during pauses (tcp_slow_start_after_idle 0)")  # fmt: skip
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS",
         help="how long ranks may continue after another one failed; default: 5")  # fmt: skip
     add("--patient", action="store_true",

@@ -45,11 +45,20 @@ class Loss:
 
 @dataclass(frozen=True)
 class Link:
-    """The properties of every host's link to the others."""
+    """The properties of every host's link to the others.
+
+    Attributes:
+        rate: the rate of each end of a cable.
+        rtt: the round trip between two hosts.
+        loss: the share of packets that are lost.
+        keeps_windows: whether TCP keeps a connection's window while nothing is sent; by default, it begins
+            slowly again after a pause.
+    """
 
     rate: Rate
     rtt: RoundTrip = RoundTrip("none", 0.0)
     loss: Loss = Loss("none", 0.0)
+    keeps_windows: bool = False
 
     @property
     def is_distant(self) -> bool:

@@ -74,8 +74,8 @@ def build(count: int, link: Link) -> list[Host]:
         there = ("dev", INTERFACE)
         command("ip", "-n", host.name, "address", "add", _with_prefix(host.address), *there)
         command("ip", "-n", host.name, "link", "set", INTERFACE, "up")
-        choose = f"echo {_congestion_control()} > {_SETTINGS}/tcp_congestion_control"
-        command("ip", "netns", "exec", host.name, "sh", "-c", choose)
+        _set(host, "tcp_congestion_control", _congestion_control())
+        _set(host, "tcp_slow_start_after_idle", "01"[not link.keeps_windows])
     limit(made, link)
     return made
 
@@ -97,6 +97,10 @@ def limit(on: list[Host], link: Link) -> None:
     if link.is_distant:
         for host in on:
             _give_buffers(host, link.socket_buffer)
+
+
+def _set(host: Host, name: str, value: str) -> None:
+    command("ip", "netns", "exec", host.name, "sh", "-c", f"echo {value} > {_SETTINGS}/{name}")
 
 
 def _give_buffers(host: Host, size: int) -> None:

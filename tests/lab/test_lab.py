@@ -184,3 +184,9 @@ def test_patient_ranks_sleep_where_they_would_yield():
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("stdout>:1") == 2
+
+
+@pytest.mark.parametrize(("options", "slowly"), [([], "1"), (["--keep-windows"], "0")])
+def test_how_tcp_begins_after_a_pause(options, slowly):
+    shown = machine.run(*options, "--", "cat", "/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+    assert re.findall(r"^\[\d+\]<stdout>:(\d)$", shown.stdout, re.MULTILINE) == [slowly] * 2
