@@ -107,7 +107,12 @@ TABLES: dict[str, Callable[[], Table]] = {
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
     "allreduce-eight": lambda: drawing.table(_allreduce("lab-allreduce-eight"), "none"),
+    "allreduce-large": lambda: drawing.table(_allreduce("lab-allreduce-large"), "none"),
     "allreduce-far": lambda: drawing.table(_allreduce(), "40ms"),
+    "allreduce-eight-far": lambda: drawing.table(_allreduce("lab-allreduce-eight-far"), "40ms"),
+    "allreduce-kept-windows": lambda: drawing.table(
+        _allreduce("lab-allreduce-kept-windows"), "40ms"
+    ),
     "allreduce-costs": lambda: drawing.costs(_allreduce()),
     "reduce-scatter": lab.reduce_scatter,
     "all-gather": lab.all_gather,
