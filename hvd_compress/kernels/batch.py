@@ -111,13 +111,7 @@ class SerialBatch(Batch):
         message: Any,
     ) -> None:
         """Encodes one entry after the other; arguments and errors are those of ``Batch.encode``."""
-        check_lengths(
-            len(self.arrays.sizes),
-            values=values,
-            residuals=residuals,
-            next_residuals=next_residuals,
-            steps=steps,
-        )
+        check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         check_message("message", message.shape[0], self.message_bytes)
         for entry, (number, begin) in zip(self.entries, self.arrays.places, strict=True):
             part = slice(begin, begin + math.prod(entry.shape))
@@ -150,7 +144,7 @@ class SerialBatch(Batch):
         word: Any | None = None,
     ) -> bool:
         """Decodes one entry after the other; arguments and errors are those of ``Batch.decode_sum``."""
-        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        check_lengths(len(self.arrays.sizes), values, steps=steps)
         check_message("rows", rows.shape[1], self.message_bytes)
         nonfinite = False
         for place, entry in enumerate(self.entries):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -208,10 +208,22 @@ def bits_of(tensor: Any) -> np.ndarray:
     return np.asarray(words, np.uint16)
 
 
-def check_lengths(count: int, **lists: Sequence[Any]) -> None:
-    """Raises ``ValueError`` unless every list has ``count`` items."""
-    for name, items in lists.items():
-        if len(items) != count:
+def check_lengths(
+    count: int,
+    values: Sequence[Any],
+    residuals: Sequence[Any] | None = None,
+    next_residuals: Sequence[Any] | None = None,
+    steps: Sequence[int] | None = None,
+) -> None:
+    """Raises ``ValueError`` unless every list that is given has ``count`` items."""
+    given = {
+        "values": values,
+        "residuals": residuals,
+        "next_residuals": next_residuals,
+        "steps": steps,
+    }
+    for name, items in given.items():
+        if items is not None and len(items) != count:
             raise ValueError(f"{name}: expected {count} items, got {len(items)}")
 
 
@@ -219,6 +231,19 @@ def check_message(what: str, got: int, least: int) -> None:
     """Raises ``PayloadError`` if a message is too short for its payloads."""
     if got < least:
         raise PayloadError(f"{what}: expected at least {least} bytes, got {got}")
+
+
+class TableEntry(Protocol):
+    """The properties of an entry that its row in a table holds."""
+
+    @property
+    def codec(self) -> Codec: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def feedback(self) -> ErrorFeedback: ...
+    @property
+    def noise(self) -> NoiseKey: ...
 
 
 class TensorTable:
@@ -230,6 +255,7 @@ class TensorTable:
     Args:
         sizes: the number of elements in each array.
         sources: each entry's array, by number, and the entry's first element in this array.
+        entries: the entries' codecs, shapes, error feedback and noise keys.
         places: each entry's offset in the message and its size, in bytes.
         bits: the number of bits in each entry's lanes, for integer sums.
         norms: each entry's first norm and number of norms, for integer sums.
@@ -239,10 +265,7 @@ class TensorTable:
         self,
         sizes: Sequence[int],
         sources: Sequence[tuple[int, int]],
-        codecs: Sequence[Codec],
-        shapes: Sequence[Shape],
-        feedbacks: Sequence[ErrorFeedback],
-        noises: Sequence[NoiseKey],
+        entries: Sequence[TableEntry],
         places: Sequence[tuple[int, int]],
         bits: Sequence[int] = (),
         norms: Sequence[tuple[int, int]] = (),
@@ -253,20 +276,20 @@ class TensorTable:
         self._sizes = list(sizes)
         self._arrays = np.array([array for array, _ in sources], np.intp)
         self._begins = np.array([begin for _, begin in sources], np.uint64)
-        self._enabled = np.array([feedback.enabled for feedback in feedbacks], bool)
-        self._residual_dtypes = [feedback.residual_dtype for feedback in feedbacks]
+        self._enabled = np.array([entry.feedback.enabled for entry in entries], bool)
+        self._residual_dtypes = [entry.feedback.residual_dtype for entry in entries]
         self._used = sorted(set(self._arrays.tolist()))
         self._fed = sorted(set(self._arrays[self._enabled].tolist()))
         self._unfed = sorted(set(self._used) - set(self._fed))
         self._values, self._dtypes = self._table["values"], self._table["dtype"]
         self._columns = self._table["residual"], self._table["next_residual"]
         self._steps, self._flags = self._table["noise"]["step"], self._table["flags"]
-        for place in range(self.size):
+        for place, entry in enumerate(entries):
             row = Tensor.from_address(self.pointer + place * _TENSOR.itemsize)
-            row.spec = _spec(codecs[place], shapes[place])
-            row.noise = noise_of(noises[place])
-            row.alpha, row.beta = feedbacks[place].alpha, feedbacks[place].beta
-            row.residual_dtype = DTYPES[feedbacks[place].residual_dtype]
+            row.spec = _spec(entry.codec, entry.shape)
+            row.noise = noise_of(entry.noise)
+            row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
+            row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
             row.offset, row.payload_bytes = places[place]
             if bits:
                 row.bits = bits[place]

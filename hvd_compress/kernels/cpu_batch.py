@@ -77,13 +77,7 @@ class CpuBatch(Batch):
         message: Any,
     ) -> None:
         """Encodes on the CPU; arguments are those of :meth:`.interface.Batch.encode`."""
-        check_lengths(
-            len(self.arrays.sizes),
-            values=values,
-            residuals=residuals,
-            next_residuals=next_residuals,
-            steps=steps,
-        )
+        check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         size = size_of(message)
         check_message("message", size, self.message_bytes)
         pointer = pointer_to("message", message, size, "uint8")
@@ -109,7 +103,7 @@ class CpuBatch(Batch):
         word: Any | None = None,
     ) -> bool:
         """Decodes on the CPU; arguments and errors are those of :meth:`.interface.Batch.decode_sum`."""
-        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        check_lengths(len(self.arrays.sizes), values, steps=steps)
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)
         pointer, stride = rows_of("rows", rows)
@@ -153,10 +147,7 @@ class CpuBatch(Batch):
         return TensorTable(
             self.arrays.sizes,
             [self.arrays.places[number] for number in self._native],
-            [entry.codec for entry in entries],
-            [entry.shape for entry in entries],
-            [entry.feedback for entry in entries],
-            [entry.noise for entry in entries],
+            entries,
             [(entry.offset, entry.end - entry.offset) for entry in entries],
         )
 

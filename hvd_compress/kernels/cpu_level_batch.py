@@ -102,7 +102,7 @@ class CpuLevelBatch:
             norms: the result, +Inf where a bucket is not finite; shape=(norm_count or more,), float32,
                 contiguous.
         """
-        check_lengths(len(self.entries), values=values, residuals=residuals)
+        check_lengths(len(self.entries), values, residuals)
         table = self._encoding
         table.set_values("values", values)
         table.set_residuals(residuals, residuals)
@@ -130,13 +130,7 @@ class CpuLevelBatch:
                 contiguous.
             message: the result; shape=(word_count or more,), int32, contiguous.
         """
-        check_lengths(
-            len(self.entries),
-            values=values,
-            residuals=residuals,
-            next_residuals=next_residuals,
-            steps=steps,
-        )
+        check_lengths(len(self.entries), values, residuals, next_residuals, steps)
         table = self._encoding
         table.set_values("values", values)
         table.set_residuals(residuals, next_residuals)
@@ -154,7 +148,7 @@ class CpuLevelBatch:
             message: the sum of all ranks' words; shape=(word_count or more,), int32, contiguous.
             scale: the factor of the sums, rounded to float32.
         """
-        check_lengths(len(self.entries), values=values)
+        check_lengths(len(self.entries), values)
         table = self._decoding
         table.set_values("values", values)
         arrays = self._norms(norms), self._words(message)
@@ -182,10 +176,7 @@ class CpuLevelBatch:
         return TensorTable(
             arrays.sizes,
             arrays.places,
-            [entry.codec for entry in entries],
-            [entry.shape for entry in entries],
-            [entry.feedback for entry in entries],
-            [entry.noise for entry in entries],
+            entries,
             [(4 * e.word_offset, 4 * (e.word_end - e.word_offset)) for e in entries],
             [entry.bits for entry in entries],
             [(entry.norm_offset, entry.norm_end - entry.norm_offset) for entry in entries],

@@ -98,13 +98,7 @@ class CudaBatch(Batch):
 
         ``message`` must be aligned to 16 bytes.
         """
-        check_lengths(
-            len(self.arrays.sizes),
-            values=values,
-            residuals=residuals,
-            next_residuals=next_residuals,
-            steps=steps,
-        )
+        check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         devices = DeviceArrays(self._kernels.device_type, message)
         pointer = devices.pointer("message", message, message.numel(), "uint8")
         check_message("message", message.numel(), self.message_bytes)
@@ -143,7 +137,7 @@ class CudaBatch(Batch):
             PayloadError: rows are too short; for altered payloads, ``CudaKernels.check`` raises what
                 :meth:`explain` makes.
         """
-        check_lengths(len(self.arrays.sizes), values=values, steps=steps)
+        check_lengths(len(self.arrays.sizes), values, steps=steps)
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)
         if ranks > MAX_PAYLOADS:

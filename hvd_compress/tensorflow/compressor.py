@@ -42,7 +42,7 @@ from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, is_outer
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
-from hvd_compress.tensorflow.reduction import asked_for
+from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, source_of
 from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inheritance
@@ -234,8 +234,9 @@ class Compressor(tf.Module, HorovodCompressor):
             self._expect(ctx.beginning)
             return tf.cast(self._ops.hvdc_returned(tensor, self._ledger), ctx.dtype)
         bucket = ctx.bucket
-        asked = asked_for(tensor.op, bucket.slots[ctx.member], self._collectives.process_set)
-        bucket.scales[ctx.member] = asked.scale(self._size)
+        bucket.scales[ctx.member] = scale_of(
+            tensor.op, bucket.slots[ctx.member], self._collectives.process_set, self._size
+        )
         self._expect(ctx.beginning)
         # TensorFlow runs what a result depends on. Of what Horovod makes of the token nothing does, so that
         # its sum is left out.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,33 +10,14 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.slots import Slot
 
 
-@dataclass(frozen=True)
-class Asked:
-    """An average or a sum.
-
-    Attributes:
-        operation: ``hvd.Average`` or ``hvd.Sum``.
-        prescale: the factor on each rank's gradient.
-        postscale: the factor on the result.
-    """
-
-    operation: Any
-    prescale: float
-    postscale: float
-
-    def scale(self, ranks: int) -> float:
-        """The factor by which to multiply the sum of the gradients of ``ranks`` ranks."""
-        factors = self.prescale * self.postscale
-        return factors / ranks if self.operation == hvd.Average else factors
-
-
-def asked_for(reduction: Any, slot: Slot, process_set: Any) -> Asked:
-    """The reduction that Horovod performs on a gradient.
+def scale_of(reduction: Any, slot: Slot, process_set: Any, ranks: int) -> float:
+    """The factor by which Horovod's reduction multiplies the sum of the ranks' gradients.
 
     Args:
         reduction: the operation that Horovod traced.
         slot: the slot of the gradient.
         process_set: the compressor's process set.
+        ranks: the number of ranks in it.
 
     Raises:
         ExchangeError: the operation is not possible on compressed gradients, or has another process set.
@@ -58,7 +38,5 @@ def asked_for(reduction: Any, slot: Slot, process_set: Any) -> Asked:
             f"{slot.label}: expected the compressor's process set {expected}, got "
             f"{number}: pass the same process_set to both"
         )
-    prescale, postscale = (
-        reduction.get_attr(name) for name in ("prescale_factor", "postscale_factor")
-    )
-    return Asked(operation, prescale, postscale)
+    factors: float = reduction.get_attr("prescale_factor") * reduction.get_attr("postscale_factor")
+    return factors / ranks if operation == hvd.Average else factors
