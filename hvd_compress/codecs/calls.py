@@ -55,7 +55,7 @@ def check_call(
 
 
 def check_options(name: str, made: type, options: Mapping[str, Any]) -> None:
-    """Raises ``TypeError`` where a keyword is none of those of what is made only later.
+    """Raises ``TypeError`` for a keyword that a class does not take, before an instance is made.
 
     Args:
         name: the name of the callable, for the message.

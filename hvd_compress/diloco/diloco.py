@@ -83,7 +83,7 @@ class DiLoCo(RebindingDiLoCo):
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y". Without a manager, the other ranks
-            raise an :class:`ExchangeError`, unless it is ``mesh``, or a model that does not fit it.
+            raise an :class:`ExchangeError`, unless ``mesh`` is wrong, or the model does not fit it.
         ExchangeError: there is no process group, or this rank is not in it.
     """
 

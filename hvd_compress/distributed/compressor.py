@@ -315,7 +315,7 @@ class Compressor(RebindingCompressor):
             if error is None:
                 norms.arrived, norms.values = share, rows.view(-1)
 
-        # A rank that is lost is told of by the next exchange.
+        # If a rank is lost, the next exchange reports it.
         with contextlib.suppress(RuntimeError):
             rows, work = norms.ranks.all_gather(own)
             norms.ranks.when_over(work, keep)

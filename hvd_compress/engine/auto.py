@@ -212,7 +212,7 @@ class Planning(CompressorBase, ABC):
             return
         undecided = not planner.settled
         if undecided and self._wait_for_device is not None:
-            self._wait_for_device()  # The host is ahead of the device, and has no time of a step.
+            self._wait_for_device()  # The host runs ahead; without this, it times nothing.
         seconds = None if self._mark is None else time.perf_counter() - self._mark
         if planner.end_step(seconds):
             self._apply(planner.plan)

@@ -544,7 +544,7 @@ class Batch:
                     self.write_flags(tail[layout.flags - layout.end :])
             return message
 
-        # What an owner encodes after what it has decoded is not counted again.
+        # Only the first encoding counts, not an owner's later encoding of averages.
         self.encoded = self.encoded or layout.elements
         with self.encoding():
             return self.guard(work, layout.size)

@@ -18,7 +18,7 @@ from hvd_compress.codecs.base import Shape, round_up
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 
 ALIGNMENT = 16
-"""The bytes of which message lengths are multiples: gathers of other lengths are slow with NCCL."""
+"""Message lengths are multiples of this number of bytes: gathers of other lengths are slow with NCCL."""
 
 USED, CHANGED = 1, 2
 """The values of a member's flag, besides 0 for a parameter that the sender did not use. USED: the sender

@@ -13,9 +13,9 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape, as_matrix, round_up
 
 GRAIN = 1024
-"""The number of elements of which the begin of every shard is a multiple: 16 tiles of 64, so that a shard's
-scales and header are small compared to its codes. If rows or columns must stay whole, the grain is instead
-the smallest multiple of a row's elements that is not below this number."""
+"""Every shard begins at a multiple of this number of elements: 16 tiles of 64, so that a shard's scales and
+header are small compared to its codes. If rows or columns must stay whole, the grain is instead the
+smallest multiple of a row's elements that is not below this number."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shards:
 
     @property
     def grain(self) -> int:
-        """The number of elements of which the begin of every shard is a multiple."""
+        """The grain: every shard begins at a multiple of this number of elements."""
         return round_up(GRAIN, self.row)
 
     def shape(self, length: int) -> Shape:

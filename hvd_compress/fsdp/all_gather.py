@@ -150,7 +150,7 @@ class _Collectives(EncodedCollectives):
 
         Raises:
             ExchangeError: another rank has failed, or the ranks gather different modules.
-            Exception: the own error of this rank, of which the others hear in this gather.
+            Exception: this rank's own error; the other ranks learn of it in this gather.
         """
         self._kernels.order(own)
         self.exchanges += 1

@@ -37,7 +37,7 @@ from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a step on the ranks of a replica; each field holds if it does on one of them.
+    """The outcome of a step on the ranks of a replica; a field is true if it is true on one of these ranks.
 
     Attributes:
         dropped: an Inf or a NaN drops it.

@@ -177,7 +177,7 @@ class Shared:
 
 
 def shared(model: torch.nn.Module, owner: str, collective: str) -> list[Shared]:
-    """The modules of which a collective can be replaced; on a mesh with replicas as well.
+    """The modules in which a collective can be replaced; the mesh may have replicas as well.
 
     Args:
         model: a model, or a part of one.

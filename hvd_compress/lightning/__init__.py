@@ -1,8 +1,8 @@
 """Compressors in Lightning's ``Trainer``, by a callback.
 
-Lightning's ``DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`` takes a compressor as well, but registers
-hooks on CUDA devices alone, and on the CPU says nothing about it; and its checkpoints know of no state of a
-rank's own.
+Lightning's ``DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`` takes a compressor as well. But it
+registers hooks on CUDA devices only, and gives no message when it leaves them out on the CPU; and its
+checkpoints do not contain state that differs between ranks, such as the compressor's.
 """
 
 from __future__ import annotations

@@ -321,8 +321,8 @@ class EncodedCollectives:
     ) -> Batch:
         """The kernels for parts of the same shape, whose payloads follow each other in a message.
 
-        They are kept: errors of a device, which a later exchange raises, are explained by the batch that
-        has met them, which has to know what it decodes, and from which rank on.
+        They are kept: if a device reports an error of this exchange in a later one, the batch that met the
+        error explains it, and has to know what it decodes, and the rank of its first payload.
         """
         shape = tuple(parts[0].shape)
         key = codec, shape, len(parts), parts[0].device, content, first

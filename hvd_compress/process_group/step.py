@@ -130,8 +130,9 @@ class Step:
             may wait for the other ranks; or None.
         settled: a function that is called once with all buckets, when all results have arrived and
             residuals are settled; or None.
-        anywhere: a function that takes whether this rank's exchanges drop the step, and returns whether any
-            rank drops the step that has to drop it together with this one; None is this rank alone.
+        anywhere: a function for ranks that have to drop the same steps as this one: takes whether this
+            rank's exchanges drop the step, and returns whether those of any of these ranks do; None means
+            that there are no such ranks.
 
     Attributes:
         refusal: the error of the first bucket that was refused, or None.

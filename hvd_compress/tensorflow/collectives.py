@@ -149,8 +149,8 @@ def called(name: str, process_set: Any) -> dict[str, Any]:
         process_set: the ranks.
     """
     return {
-        # hvd.elastic.run takes an error of TensorFlow's for Horovod's by this word in it. Of any other one
-        # it says nothing, and training ends as if it were complete.
+        # hvd.elastic.run recognizes errors that TensorFlow reports for Horovod by this word. It does not
+        # report any other error, and training ends as if it were complete.
         "name": f"{name}.HorovodAllreduce",
         "ignore_name_scope": True,
         "process_set": process_set,

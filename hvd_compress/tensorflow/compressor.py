@@ -238,8 +238,8 @@ class Compressor(tf.Module, HorovodCompressor):
             tensor.op, bucket.slots[ctx.member], self._collectives.process_set, self._size
         )
         self._expect(ctx.beginning)
-        # TensorFlow runs what a result depends on. Of what Horovod makes of the token nothing does, so that
-        # its sum is left out.
+        # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
+        # token, so that TensorFlow leaves its sum out.
         decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
         with tf.control_dependencies(decoded):
             result = self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)

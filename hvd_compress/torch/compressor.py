@@ -216,8 +216,8 @@ class Compressor(CompressorBase, HorovodCompressor):
         counters, size = self.counters, self._collectives.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         self._exchanged[slot] = None
-        # Horovod goes on to exchange a parameter that is frozen later. Zeros must not take a residual
-        # along; others are gradients from before.
+        # Horovod still exchanges a parameter that is frozen later. Zeros must not take a residual along;
+        # other values are gradients from before the freeze.
         idle = not slot.parameter.requires_grad and slot.frozen and not bool(tensor.any())
         encoded = not self._goes_uncompressed(slot)
         if encoded:

@@ -225,8 +225,8 @@ class Step:
                 altered = altered and isinstance(error, PayloadError) and content.error is None
         self._encoded = False
         if errors:
-            # All ranks find the error but where a payload was altered in transit. Where this rank could not
-            # even send zeros, as without memory, the others wait for its message and come to no barrier.
+            # All ranks find the error, unless a payload was altered in transit. If this rank could not even
+            # send zeros, for lack of memory, the others wait for its message and never reach a barrier.
             if not altered and sent:
                 self._barrier()
             raise errors[0]
