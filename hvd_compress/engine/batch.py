@@ -19,6 +19,7 @@ from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.residuals import (
     Columns,
     Factor,
+    FixedColumns,
     Holder,
     Pair,
     transpose,
@@ -549,14 +550,14 @@ class Batch:
         with self.encoding():
             return self.guard(work, layout.size)
 
-    def _again(self, role: str, holders: Sequence[Holder]) -> Columns | None:
+    def _again(self, role: str, holders: Sequence[Holder]) -> FixedColumns | None:
         """The columns of the last exchange, if it had these residuals for the same purpose."""
         encoder = self._encoder
         return encoder.last.columns_again((self.plan, role), holders, encoder.loss_scale)
 
     def _take_up(
-        self, role: str, holders: Sequence[Holder], columns: Columns | None = None
-    ) -> Columns:
+        self, role: str, holders: Sequence[Holder], columns: FixedColumns | None = None
+    ) -> FixedColumns:
         """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
         dtypes = self.plan.residual_dtypes if self._encoded else [None] * len(holders)
         if columns is None and self._encoded:

@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.exchanges.layout import OwnedPart
+from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.errors import ExchangeError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 Columns = tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]
 """The residuals of a bucket's gradients, and the arrays for the next ones; None without feedback."""
+
+FixedColumns = tuple[FixedArrays, FixedArrays]
+"""The same, with addresses that are known."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -330,7 +334,7 @@ class LastExchange:
     def __init__(self) -> None:
         self._changes: list[Changes] = []
         self._replaced = False
-        self.columns: dict[tuple[object, str], Columns] = {}
+        self.columns: dict[tuple[object, str], FixedColumns] = {}
         self._former = self.columns
 
     def __iter__(self) -> Iterator[Changes]:
@@ -349,8 +353,10 @@ class LastExchange:
 
     def columns_again(
         self, key: tuple[object, str], holders: Sequence[Holder], loss_scale: float
-    ) -> Columns | None:
-        """The columns of the exchange before, whose arrays need no check; None if holders have others now.
+    ) -> FixedColumns | None:
+        """The columns of the exchange before, whose arrays need no check.
+
+        None if holders have others now, or if a script has moved some to other memory.
 
         Args:
             key: the plan and the role of the holders.
@@ -359,6 +365,8 @@ class LastExchange:
         """
         columns = self._former.get(key)
         if columns is None or {holder.residual_scale for holder in holders} != {loss_scale}:
+            return None
+        if not (columns[0].unmoved() and columns[1].unmoved()):
             return None
         now = [holder.residual for holder in holders]
         following = [holder.next_residual for holder in holders]

@@ -57,7 +57,8 @@ class Addresses(NamedTuple):
 class FixedArrays(tuple[Any, ...]):
     """Arrays of several calls that stay where they are in memory: only the first call checks them.
 
-    Nothing may change the place, the size, the strides or the dtype of an array that is in here.
+    Nothing may change the place, the size, the strides or the dtype of an array that is in here. Scripts
+    can move what they can reach, such as residuals, as ``share_memory_()`` does: see :meth:`unmoved`.
 
     Attributes:
         checked: the sizes and the device of the check, and the addresses; None before the first call.
@@ -73,6 +74,13 @@ class FixedArrays(tuple[Any, ...]):
         self.copies: tuple[object, np.ndarray] | None = None
         self.fits: set[int] = set()
         self.streams: set[Any] = set()
+
+    def unmoved(self) -> bool:
+        """Whether the arrays, tensors or None, are where the check has found them."""
+        if self.checked is None:
+            return True
+        now = [0 if array is None else array.data_ptr() for array in self]
+        return now == self.checked[2].pointers.tolist()
 
     @classmethod
     def cut(cls, buffer: Any, sizes: Sequence[int]) -> FixedArrays:

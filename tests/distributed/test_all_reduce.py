@@ -44,6 +44,26 @@ def _reduce(
     return got
 
 
+@on_ranks(2, launcher="torchrun")
+def test_residuals_that_are_moved_in_memory() -> None:
+    """Handing a state to another process moves it to shared memory, and frees the memory it was in."""
+
+    def move(state: Any) -> None:
+        if isinstance(state, torch.Tensor):
+            state.share_memory_() if state.is_cpu else setattr(state, "data", state.data.clone())
+        elif isinstance(state, dict):
+            for one in state.values():
+                move(one)
+
+    for exchange in FLAT:
+        moved, left = _compressor(exchange), _compressor(exchange)
+        for step in range(6):
+            tensors = targets(SHAPES, dist.get_rank(), step)
+            assert_same_bits(_reduce(moved, tensors), _reduce(left, tensors))
+            if step in (1, 2, 4):
+                move(moved.state_dict())
+
+
 @on_ranks(4, launcher="torchrun")
 def test_every_codec_on_four_ranks() -> None:
     """The contract tries up to three ranks, and four on two hosts."""
