@@ -20,7 +20,7 @@ from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
-from hvd_compress.process_group.agreement import Comparison
+from hvd_compress.process_group.agreement import Comparison, line_of, make_line
 from hvd_compress.process_group.collectives import Over
 from hvd_compress.process_group.device_collectives import meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
@@ -171,6 +171,9 @@ class Compressor(RebindingCompressor):
                 tensors = [writable(one) for one in tensors]
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op), "part of": numbers}
+                settings["numbers of keys"] = [
+                    slot.index for slot in slots
+                ]  # Owners depend on them.
                 bucket = Bucket(tensors, self._device, scale)
                 self._begin_encoding()
                 self._collectives.begin_step()
@@ -336,8 +339,11 @@ class Compressor(RebindingCompressor):
         """Connects the ranks for calls with tensors on a device; None for a call without a tensor."""
         if self._comparisons is None:
             self._connect(device or meeting_place(self._process_group))
-            self._comparisons = Line(self._collectives)
+            self._comparisons = line_of(self._collectives) or Line(self._collectives)
             return
+        self._comparisons = (
+            line_of(self._collectives) or self._comparisons
+        )  # Of other compressors, too.
         unused = self._made_launcher is None and not self._keys.slots
         if unused and device is not None and device != self._device:
             self._connect(device)  # Earlier calls have failed, perhaps without a tensor.
@@ -352,7 +358,7 @@ class Compressor(RebindingCompressor):
                 slot.route = slot.route.among(self._size)
 
     def _make_launcher(self) -> Launcher:
-        # The other group has the line of the comparisons.
+        self._comparisons = make_line(self._collectives)
         return Launcher(self._collectives.among(range(self._size)), self._group)
 
     def _busy(self) -> bool:

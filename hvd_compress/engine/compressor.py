@@ -440,7 +440,7 @@ class CompressorBase:
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         """The configuration that ranks compare: settings, and the dtype, shape, route and step of slots."""
         tensors = {
-            slot.name: f"{self._format_of(slot).text}, step {slot.step}"
+            slot.name: f"{self._format_of(slot).text}, step {slot.step}{self._warmup_of(slot)}"
             for slot in (self._slots if slots is None else slots)
         }
         return {
@@ -453,6 +453,11 @@ class CompressorBase:
             # With some slots only, others may be in exchanges, and ranks learn lengths at different times.
             **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),
         }
+
+    def _warmup_of(self, slot: Slot) -> str:
+        """The warm-up steps that are over, as text; ranks that differ would not end it together."""
+        over = min(slot.exchanges, self._warmup_steps)
+        return f", {over} of {self._warmup_steps} warm-up steps over" if self._warmup_steps else ""
 
     def _format_of(self, slot: Slot) -> _Format:
         """The format of a slot's gradients; described again only after a change."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hvd_compress.process_group.collectives import Collectives, Over, contents, message
 from hvd_compress.process_group.launcher import Line
@@ -108,6 +110,32 @@ class Comparison:
     def _end(self, error: Exception | None) -> None:
         self._over(error)
         self._told.end(error)
+
+
+_lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = weakref.WeakKeyDictionary()
+"""The line of the comparisons among the ranks of a process group, by this group."""
+
+
+def line_of(collectives: Collectives) -> Line | None:
+    """The line that :func:`make_line` has made in a group of its own among the same ranks, or None."""
+    return _lines.get(collectives.group) if type(collectives) is Collectives else None
+
+
+def make_line(collectives: Collectives) -> Line:
+    """Makes the line for all comparisons among some ranks, in a process group of its own.
+
+    The thread of the process group starts comparisons that had to wait for their turn. In the script's own
+    group, they would get between its collectives, at a place that depends on time. On devices, the caller's
+    thread starts them, so that they stay in the given group.
+
+    Every rank calls it; waits for the other ranks. Later calls return the same line.
+    """
+    made = line_of(collectives)
+    if made is None:
+        made = Line(collectives.among(range(collectives.size)))
+        if type(collectives) is Collectives:
+            _lines[collectives.group] = made
+    return made
 
 
 def _serialize(configuration: dict[str, Any]) -> bytes:

@@ -156,7 +156,7 @@ class Collectives:
         """
         # Not a variable: where it is over, an error in what is called keeps this frame in its traceback.
         call = [functools.partial(_tell, over)]
-        hold(work, call[0], self._ranks())
+        hold(work, call[0], self.group)
         work.get_future().add_done_callback(call.pop())
 
     def lags(self, last: bool) -> bool:
@@ -187,7 +187,7 @@ class Collectives:
 
         Ranks that wait for this rank then get an error before their timeout.
         """
-        close(self._ranks())
+        close(self.group)
 
     def behind(self) -> AbstractContextManager[None]:
         """A context for work that follows a step's collectives, such as the calls of ``over``."""
@@ -197,7 +197,9 @@ class Collectives:
         """Called before the first work of a step, which has to follow the work of earlier steps."""
         return
 
-    def _ranks(self) -> dist.ProcessGroup:
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of the ranks."""
         group = self._group or dist.group.WORLD
         assert group is not None
         return group
@@ -205,7 +207,7 @@ class Collectives:
     def _timeout(self) -> datetime.timedelta | None:
         """The timeout of this group's collectives; PyTorch would give a new group its default timeout."""
         try:
-            return self._ranks()._get_backend(self.device).options._timeout
+            return self.group._get_backend(self.device).options._timeout
         except (AttributeError, RuntimeError):
             return None  # A backend without.
 

@@ -52,6 +52,23 @@ def test_a_rank_that_forgot_its_state() -> None:
 
 
 @on_ranks(2, launcher="torchrun", alone=True)
+def test_a_rank_that_forgot_its_warmup() -> None:
+    ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), warmup_steps=4)
+    for step in range(3):
+        exchange(ddp, targets(SHAPES, dist.get_rank(), step))
+
+    def resumed(ddp: DistributedDataParallel) -> hvdc.Compressor:
+        made = hvdc.Compressor(ddp, OneBit(), threshold=0, warmup_steps=4)
+        if dist.get_rank() == 0:
+            made.load_state_dict(compressor.state_dict())
+        return made
+
+    _raises_in_first_step(
+        resumed, r"3 of 4 warm-up steps.* on rank 0, .*0 of 4 warm-up .* on rank 1"
+    )
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
 def test_a_codec_that_was_changed_on_one_rank() -> None:
     """Buckets before that of the change are sent as before. Where all ranks change it, they go on."""
     ddp, compressor = distributed(

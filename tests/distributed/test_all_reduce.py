@@ -44,6 +44,29 @@ def _reduce(
     return got
 
 
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_calls_in_progress_beside_other_collectives() -> None:
+    """The comparison of a call that waits for its turn does not get between the script's collectives."""
+    rank = dist.get_rank()
+    made = [hvdc.Compressor(Int8(), threshold=0) for _ in range(2)]
+    for compressor in made:
+        for key in "ab":
+            hvdc.all_reduce(torch.ones(100), compressor, key=key)
+    time.sleep(0.5 * rank)
+    works = []
+    for key in "ab":
+        for compressor in made:
+            mine = torch.full((100,), float(rank))
+            works.append((mine, hvdc.all_reduce(mine, compressor, key=key, async_op=True)))
+            time.sleep(0.1 * rank)
+    own = torch.full((1,), float(rank))
+    dist.all_reduce(own)
+    assert own.item() == 1
+    for mine, work in works:
+        work.wait()
+        torch.testing.assert_close(mine, torch.full((100,), 0.5))
+
+
 @on_ranks(2, launcher="torchrun")
 def test_residuals_that_are_moved_in_memory() -> None:
     """Handing a state to another process moves it to shared memory, and frees the memory it was in."""
@@ -523,6 +546,16 @@ def test_a_key_whose_first_call_failed_on_one_rank() -> None:
     tensors = compressor.state_dict()["tensors"]
     assert list(tensors) == ["before", "t"]
     assert all(one["residual"] is not None and one["step"] == 1 for one in tensors.values())
+
+
+@on_ranks(4, launcher="torchrun", alone=True)
+def test_keys_that_only_some_ranks_have_counted() -> None:
+    """Owners of parts depend on the numbers of keys: with others, averages would be of different parts."""
+    compressor = hvdc.Compressor(Int8(), threshold=0)
+    with pytest.raises((TypeError, hvdc.ExchangeError)):
+        hvdc.all_reduce(None if dist.get_rank() == 1 else torch.ones(4096), compressor, key="a")  # type: ignore[arg-type]
+    with pytest.raises(hvdc.ExchangeError, match="numbers of keys"):
+        hvdc.all_reduce(torch.ones(4096), compressor, key="b")
 
 
 def _out_of_memory(*arguments: Any) -> None:

@@ -77,6 +77,23 @@ def test_a_rank_that_forgot_its_state() -> None:
 
 
 @on_ranks(2, alone=True)
+def test_a_rank_that_forgot_its_warmup() -> None:
+    model = Probe(SHAPES)
+    compressor = hvdc.OneBit(model, threshold=0, warmup_steps=4)
+    optimizer = distributed(model, compressor)
+    for step in range(3):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    resumed = hvdc.OneBit(model, threshold=0, warmup_steps=4, name="resumed")
+    if hvd.rank() == 0:
+        resumed.load_state_dict(compressor.state_dict())
+    optimizer._compression = resumed
+    with pytest.raises(
+        hvdc.ExchangeError, match=r"3 of 4 warm-up .* rank 0, .*0 of 4 warm-up .* rank 1"
+    ):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 3))
+
+
+@on_ranks(2, alone=True)
 def test_a_rank_that_was_replaced_without_its_state() -> None:
     """The others have long agreed; the new one asks them to compare."""
     model = Probe(SHAPES)
